@@ -1,0 +1,55 @@
+# Every target sets up what it needs by itself: a virtual environment in the checkout, made from
+# exact versions, and made again only when the lock changes.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+LOCK := requirements/dev.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format demo bench features interop lock clean
+
+help: ## What there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+setup: $(READY) ## Make the virtual environment (the other targets do it when needed)
+
+$(READY): $(LOCK) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "OrbitMQ needs Python 3.11 or newer; set PYTHON=... to name it" >&2; exit 1; }
+	@echo "Setting up $(VENV) (once; about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test: $(READY) ## Everything that CI checks, on real files, processes and sockets
+	@$(BIN)/python -m pytest --ignore=tests/interop $(ARGS)
+
+lint: $(READY) ## Format, lint, types, layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(READY) ## Apply the formatter and the safe fixes
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+demo: $(READY) ## See it work
+	@$(BIN)/python -m benchmarks.demo $(ARGS)
+
+bench: $(READY) ## Measure against floors and peers; QUICK=1 ends within 3 minutes
+	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
+
+features: $(READY) ## Which capabilities are proven by a passing test
+	@$(BIN)/python -m tools.features $(ARGS)
+
+interop: $(READY) ## Against Apache RocketMQ itself; needs Java and Maven Central
+	@$(BIN)/python -m pytest tests/interop $(ARGS)
+
+lock: $(READY) ## Resolve the dependencies anew
+	@$(BIN)/python -m tools.lock
+
+clean: ## Remove what the targets made
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .pytest_cache
