@@ -1,0 +1,27 @@
+"""Which messages a subscription selects: by tag, or by a SQL92 condition on properties.
+
+Importing this needs nothing beyond the base install; the SQL parser is loaded with the first
+SQL92 subscription.
+"""
+
+from orbitmq.filter.errors import IncomparableValues, InvalidFilter
+from orbitmq.filter.subscription import (
+    SQL92,
+    TAG,
+    MessageFilter,
+    UnknownFilterType,
+    compile_filter,
+)
+from orbitmq.filter.tags import TagFilter, parse_tags
+
+__all__ = [
+    "SQL92",
+    "TAG",
+    "IncomparableValues",
+    "InvalidFilter",
+    "MessageFilter",
+    "TagFilter",
+    "UnknownFilterType",
+    "compile_filter",
+    "parse_tags",
+]
