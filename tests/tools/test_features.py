@@ -1,0 +1,273 @@
+"""`make features` on small projects made for each test, through real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tools.features import read_rows
+
+ROOT = Path(__file__).parent.parent.parent
+
+PAGE = """\
+# What works
+
+## Seeds
+
+### Groups
+
+| id | what works |
+|---|---|
+| A1 | One |
+| A2 | Two |
+
+### Pulling
+
+| id | what works |
+|---|---|
+| B1 | Three |
+| B2 | Four |
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "features.md").write_text(PAGE)
+    (tmp_path / "tests" / "interop").mkdir(parents=True)
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = --strict-markers -p no:cacheprovider\n"
+    )
+    return tmp_path
+
+
+def write_tests(project: Path, name: str, body: str) -> None:
+    (project / "tests" / name).write_text("import pytest\n\n" + body)
+
+
+def features(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tools.features", f"--root={project}", *options],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        timeout=60,
+    )
+
+
+def last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    return ended.stdout.rstrip("\n").split("\n")[-1]
+
+
+def table_row(ended: subprocess.CompletedProcess[str], section: str) -> list[str]:
+    [line] = [line for line in ended.stdout.splitlines() if f" {section} " in line]
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_a_row_is_proven_by_a_passing_test_that_names_it(project: Path) -> None:
+    write_tests(
+        project,
+        "test_some.py",
+        """
+@pytest.mark.feature("A1")
+@pytest.mark.feature("B2")
+def test_passes(): pass
+
+@pytest.mark.feature("A2")
+@pytest.mark.skip
+def test_is_skipped(): pass
+
+@pytest.mark.feature("B1")
+@pytest.mark.xfail
+def test_is_known_to_fail(): assert False
+
+def test_names_nothing(): assert False, "and so is not run"
+""",
+    )
+
+    ended = features(project)
+
+    assert last_line(ended) == "features: 2 of 4 proven"
+    assert ended.returncode == 0
+    assert table_row(ended, "Groups") == ["Groups", "1 of 2", "", "", "A2"]
+    assert table_row(ended, "Pulling") == ["Pulling", "1 of 2", "", "", "B1"]
+
+
+def test_a_failing_test_takes_its_row_away_and_is_named(project: Path) -> None:
+    write_tests(
+        project,
+        "test_some.py",
+        """
+@pytest.mark.feature("A1")
+@pytest.mark.parametrize("n", [1, 2])
+def test_half(n): assert n == 1
+
+@pytest.mark.feature("A2")
+def test_whole(): pass
+
+@pytest.fixture
+def leaky():
+    yield
+    assert False
+
+@pytest.mark.feature("B1")
+def test_tears_down_badly(leaky): pass
+
+@pytest.mark.feature("B2")
+def test_sets_up_badly(nowhere): pass
+""",
+    )
+
+    ended = features(project)
+
+    assert last_line(ended) == "features: 1 of 4 proven"
+    assert ended.returncode == 1
+    assert "A1 fails in tests/test_some.py::test_half[2]" in ended.stdout
+    assert "A1 fails in tests/test_some.py::test_half[1]" not in ended.stdout
+    assert table_row(ended, "Groups") == ["Groups", "1 of 2", "A1", "", ""]
+    assert table_row(ended, "Pulling") == ["Pulling", "0 of 2", "B1 B2", "", ""]
+
+
+def test_a_mark_that_names_no_row_is_an_error(project: Path) -> None:
+    write_tests(project, "test_some.py", '@pytest.mark.feature("Z9")\ndef test_passes(): pass\n')
+
+    ended = features(project)
+
+    assert last_line(ended) == "features: 0 of 4 proven"
+    assert ended.returncode == 1
+    assert "tests/test_some.py::test_passes names 'Z9'" in ended.stdout
+
+
+def test_a_file_that_cannot_be_imported_is_an_error_and_the_others_count(project: Path) -> None:
+    write_tests(project, "test_broken.py", "import nowhere_to_be_found\n")
+    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
+
+    ended = features(project)
+
+    assert last_line(ended) == "features: 1 of 4 proven"
+    assert ended.returncode == 1
+    assert "tests/test_broken.py cannot be imported" in ended.stdout
+
+
+def test_interop_tests_count_only_when_asked_for(project: Path) -> None:
+    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
+    write_tests(
+        project,
+        "interop/test_java.py",
+        '@pytest.mark.interop\n@pytest.mark.feature("B1")\ndef test_java(): pass\n',
+    )
+
+    before = features(project)
+    with_interop = features(project, "--interop")
+    after = features(project)
+
+    assert last_line(before) == "features: 1 of 4 proven"
+    assert table_row(before, "Pulling") == ["Pulling", "0 of 2", "", "", "B1 B2"]
+    assert last_line(with_interop) == "features: 2 of 4 proven"
+    assert table_row(with_interop, "Pulling") == ["Pulling", "1 of 2", "", "", "B2"]
+    assert last_line(after) == "features: 1 of 4 proven"
+    assert table_row(after, "Pulling") == ["Pulling", "0 of 2", "", "B1", "B2"]
+
+
+def test_the_last_results_are_shown_without_running_anything(project: Path) -> None:
+    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
+    ran = features(project)
+    (project / "tests" / "test_some.py").unlink()
+
+    shown = features(project, "--last")
+
+    assert last_line(shown) == last_line(ran) == "features: 1 of 4 proven"
+    assert shown.returncode == 0
+    assert json.loads((project / "build" / "features.json").read_text()) == {
+        "broken": [],
+        "tests": {"tests/test_some.py::test_passes": {"ids": ["A1"], "outcome": "passed"}},
+    }
+
+
+def test_without_last_results_it_says_what_to_run(project: Path) -> None:
+    ended = features(project, "--last")
+
+    assert ended.returncode == 2
+    assert "run `make features`" in ended.stderr
+
+
+def test_no_marked_test_at_all_is_no_error(project: Path) -> None:
+    ended = features(project)
+
+    assert last_line(ended) == "features: 0 of 4 proven"
+    assert ended.returncode == 0
+
+
+def test_a_run_that_breaks_off_proves_nothing(project: Path) -> None:
+    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
+    features(project)
+    write_tests(project, "conftest.py", "raise SystemExit('gone')\n")
+
+    ended = features(project)
+
+    assert ended.returncode != 0
+    assert "features: 1 of 4" not in ended.stdout
+    assert features(project, "--last").returncode == 2
+
+
+def test_several_processes_report_to_one(project: Path) -> None:
+    write_tests(
+        project,
+        "test_some.py",
+        "\n".join(f'@pytest.mark.feature("A{n}")\ndef test_{n}(): pass\n' for n in (1, 2)),
+    )
+
+    ended = features(project, "-n", "2")
+
+    assert last_line(ended) == "features: 2 of 4 proven"
+    assert ended.returncode == 0
+
+
+def test_a_row_that_stands_twice_in_the_page_is_refused(project: Path) -> None:
+    page = project / "docs" / "features.md"
+    page.write_text(page.read_text() + "| A1 | Once more |\n")
+
+    ended = features(project, "--last")
+
+    assert ended.returncode == 1
+    assert "two rows A1" in ended.stderr
+
+
+def test_a_run_interrupted_half_way_proves_nothing(project: Path) -> None:
+    write_tests(
+        project,
+        "test_some.py",
+        """
+import os
+
+@pytest.mark.feature("A1")
+def test_passes(): pass
+
+@pytest.mark.feature("A2")
+def test_dies(): os._exit(1)
+""",
+    )
+
+    ended = features(project)
+
+    assert ended.returncode == 1
+    assert "pytest broke off" in ended.stderr
+    assert not (project / "build" / "features.json").exists()
+
+
+def test_the_projects_own_page_has_its_153_rows() -> None:
+    rows = read_rows(ROOT / "docs" / "features.md")
+
+    letters = Counter(row_id[0] for row_id in rows)
+
+    assert "".join(letters) == "ABCDEFGHIJKLMNOP"
+    assert [letters[letter] for letter in "ABCDEFGHI"] == [19, 16, 4, 14, 11, 11, 12, 6, 8]
+    assert [letters[letter] for letter in "JKLMNOP"] == [7, 8, 7, 14, 4, 4, 8]
+    assert len(rows) == 101 + 52
