@@ -1,0 +1,76 @@
+"""Bytes on a connection to commands and back. No I/O, no clock, no threads.
+
+    reader = FrameReader()
+    for frame in reader.feed(received):
+        command = decode_command(frame)
+        if command.code == RequestCode.PULL_MESSAGE:
+            pull = command.header(PullMessageRequest)
+
+Headers and bodies are declared by family in `orbitmq.wire.headers` and `orbitmq.wire.bodies`.
+"""
+
+from orbitmq.wire.acl import Credentials, access_key_of, is_signed_by, sign
+from orbitmq.wire.bodies.base import Body, decode_body, encode_body
+from orbitmq.wire.bodies.registration import (
+    body_crc32,
+    compress_registration,
+    decompress_registration,
+)
+from orbitmq.wire.codes import Flag, Language, RequestCode, ResponseCode, Serialization
+from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
+from orbitmq.wire.errors import BodyError, EncodeError, FrameError, HeaderError, WireError
+from orbitmq.wire.frame import Bytes, Frame, FrameReader, encode_frame, frame_head, frame_pieces
+from orbitmq.wire.headers.base import Header
+from orbitmq.wire.headers.table import EXCHANGES, Exchange
+from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.templates import AnswerTemplate
+from orbitmq.wire.versions import OUR_VERSION, Gate, Release, ordinal_of, release_of
+
+__all__ = [  # noqa: RUF022  # grouped by subject
+    # Frames
+    "Bytes",
+    "Frame",
+    "FrameReader",
+    "WireLimits",
+    "encode_frame",
+    "frame_head",
+    "frame_pieces",
+    # Commands
+    "AnswerTemplate",
+    "Command",
+    "command_pieces",
+    "decode_command",
+    "encode_command",
+    # Headers and bodies
+    "Body",
+    "EXCHANGES",
+    "Exchange",
+    "Header",
+    "body_crc32",
+    "compress_registration",
+    "decode_body",
+    "decompress_registration",
+    "encode_body",
+    # Access
+    "Credentials",
+    "access_key_of",
+    "is_signed_by",
+    "sign",
+    # Numbers of the protocol
+    "Flag",
+    "Gate",
+    "Language",
+    "OUR_VERSION",
+    "Release",
+    "RequestCode",
+    "ResponseCode",
+    "Serialization",
+    "ordinal_of",
+    "release_of",
+    # Errors
+    "BodyError",
+    "EncodeError",
+    "FrameError",
+    "HeaderError",
+    "WireError",
+]

@@ -1,0 +1,348 @@
+"""A request or an answer: the unit in which peers talk.
+
+Decoding has two phases. The outer header, the same for all, is read at once; it says what the
+command is about. The fields of its own kind stay as they came until somebody asks for them as a
+typed header: many answers are understood by their code and opaque alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from orbitmq.wire.binary import pack_header, unpack_fields, unpack_header
+from orbitmq.wire.codes import Flag, Language, Serialization
+from orbitmq.wire.coerce import coerce
+from orbitmq.wire.errors import FrameError, HeaderError, WireError
+from orbitmq.wire.fastjson import Value, parse
+from orbitmq.wire.frame import Bytes, Frame, encode_frame, frame_pieces
+from orbitmq.wire.headers.base import (
+    LETTERED_CODES,
+    Header,
+    Int32,
+    decode_fields,
+    encode_fields,
+    json_decoder,
+    lettered,
+)
+from orbitmq.wire.jsontext import object_of_strings, quoted
+from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
+from orbitmq.wire.versions import OUR_VERSION
+
+H = TypeVar("H", bound=Header)
+
+# Plain values of what every command is asked for: the operators of `IntFlag` cost as much as
+# decoding a header.
+_RESPONSE = int(Flag.RESPONSE)
+_ONE_WAY = int(Flag.ONE_WAY)
+_JSON = Serialization.JSON
+_BINARY = Serialization.ROCKETMQ
+
+_set = msgspec.structs.force_setattr
+_NO_FIELDS: Mapping[str, str] = MappingProxyType({})
+
+
+class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A request, or the answer to one. Make them with `request` and `answer`."""
+
+    code: int
+    opaque: int
+    flag: int = 0
+    language: Language = Language.PYTHON
+    version: int = OUR_VERSION
+    remark: str | None = None
+    body: Bytes = b""
+    serialization: Serialization = _JSON
+    #: The fields as they came: JSON text, or a packed map. None when there were none.
+    _raw: Bytes | None = None
+    #: The fields as a map, once made.
+    _fields: Mapping[str, str] | None = None
+    #: What the peer may make us hold when the fields are unpacked.
+    _limits: WireLimits = DEFAULT_LIMITS
+
+    @classmethod
+    def request(
+        cls,
+        code: int,
+        header: Header | None = None,
+        *,
+        opaque: int,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        one_way: bool = False,
+        serialization: Serialization = _JSON,
+    ) -> Command:
+        """A request of ours; `extra` are fields beyond the header: credentials, zone."""
+        return cls(
+            code,
+            opaque,
+            flag=_ONE_WAY if one_way else 0,
+            body=body,
+            serialization=serialization,
+            _fields=_fields_of(header, extra, by_letters=code in LETTERED_CODES),
+        )
+
+    def answer(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        remark: str | None = None,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+    ) -> Command:
+        """The answer to this request, in the serialization that its sender reads."""
+        return Command(
+            code,
+            self.opaque,
+            flag=_RESPONSE,
+            remark=remark,
+            body=body,
+            serialization=self.serialization,
+            _fields=_fields_of(header, extra, by_letters=False),
+        )
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & _RESPONSE)
+
+    @property
+    def is_one_way(self) -> bool:
+        return bool(self.flag & _ONE_WAY)
+
+    def header(self, kind: type[H]) -> H:
+        """The fields as a typed header. Raises `HeaderError` when they do not fit it."""
+        by_letters = self.code in LETTERED_CODES and not self.flag & _RESPONSE
+        raw = self._raw
+        if raw is not None and self.serialization is _JSON:
+            try:
+                header: H = json_decoder(kind, by_letters)(raw)
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                pass
+            else:
+                return header
+        return decode_fields(lettered(kind) if by_letters else kind, self.ext_fields)
+
+    @property
+    def ext_fields(self) -> Mapping[str, str]:
+        """All fields as strings, in the order in which they came. Raises `HeaderError`."""
+        fields = self._fields
+        if fields is None:
+            if self._raw is None:
+                return _NO_FIELDS
+            fields = _unpacked(self._raw, self.serialization, self._limits)
+            _set(self, "_fields", fields)
+        return fields
+
+    @property
+    def has_ext_fields(self) -> bool:
+        """Whether the command has a map of fields, be it an empty one."""
+        return self._fields is not None or self._raw is not None
+
+    def with_fields(self, fields: Mapping[str, str]) -> Command:
+        """The same command with other fields: signed ones, for instance."""
+        return msgspec.structs.replace(self, _raw=None, _fields=fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Command) and _comparable(self) == _comparable(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as for any value that holds a map
+
+
+def _comparable(command: Command) -> tuple[Any, ...]:
+    shape = (command.code, command.opaque, command.flag, command.language, command.version)
+    rest = (command.remark, command.serialization, command.body)
+    return (*shape, *rest, command.has_ext_fields, dict(command.ext_fields))
+
+
+def _fields_of(
+    header: Header | None, extra: Mapping[str, str] | None, *, by_letters: bool
+) -> Mapping[str, str] | None:
+    if header is None:
+        return extra
+    fields = encode_fields(header, lettered(type(header)) if by_letters else None)
+    return {**fields, **extra} if extra else fields
+
+
+# Decoding
+
+
+_ABSENT = msgspec.Raw()
+
+
+class _Envelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"}):
+    """The outer header as nearly every peer writes it."""
+
+    code: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
+    language: str | int = "JAVA"
+    version: Int32 = 0
+    remark: str | None = None
+    ext_fields: msgspec.Raw = _ABSENT
+
+
+class _LooseEnvelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"}):
+    """The outer header in any form that Java would still read."""
+
+    code: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
+    language: str = "JAVA"
+    version: Int32 = 0
+    remark: str | None = None
+    ext_fields: dict[str, str] | None = None
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope, strict=False).decode
+_LANGUAGES: Mapping[str | int, Language] = {
+    **{language.name: language for language in Language},
+    **{language.value: language for language in Language},
+    **{str(language.value): language for language in Language},
+}
+_NULL = b"null"
+
+
+def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command:
+    """What a frame says. Raises `FrameError` when its header cannot be read at all."""
+    if frame.serialization:
+        return _decode_binary(frame, limits)
+    try:
+        envelope = _decode_envelope(frame.header)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _decode_loosely(frame, limits)
+    raw: memoryview | None = None
+    if envelope.ext_fields is not _ABSENT:
+        raw = memoryview(envelope.ext_fields)
+        if raw == _NULL:
+            raw = None
+    return Command(
+        envelope.code,
+        envelope.opaque,
+        envelope.flag,
+        _LANGUAGES.get(envelope.language, Language.OTHER),
+        envelope.version,
+        envelope.remark,
+        frame.body,
+        _JSON,
+        raw,
+        None,
+        limits,
+    )
+
+
+def _decode_binary(frame: Frame, limits: WireLimits) -> Command:
+    header = unpack_header(frame.header, limits)
+    return Command(
+        header.code,
+        header.opaque,
+        header.flag,
+        _LANGUAGES.get(header.language, Language.OTHER),
+        header.version,
+        header.remark,
+        frame.body,
+        _BINARY,
+        header.fields,
+        None,
+        limits,
+    )
+
+
+def _decode_loosely(frame: Frame, limits: WireLimits) -> Command:
+    try:
+        envelope = coerce(_LooseEnvelope, parse(frame.header.decode(), limits), limits)
+        _check_sizes(envelope.ext_fields or _NO_FIELDS, limits)
+    except (WireError, UnicodeDecodeError) as error:
+        raise FrameError(f"a header that is not a command: {error}") from error
+    return Command(
+        envelope.code,
+        envelope.opaque,
+        envelope.flag,
+        _LANGUAGES.get(envelope.language, Language.OTHER),
+        envelope.version,
+        envelope.remark,
+        frame.body,
+        _JSON,
+        None,
+        envelope.ext_fields,
+    )
+
+
+class _LooseFields(msgspec.Struct, gc=False):
+    fields: dict[str, str]
+
+
+_decode_strings = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def _unpacked(raw: Bytes, serialization: Serialization, limits: WireLimits) -> dict[str, str]:
+    """The fields as a map of strings, whatever JSON types the peer gave them."""
+    try:
+        if serialization is _BINARY:
+            return unpack_fields(bytes(raw), limits)
+        try:
+            fields = _decode_strings(raw)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            text = bytes(raw).decode()
+            loose: Value = {"fields": parse(text, limits)}
+            fields = coerce(_LooseFields, loose, limits).fields
+        _check_sizes(fields, limits)
+    except (WireError, UnicodeDecodeError) as error:
+        raise HeaderError("command", "extFields", "a map of strings", str(error)) from error
+    return fields
+
+
+def _check_sizes(fields: Mapping[str, str], limits: WireLimits) -> None:
+    if len(fields) > limits.ext_fields:
+        raise WireError(f"{len(fields)} fields, {limits.ext_fields} are allowed")
+    for name, text in fields.items():
+        if len(name) > limits.ext_key:
+            raise WireError(f"a name of {len(name)} characters, {limits.ext_key} are allowed")
+        if len(text) > limits.ext_value:
+            raise WireError(f"a field of {len(text)} characters, {limits.ext_value} are allowed")
+
+
+# Encoding
+
+
+def encode_command(command: Command, *, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
+    """A command as one run of bytes."""
+    return encode_frame(to_frame(command), limits=limits)
+
+
+def command_pieces(command: Command, *, limits: WireLimits = DEFAULT_LIMITS) -> list[Bytes]:
+    """A command as the pieces to write one after the other; the body is not copied."""
+    return frame_pieces(to_frame(command), limits=limits)
+
+
+def to_frame(command: Command) -> Frame:
+    """A command with its header written out, the way Java writes it."""
+    return Frame(command.serialization, encode_header(command), command.body)
+
+
+def encode_header(command: Command) -> bytes:
+    """The header of a command, the way Java writes it: keys in alphabetical order, no nulls."""
+    fields = command.ext_fields if command.has_ext_fields else None
+    if command.serialization is _BINARY:
+        return pack_header(
+            command.code,
+            command.language,
+            command.version,
+            command.opaque,
+            command.flag,
+            command.remark,
+            fields,
+        )
+    return b'{"code":%d%b,"flag":%d,"language":"%b","opaque":%d%b,%b,"version":%d}' % (
+        command.code,
+        b"" if fields is None else b',"extFields":' + object_of_strings(fields),
+        command.flag,
+        command.language.name.encode(),
+        command.opaque,
+        b"" if command.remark is None else b',"remark":' + quoted(command.remark),
+        b'"serializeTypeCurrentRPC":"JSON"',
+        command.version,
+    )

@@ -1,0 +1,85 @@
+"""The numbers of the protocol."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.wire.bodies.membership import LanguageName
+from orbitmq.wire.codes import Language, RequestCode, ResponseCode
+from orbitmq.wire.errors import WireError
+from orbitmq.wire.versions import HIGHER_VERSION, OUR_VERSION, Gate, Release, ordinal_of, release_of
+
+
+@pytest.mark.parametrize(
+    ("release", "ordinal"),
+    [
+        ((3, 0, 11), 37),
+        ((3, 1, 8), 63),
+        ((3, 2, 6), 79),
+        ((3, 4, 9), 121),
+        ((3, 5, 8), 137),
+        ((4, 0, 0), 213),
+        ((4, 1, 0), 233),
+        ((4, 4, 0), 293),
+        ((4, 5, 2), 317),
+        ((4, 6, 1), 335),
+        ((4, 7, 1), 355),
+        ((4, 9, 3), 399),
+        ((4, 9, 4), 401),
+        ((4, 9, 8), 409),
+        ((5, 0, 0), 413),
+        ((5, 1, 4), 441),
+        ((5, 3, 3), 479),
+        ((5, 4, 0), 493),
+        ((5, 9, 9), 611),
+        ((3, 1, 8, True), 62),
+        ((3, 0, 7, True), 28),
+        ((4, 1, 0, True), 232),
+    ],
+)
+def test_releases_have_the_ordinals_that_apache_gave_them(
+    release: tuple[int, int, int], ordinal: int
+) -> None:
+    assert ordinal_of(Release(*release)) == ordinal
+    assert release_of(ordinal) == Release(*release)
+
+
+@given(st.integers(16, HIGHER_VERSION - 1))
+def test_every_ordinal_from_3_0_1_on_belongs_to_one_release(ordinal: int) -> None:
+    release = release_of(ordinal)
+
+    assert release is not None
+    assert ordinal_of(release) == ordinal
+
+
+@pytest.mark.parametrize("ordinal", [-1, 0, 15, HIGHER_VERSION, 10_000])
+def test_other_ordinals_belong_to_none(ordinal: int) -> None:
+    assert release_of(ordinal) is None
+
+
+def test_an_unknown_release_is_refused_by_name() -> None:
+    with pytest.raises(WireError, match=r"3\.3\.0"):
+        ordinal_of(Release(3, 3, 0))
+
+
+def test_gates_stand_at_their_releases() -> None:
+    assert str(release_of(OUR_VERSION)) == "5.3.3"
+    assert str(release_of(Gate.STANDARD_JSON)) == "4.9.4"
+    assert str(release_of(Gate.UNSIGNED_UNIQUE_KEY_QUERY)) == "4.9.3"
+    assert str(release_of(Gate.SQL_SUBSCRIPTIONS)) == "4.1.0-SNAPSHOT"
+    assert str(release_of(Gate.CLIENT_TELLS_STATE)) == "3.1.8-SNAPSHOT"
+    assert str(release_of(Gate.BEFORE_GO_AWAY)) == "5.3.1"
+
+
+def test_codes_of_both_kinds_have_their_numbers() -> None:
+    assert (RequestCode.SEND_MESSAGE_V2, RequestCode.POP_MESSAGE) == (310, 200050)
+    assert (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.RPC_TIME_OUT) == (21, -1006)
+    assert len(RequestCode.__members__) == len(set(RequestCode)) == 153
+    assert len(ResponseCode.__members__) == len(set(ResponseCode)) == 66
+
+
+def test_languages_have_one_order_by_name_and_by_number() -> None:
+    assert [language.name for language in Language] == [name.value for name in LanguageName]
+    assert [int(language) for language in Language] == list(range(14))

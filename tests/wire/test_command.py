@@ -1,0 +1,403 @@
+"""Commands to bytes and back, in both serializations."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orbitmq.wire.codes import Flag, Language, RequestCode, ResponseCode, Serialization
+from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
+from orbitmq.wire.errors import EncodeError, FrameError, HeaderError, WireError
+from orbitmq.wire.frame import Frame, FrameReader
+from orbitmq.wire.headers.membership import UnregisterClientRequest
+from orbitmq.wire.headers.pull import PullMessageRequest
+from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
+from orbitmq.wire.headers.table import EXCHANGES
+from orbitmq.wire.jsontext import object_of_strings, quoted
+from orbitmq.wire.limits import WireLimits
+from tests.support.wire import texts
+
+DATA = Path(__file__).parent / "data"
+
+JSON_PULL = (
+    b'{"code":11,"extFields":{"queueId":"1","topic":"T","queueOffset":"2","consumerGroup":"g"},'
+    b'"flag":0,"language":"JAVA","opaque":7,"serializeTypeCurrentRPC":"JSON","version":475}'
+)
+BINARY_PULL = bytes.fromhex(
+    "00000059 01000055 000b 00 01db 00000007 00000000 00000000 00000040"
+    "0007 71756575654964 00000001 31"
+    "0005 746f706963 00000001 54"
+    "000b 71756575654f6666736574 00000001 32"
+    "000d 636f6e73756d657247726f7570 00000001 67"
+)
+PULL_FIELDS = {"queueId": "1", "topic": "T", "queueOffset": "2", "consumerGroup": "g"}
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+int16 = st.integers(-(2**15), 2**15 - 1)
+commands = st.builds(
+    Command,
+    int16,
+    int32,
+    int32,
+    st.sampled_from(Language),
+    int16,
+    st.none() | st.text(min_size=1, max_size=20),
+    st.binary(max_size=30),
+    st.sampled_from(Serialization),
+    st.none(),
+    st.none() | st.dictionaries(texts, texts, min_size=1, max_size=4),
+)
+
+
+def received(data: bytes) -> Command:
+    (frame,) = FrameReader().feed(data)
+    return decode_command(frame)
+
+
+def json_command(header: bytes) -> Command:
+    return decode_command(Frame(0, header))
+
+
+@pytest.mark.parametrize("data", [bytes.fromhex("000000b2000000ae") + JSON_PULL, BINARY_PULL])
+def test_a_pull_of_a_java_client_reads_and_writes_to_the_byte(data: bytes) -> None:
+    command = received(data)
+
+    assert (command.code, command.opaque, command.flag) == (RequestCode.PULL_MESSAGE, 7, 0)
+    assert (command.language, command.version) == (Language.JAVA, 475)
+    assert dict(command.ext_fields) == PULL_FIELDS
+    assert not command.is_response
+    assert encode_command(command) == data
+
+
+def test_an_answer_without_fields_has_no_map_of_them() -> None:
+    header = (
+        b'{"code":0,"flag":1,"language":"JAVA","opaque":7,'
+        b'"serializeTypeCurrentRPC":"JSON","version":0}'
+    )
+
+    command = json_command(header)
+
+    assert command.is_response
+    assert dict(command.ext_fields) == {}
+    assert not command.has_ext_fields
+    assert encode_command(command)[8:] == header
+
+
+def test_an_empty_map_of_fields_stays_one() -> None:
+    header = (
+        b'{"code":0,"extFields":{},"flag":1,"language":"JAVA","opaque":7,'
+        b'"remark":"a\\nb","serializeTypeCurrentRPC":"JSON","version":409}'
+    )
+
+    assert encode_command(json_command(header))[8:] == header
+
+
+@given(commands)
+def test_commands_come_back_as_they_were(command: Command) -> None:
+    data = encode_command(command)
+
+    again = received(data)
+
+    assert again == command
+    assert encode_command(again) == data
+    assert b"".join(command_pieces(command)) == data
+
+
+def test_strings_are_escaped_as_fastjson_escapes_them() -> None:
+    written = (DATA / "fastjson-escapes.json").read_bytes()
+    command = json_command(written)
+
+    fields = object_of_strings(command.ext_fields)
+
+    assert len(command.ext_fields["k"]) > 0x180
+    assert b'"extFields":' + fields + b',"remark":' + quoted(command.remark or "") in written
+
+
+@given(st.text(st.characters(), max_size=30))
+def test_every_text_has_a_json_form_that_reads_back(text: str) -> None:
+    expected = text.encode("utf-8", "replace").decode()
+
+    assert json.loads(quoted(text)) == expected
+    assert json.loads(object_of_strings({text: text})) == {expected: expected}
+
+
+#: What peers send that differs from what Java writes, and what it means.
+TOLERATED: dict[str, tuple[bytes, dict[str, object]]] = {
+    "numbers and booleans as fields": (
+        b'{"code":11,"opaque":1,"extFields":{"a":1,"b":true,"c":"x","d":false,"e":-2}}',
+        {"ext_fields": {"a": "1", "b": "true", "c": "x", "d": "false", "e": "-2"}},
+    ),
+    "a null field": (b'{"code":11,"extFields":{"a":null,"b":"x"}}', {"ext_fields": {"b": "x"}}),
+    "null fields": (b'{"code":11,"extFields":null}', {"ext_fields": {}, "has_ext_fields": False}),
+    "an unknown language": (b'{"code":11,"language":"COBOL"}', {"language": Language.OTHER}),
+    "a language by number": (b'{"code":11,"language":9}', {"language": Language.GO}),
+    "a quoted code": (b'{"code":"11","version":"63"}', {"code": 11, "version": 63}),
+    "no version, flag or opaque": (b'{"code":11}', {"version": 0, "flag": 0, "opaque": 0}),
+    "unknown keys": (b'{"code":11,"suspended":false,"x":{"y":[1]}}', {"code": 11}),
+    "a newline at the end": (b'{"code":11,"remark":""}\n', {"code": 11, "remark": ""}),
+    "a lone surrogate": (
+        b'{"code":11,"remark":"a\\ud800b","extFields":{"k":"\\udc00"}}',
+        {"remark": "a?b", "ext_fields": {"k": "?"}},
+    ),
+    "the word null": (
+        b'{"code":11,"remark":"null","extFields":{"a":"null"}}',
+        {"remark": "null", "ext_fields": {"a": "null"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("habit", TOLERATED)
+def test_habits_of_other_peers_are_understood(habit: str) -> None:
+    header, expected = TOLERATED[habit]
+
+    command = json_command(header)
+
+    for name, value in expected.items():
+        assert getattr(command, name) == value
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"11",
+        b'{"code":"x"}',
+        b'{"code":2147483648}',
+        b"\xff{}",
+        b'{"code":1,"extFields":' + b"[" * 100000,
+        b'{"code":1,"extFields":[1]}x',
+        b'{"code":1,"remark":"\xff"}',
+        b'{"code":1,"opaque":{}}',
+    ],
+)
+def test_a_header_that_is_no_command_closes_the_connection(header: bytes) -> None:
+    with pytest.raises(FrameError):
+        json_command(header)
+
+
+@pytest.mark.parametrize("fields", [b"[1]", b"5", b'"x"', b'{"a":[1]}', b'{"a":{"b":1}}'])
+def test_fields_that_are_no_map_of_strings_fail_the_request_only(fields: bytes) -> None:
+    command = json_command(b'{"code":11,"opaque":5,"extFields":' + fields + b"}")
+
+    assert command.opaque == 5
+    with pytest.raises(HeaderError, match="extFields"):
+        dict(command.ext_fields)
+    with pytest.raises(HeaderError):
+        command.header(PullMessageRequest)
+
+
+def test_more_fields_than_any_header_has_fail_the_request() -> None:
+    fields = json.dumps({f"k{number}": "v" for number in range(1025)}).encode()
+
+    with pytest.raises(HeaderError, match="1024 are allowed"):
+        dict(json_command(b'{"code":11,"extFields":' + fields + b"}").ext_fields)
+
+
+@pytest.mark.parametrize("serialization", Serialization)
+@pytest.mark.parametrize(
+    ("limits", "fields"),
+    [
+        (WireLimits(ext_fields=2), {"a": "1", "b": "2", "c": "3"}),
+        (WireLimits(ext_key=5), {"abcdef": "1"}),
+        (WireLimits(ext_value=5), {"a": "123456"}),
+    ],
+)
+def test_limits_of_the_connection_hold_for_the_fields(
+    limits: WireLimits, fields: dict[str, str], serialization: Serialization
+) -> None:
+    sent = Command.request(11, opaque=1, extra=fields, serialization=serialization)
+    (frame,) = FrameReader(limits).feed(encode_command(sent))
+
+    assert dict(decode_command(frame).ext_fields) == fields
+    with pytest.raises(HeaderError, match="extFields"):
+        dict(decode_command(frame, limits).ext_fields)
+
+
+FIXED = bytes.fromhex("000b 00 01db 00000007 00000000")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        FIXED,
+        FIXED + bytes.fromhex("00000000"),
+        FIXED + bytes.fromhex("7fffffff 00000000"),
+        FIXED + bytes.fromhex("ffffffff 00000000"),
+        FIXED + bytes.fromhex("00000001 ff 00000000"),
+        FIXED + bytes.fromhex("00000000 7fffffff"),
+        FIXED + bytes.fromhex("00000000 00000000 00"),
+    ],
+)
+def test_a_binary_header_with_wrong_lengths_closes_the_connection(header: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode_command(Frame(1, header))
+
+
+@pytest.mark.parametrize(
+    ("packed", "complaint"),
+    [
+        ("00", "within a length"),
+        ("0001 61 0000", "within a length"),
+        ("ffff 61 00000000", "name may have 1024 bytes, got -1"),
+        ("0001 61 7fffffff", "may have 4194304 bytes"),
+        ("0001 61 ffffffff", "got -1"),
+        ("0001 61 00000002 62", "a field of 2 bytes with 1 left"),
+        ("0001 ff 00000001 62", "not UTF-8"),
+    ],
+)
+def test_binary_fields_with_wrong_lengths_fail_the_request(packed: str, complaint: str) -> None:
+    fields = bytes.fromhex(packed)
+    header = FIXED + bytes(4) + len(fields).to_bytes(4, "big") + fields
+    command = decode_command(Frame(1, header))
+
+    with pytest.raises(HeaderError, match=complaint):
+        dict(command.ext_fields)
+
+
+def test_an_empty_text_survives_the_binary_form() -> None:
+    fields = {"clientID": "c", "producerGroup": ""}
+    command = received(
+        encode_command(Command(35, 1, serialization=Serialization.ROCKETMQ, _fields=fields))
+    )
+
+    header = command.header(UnregisterClientRequest)
+
+    assert dict(command.ext_fields) == fields
+    assert header.producer_group == ""
+
+
+def test_a_code_beyond_16_bits_cannot_be_sent_in_the_binary_form() -> None:
+    pop = Command(RequestCode.POP_MESSAGE, 1, serialization=Serialization.ROCKETMQ)
+
+    with pytest.raises(EncodeError, match="200050"):
+        encode_command(pop)
+
+
+@pytest.mark.parametrize("serialization", Serialization)
+def test_an_answer_echoes_opaque_and_serialization(serialization: Serialization) -> None:
+    request = Command.request(310, opaque=77, serialization=serialization)
+
+    answer = request.answer(
+        ResponseCode.SUCCESS,
+        SendMessageResponse(msg_id="ID", queue_id=3, queue_offset=5, trace_on=True),
+        remark="fine",
+    )
+
+    assert (answer.opaque, answer.serialization) == (77, serialization)
+    assert answer.flag == Flag.RESPONSE
+    assert dict(answer.ext_fields) == {
+        "msgId": "ID",
+        "queueId": "3",
+        "queueOffset": "5",
+        "TRACE_ON": "true",
+    }
+    assert received(encode_command(answer)) == answer
+
+
+def test_a_one_way_request_says_so() -> None:
+    assert received(encode_command(Command.request(15, opaque=1, one_way=True))).is_one_way
+
+
+def test_commands_differ_in_every_part() -> None:
+    base = Command.request(11, opaque=1, extra={"a": "1"})
+
+    assert base == Command.request(11, opaque=1, extra={"a": "1"})
+    for other in (
+        Command.request(12, opaque=1, extra={"a": "1"}),
+        Command.request(11, opaque=2, extra={"a": "1"}),
+        Command.request(11, opaque=1, extra={"a": "2"}),
+        Command.request(11, opaque=1),
+        Command.request(11, opaque=1, extra={"a": "1"}, body=b"x"),
+    ):
+        assert base != other
+    assert base != "a command"
+
+
+SEND = Command.request(
+    RequestCode.SEND_MESSAGE_V2,
+    SendMessageRequest(
+        producer_group="p",
+        topic="T",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=1,
+        sys_flag=0,
+        born_timestamp=1,
+        flag=0,
+        properties="TAGS\x01a\x02",
+    ),
+    opaque=9,
+    body=b"body",
+)
+SAMPLES = [
+    encode_command(SEND),
+    encode_command(
+        Command.request(
+            310, SEND.header(SendMessageRequest), opaque=9, serialization=Serialization(1)
+        )
+    ),
+    bytes.fromhex("000000b2000000ae") + JSON_PULL,
+    BINARY_PULL,
+]
+
+
+@settings(max_examples=600)
+@given(
+    st.sampled_from(SAMPLES),
+    st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255), st.sampled_from("=+-")),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_mutated_frames_raise_only_declared_errors_and_hold_little(
+    sample: bytes, changes: list[tuple[float, int, str]]
+) -> None:
+    data = bytearray(sample)
+    for where, byte, change in changes:
+        at = int(where * len(data))
+        match change:
+            case "=":
+                data[at : at + 1] = bytes([byte])
+            case "+":
+                data[at:at] = bytes([byte])
+            case _:
+                del data[at : at + 1]
+        if not data:
+            return
+
+    tracemalloc.start()
+    try:
+        for frame in FrameReader().feed(bytes(data)):
+            command = decode_command(frame)
+            command.header(EXCHANGES[310].request)
+            command.header(PullMessageRequest)
+            encode_command(command)
+    except WireError:
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+    assert peak < 2 * 1024 * 1024
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([0, 1]), st.binary(max_size=60))
+def test_random_headers_raise_only_declared_errors(serialization: int, header: bytes) -> None:
+    try:
+        command = decode_command(Frame(serialization, header))
+        dict(command.ext_fields)
+    except WireError:
+        return
+
+    assert command.serialization == serialization

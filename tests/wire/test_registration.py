@@ -1,0 +1,123 @@
+"""The compressed form of a broker's registration."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.wire.bodies.registration import (
+    body_crc32,
+    compress_registration,
+    decompress_registration,
+)
+from orbitmq.wire.bodies.route import QueueMappingInfo
+from orbitmq.wire.bodies.topics import (
+    DataVersion,
+    RegisterBroker,
+    TopicConfig,
+    TopicConfigTable,
+)
+from orbitmq.wire.errors import BodyError
+from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.versions import OUR_VERSION, Gate
+
+REGISTRATION = RegisterBroker(
+    filter_server_list=("f",),
+    topic_config_serialize_wrapper=TopicConfigTable(
+        data_version=DataVersion(counter=3, timestamp=9),
+        topic_config_table={
+            "T": TopicConfig(
+                topic_name="T",
+                read_queue_nums=4,
+                write_queue_nums=8,
+                perm=6,
+                attributes={"message.type": "FIFO and more"},
+            ),
+            "U": TopicConfig(topic_name="U"),
+        },
+        topic_queue_mapping_info_map={"S": QueueMappingInfo(topic="S", curr_id_map={0: 1})},
+    ),
+)
+
+
+def test_a_compressed_registration_comes_back_as_it_was() -> None:
+    compressed = compress_registration(REGISTRATION)
+
+    assert decompress_registration(compressed, OUR_VERSION) == REGISTRATION
+    assert body_crc32(compressed) == zlib.crc32(compressed) & 0x7FFFFFFF
+
+
+def sized(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def test_a_registration_of_an_old_broker_has_neither_attributes_nor_mappings() -> None:
+    plain = sized(b'{"counter":1,"timestamp":2}') + (1).to_bytes(4, "big")
+    plain += sized(b"T 4 8 6 SINGLE_TAG", b"[]")
+
+    table = decompress_registration(
+        zlib.compress(plain), Gate.QUEUE_MAPPINGS - 1
+    ).topic_config_serialize_wrapper
+
+    assert table.data_version == DataVersion(counter=1, timestamp=2)
+    assert table.topic_config_table == {
+        "T": TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=8)
+    }
+    assert table.topic_queue_mapping_info_map == {}
+
+
+@pytest.mark.parametrize(
+    ("plain", "problem"),
+    [
+        (b"", "ends within a length"),
+        ((2**31 - 1).to_bytes(4, "big"), "2147483647 bytes announced, 0 left"),
+        (b"\xff\xff\xff\xff", "-1 bytes announced"),
+        (sized(b"{}") + b"\xff\xff\xff\xff", "a count of -1"),
+        (sized(b"{}") + (2**31 - 1).to_bytes(4, "big"), "ends within a length"),
+        (sized(b"{}") + (1).to_bytes(4, "big") + sized(b"T 4"), "a topic that cannot be read"),
+        (
+            sized(b"{}") + (1).to_bytes(4, "big") + sized(b"T 4 8 99999999999 SINGLE_TAG"),
+            "a topic that cannot be read",
+        ),
+        (sized(b"{}") + bytes(4) + sized(b"{}"), "filter servers"),
+        (sized(b"x"), "not JSON"),
+    ],
+)
+def test_a_compressed_registration_with_wrong_content_is_refused(
+    plain: bytes, problem: str
+) -> None:
+    with pytest.raises(BodyError, match=problem):
+        decompress_registration(zlib.compress(plain), OUR_VERSION)
+
+
+def test_a_registration_may_not_inflate_beyond_the_limit() -> None:
+    bomb = zlib.compress(bytes(200_000), 9)
+
+    assert len(bomb) < 1000
+    with pytest.raises(BodyError, match="of more than 1000 bytes"):
+        decompress_registration(bomb, OUR_VERSION, WireLimits(inflated=1000))
+
+
+@given(st.floats(0, 1, exclude_max=True), st.binary(max_size=3))
+def test_a_mutated_registration_raises_only_declared_errors(where: float, change: bytes) -> None:
+    plain = zlib.decompress(compress_registration(REGISTRATION))
+    at = int(where * len(plain))
+    try:
+        registration = decompress_registration(
+            zlib.compress(plain[:at] + change + plain[at + 1 :], 1), OUR_VERSION
+        )
+    except BodyError:
+        return
+
+    # What is still a registration can be sent on.
+    again = decompress_registration(compress_registration(registration), OUR_VERSION)
+    assert again == registration
+
+
+@given(st.binary(max_size=30))
+def test_what_is_not_compressed_is_refused(data: bytes) -> None:
+    with pytest.raises(BodyError):
+        decompress_registration(data, OUR_VERSION)

@@ -1,0 +1,101 @@
+"""Answers filled in, compared with answers encoded."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.wire.codes import Language, ResponseCode
+from orbitmq.wire.command import decode_command, encode_command
+from orbitmq.wire.errors import EncodeError
+from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.headers.pull import PullMessageResponse
+from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.templates import AnswerTemplate
+
+SENT = AnswerTemplate(
+    SendMessageResponse,
+    ("msg_id", "queue_id", "queue_offset", "transaction_id"),
+    constant={"region": "100% Default", "trace_on": True},
+)
+FOUND = AnswerTemplate(
+    PullMessageResponse,
+    ("suggest_which_broker_id", "next_begin_offset", "min_offset", "max_offset"),
+    constant={"topic_sys_flag": 0, "group_sys_flag": 0},
+    remark="FOUND",
+)
+EMPTY = AnswerTemplate(
+    PullMessageResponse,
+    ("next_begin_offset", "max_offset"),
+    constant={"suggest_which_broker_id": 0, "min_offset": 0},
+    code=ResponseCode.PULL_NOT_FOUND,
+    language=Language.JAVA,
+    version=0,
+)
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+int64 = st.integers(-(2**63), 2**63 - 1)
+ids = st.text("0123456789ABCDEF", min_size=1) | st.text() | st.sampled_from(['"', "\\", "%s", ""])
+
+
+@given(int32, ids, int32, int64, ids)
+def test_a_send_answer_filled_in_is_the_one_encoded(
+    opaque: int, msg_id: str, queue_id: int, queue_offset: int, transaction_id: str
+) -> None:
+    values = (msg_id, queue_id, queue_offset, transaction_id)
+
+    assert SENT.head(opaque, *values) == encode_command(SENT.command(opaque, *values))
+
+
+@given(int32, int64, int64, int64, int64, st.binary(max_size=40))
+def test_a_pull_answer_filled_in_is_the_one_encoded(
+    opaque: int, broker: int, next_offset: int, low: int, high: int, body: bytes
+) -> None:
+    head = FOUND.head(opaque, broker, next_offset, low, high, body_size=len(body))
+
+    (frame,) = FrameReader().feed(head + body)
+    command = decode_command(frame)
+
+    assert (command.opaque, command.remark, command.body) == (opaque, "FOUND", body)
+    assert command.header(PullMessageResponse) == PullMessageResponse(
+        suggest_which_broker_id=broker,
+        next_begin_offset=next_offset,
+        min_offset=low,
+        max_offset=high,
+        topic_sys_flag=0,
+        group_sys_flag=0,
+    )
+    assert head[8:] == encode_command(FOUND.command(opaque, broker, next_offset, low, high))[8:]
+
+
+def test_an_answer_can_take_the_voice_of_another_peer() -> None:
+    assert EMPTY.head(7, 5, 9)[8:] == (
+        b'{"code":19,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"5","minOffset":"0",'
+        b'"maxOffset":"9"},"flag":1,"language":"JAVA","opaque":7,'
+        b'"serializeTypeCurrentRPC":"JSON","version":0}'
+    )
+
+
+def test_every_value_of_the_fields_is_a_string_as_cpp_needs_it() -> None:
+    assert b'"queueId":"3","queueOffset":"4"' in SENT.head(1, "A", 3, 4, "B")
+
+
+def test_an_answer_beyond_the_largest_frame_is_not_begun() -> None:
+    with pytest.raises(EncodeError, match="a frame may have 16777216 bytes"):
+        FOUND.head(1, 0, 0, 0, 0, body_size=16 * 1024 * 1024)
+
+
+@pytest.mark.parametrize("varying", [("queue_id", "msg_id"), ("nothing",)])
+def test_fields_are_named_in_the_order_of_their_declaration(varying: tuple[str, ...]) -> None:
+    with pytest.raises(EncodeError, match="SendMessageResponse"):
+        AnswerTemplate(SendMessageResponse, varying)
+
+
+def test_a_constant_that_looks_like_a_mark_is_refused() -> None:
+    with pytest.raises(EncodeError, match="looks like a mark"):
+        AnswerTemplate(
+            SendMessageResponse,
+            ("queue_id", "queue_offset"),
+            constant={"msg_id": "1970352100"},
+        )
