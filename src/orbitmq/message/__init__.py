@@ -1,0 +1,64 @@
+"""Bytes of a message, and what they mean. No I/O, no clock of its own, no threads.
+
+`orbitmq.message.scan` (numpy) and `orbitmq.message.arrow` (numpy and pyarrow) are imported by who
+needs them: everything here works in a base install.
+"""
+
+from orbitmq.message.batch import BatchElement, encode_batch, split_batch
+from orbitmq.message.errors import (
+    BatchInvalid,
+    BodyCorrupt,
+    BodyTooLarge,
+    CodecMissing,
+    CompressionFailed,
+    MessageError,
+    MessageIdInvalid,
+    PropertiesRefused,
+    RecordInvalid,
+    RecordRefused,
+)
+from orbitmq.message.ids import (
+    OffsetId,
+    UniqueId,
+    UniqueIds,
+    decode_offset_id,
+    decode_unique_id,
+    encode_offset_id,
+)
+from orbitmq.message.properties import decode_properties, encode_properties, property_value
+from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
+from orbitmq.message.tagcode import tag_code
+
+__all__ = [  # noqa: RUF022  grouped by subject
+    # Stored messages
+    "StoredMessage",
+    "decode_message",
+    "decode_messages",
+    # Their parts
+    "decode_properties",
+    "encode_properties",
+    "property_value",
+    "tag_code",
+    # Batches
+    "BatchElement",
+    "encode_batch",
+    "split_batch",
+    # Ids
+    "OffsetId",
+    "UniqueId",
+    "UniqueIds",
+    "decode_offset_id",
+    "decode_unique_id",
+    "encode_offset_id",
+    # Errors
+    "BatchInvalid",
+    "BodyCorrupt",
+    "BodyTooLarge",
+    "CodecMissing",
+    "CompressionFailed",
+    "MessageError",
+    "MessageIdInvalid",
+    "PropertiesRefused",
+    "RecordInvalid",
+    "RecordRefused",
+]

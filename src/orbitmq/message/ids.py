@@ -1,0 +1,182 @@
+"""Message ids: where a record lies, and which message it is.
+
+The *offset id* is the broker's: store host and commit-log offset, enough to fetch the record. A
+message that is retried gets another one with every copy. The *unique id* is the producer's: it is
+made before sending, travels in the property UNIQ_KEY and stays the same through every retry.
+
+    offset id   address(4 or 16) port(4) offset(8)
+    unique id   address(4 or 16) pid(2) process(4) milliseconds since the month began(4) counter(2)
+
+Both are upper-case hexadecimal, 32 characters with an IPv4 address and 56 with an IPv6 one. Peers
+treat unique ids as opaque, except that tools read the time out of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.clock import SystemClock
+from orbitmq.message.errors import MessageIdInvalid, RecordRefused
+from orbitmq.message.hosts import unpack_host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orbitmq.clock import Clock
+
+_ID_SIZES: Final = (16, 28)
+#: A clock that was set back by less than this writes 0 as its time instead of a negative one.
+_SMALL_STEP_BACK: Final = 1000.0
+#: How far ahead of ours the clock of an id's maker may run before we take the id for last month's.
+_CLOCK_SKEW: Final = 3600.0
+
+
+# ---- offset ids
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetId:
+    """The place of a record: a broker and an offset in its commit log."""
+
+    address: str
+    port: int
+    offset: int
+
+
+def encode_offset_id(store_host: bytes, offset: int) -> str:
+    """The offset id of the record at `offset` of the broker with this packed host."""
+    try:
+        return f"{store_host.hex()}{offset.to_bytes(8, 'big', signed=True).hex()}".upper()
+    except OverflowError as error:
+        raise RecordRefused(f"{offset} is not a 64-bit commit-log offset") from error
+
+
+def decode_offset_id(text: str) -> OffsetId:
+    """The place that an offset id names."""
+    raw = _id_bytes(text)
+    address, port = unpack_host(raw[:-8])
+    offset = int.from_bytes(raw[-8:], "big", signed=True)
+    if port < 0 or offset < 0:
+        raise MessageIdInvalid(text, "an offset message id: its port or its offset is negative")
+    return OffsetId(address, port, offset)
+
+
+# ---- unique ids
+
+
+class UniqueIds:
+    """Makes unique ids; one instance may be called from any thread, and goes on after a fork.
+
+    No two ids of a process are equal even if its clock stands still: the counter is 48 bits wide.
+    Its low 16 bits are the counter field, the rest is added to the process field, which starts at
+    a random number. There is no lock that a fork could leave behind locked: every step is one
+    atomic operation, and work done twice by two threads does no harm.
+    """
+
+    __slots__ = ("_address", "_clock", "_month", "_numbers", "_process", "_process_id", "_timezone")
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        clock: Clock | None = None,
+        process_id: Callable[[], int] = os.getpid,
+        process_number: int | None = None,
+        timezone: tzinfo | None = None,
+    ) -> None:
+        self._address = _packed(address).hex().upper()
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._process_id = process_id
+        self._timezone = timezone
+        self._numbers = itertools.count()
+        self._process = self._enter_process(process_id(), process_number)
+        self._month = month_bounds(self._clock.now(), timezone)
+
+    def __call__(self) -> str:
+        """The next id."""
+        pid, prefix, process_number = self._process
+        if pid != self._process_id():
+            pid, prefix, process_number = self._process = self._enter_process(
+                self._process_id(), None
+            )
+        now = self._clock.now()
+        begin, end = self._month
+        if not begin - _SMALL_STEP_BACK < now < end:
+            begin, end = self._month = month_bounds(now, self._timezone)
+        number = next(self._numbers)
+        milliseconds = max(0, int((now - begin) * 1000)) & 0xFFFFFFFF
+        process_number = process_number + (number >> 16) & 0xFFFFFFFF
+        return f"{prefix}{process_number:08X}{milliseconds:08X}{number & 0xFFFF:04X}"
+
+    def _enter_process(self, pid: int, process_number: int | None) -> tuple[int, str, int]:
+        if process_number is None:
+            process_number = secrets.randbits(32)
+        return pid, f"{self._address}{pid & 0xFFFF:04X}", process_number
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueId:
+    """The parts of a unique id that was made in Java's way."""
+
+    address: str
+    pid: int
+    process_number: int
+    #: Since the first day of a month that the id does not name.
+    milliseconds: int
+    counter: int
+
+    def created_at(self, now: float, timezone: tzinfo | None = None) -> float:
+        """When the id was made: the latest such instant of a month that is not after `now`.
+
+        `timezone` is its maker's, the local one by default.
+        """
+        span = self.milliseconds / 1000
+        begin, _ = month_bounds(now, timezone)
+        if begin + span > now + _CLOCK_SKEW:
+            begin, _ = month_bounds(begin - 1, timezone)
+        return begin + span
+
+
+def decode_unique_id(text: str) -> UniqueId:
+    """The parts of a unique id; ids made in another way give parts without a meaning."""
+    raw = _id_bytes(text)
+    address = str(ipaddress.ip_address(raw[:-12]))
+    return UniqueId(address, *struct.unpack(">HIIH", raw[-12:]))
+
+
+def month_bounds(now: float, timezone: tzinfo | None = None) -> tuple[float, float]:
+    """The instants at which the month of `now` and the next one begin; local time by default."""
+    here = datetime.fromtimestamp(now, UTC).astimezone(timezone)
+    first = here.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
+    following = (first + timedelta(days=32)).replace(day=1)
+    return _instant(first, timezone), _instant(following, timezone)
+
+
+def _instant(local: datetime, timezone: tzinfo | None) -> float:
+    # The offset from UTC on that day, which is not always the one of today.
+    return local.replace(tzinfo=timezone).timestamp() if timezone else local.timestamp()
+
+
+def _id_bytes(text: str) -> bytes:
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    # fromhex skips blanks, so the length of the text counts as well.
+    if len(raw) not in _ID_SIZES or len(text) != 2 * len(raw):
+        raise MessageIdInvalid(text, "a message id: 32 or 56 hexadecimal digits")
+    return raw
+
+
+def _packed(address: str) -> bytes:
+    try:
+        return ipaddress.ip_address(address).packed
+    except ValueError as error:
+        raise RecordRefused(f"{address!r} is not an IPv4 or IPv6 address") from error

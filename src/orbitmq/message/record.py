@@ -1,0 +1,268 @@
+"""The stored layout of a message, which is also what a pull returns.
+
+    size magic crc queueId flag queueOffset physicalOffset        36 bytes
+    sysFlag born bornHost stored storeHost reconsumed prepared    48, 60 or 72 bytes: "constants"
+    bodyLength body                                               4 + n
+    topicLength topic                                             1 + t (v1) or 2 + t (v2)
+    propertiesLength properties                                   2 + p
+
+All integers are big endian. The second line is the same for all messages of a request, so it is
+packed once per request (`record_constants`) and its length alone says how wide the hosts are.
+The topic with its length prefix is packed once per topic (`topic_field`), and tells its version by
+itself: in v1 the first byte is the number of bytes that follow, in v2 it never is (`magic_for`).
+
+A record is valid when its magic is known, every length is non-negative and the lengths add up to
+its size exactly. Java's reader takes negative lengths for zero; nothing writes them, and a torn
+write can look like one, so they are refused here.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final, TypeAlias
+
+from orbitmq.message.checksum import CRC_BITS, crc32
+from orbitmq.message.errors import RecordRefused
+from orbitmq.message.hosts import V4_HOST_SIZE, V6_HOST_SIZE, pack_host, unpack_host
+from orbitmq.message.sysflag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
+
+__all__ = [
+    "END_OF_FILE_MAGIC",
+    "END_OF_FILE_SIZE",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "MAX_PROPERTIES",
+    "MIN_RECORD_SIZE",
+    "Buffer",
+    "RecordFault",
+    "check_record",
+    "encode_record",
+    "end_of_file_record",
+    "magic_for",
+    "pack_host",
+    "record_constants",
+    "record_size",
+    "topic_field",
+    "unpack_host",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAGIC_V1: Final = -626843481  # 0xDAA320A7
+MAGIC_V2: Final = -626843477  # 0xDAA320AB
+#: Second word of the record that fills the rest of a commit-log file.
+END_OF_FILE_MAGIC: Final = -875286124  # 0xCBD43194
+#: What such a record needs at least; an ordinary one must leave this much room behind it.
+END_OF_FILE_SIZE: Final = 8
+
+MAX_TOPIC_V1: Final = 127
+MAX_TOPIC_V2: Final = 32767
+MAX_PROPERTIES: Final = 32767
+
+#: Bytes from sysFlag to preparedTransactionOffset with two IPv4 hosts.
+CONSTANTS_SIZE: Final = 48
+#: Everything but body, topic field, properties: head, constants, body length, properties length.
+FIXED_SIZE: Final = 36 + CONSTANTS_SIZE + 4 + 2
+#: An empty body, an empty topic, no properties.
+MIN_RECORD_SIZE: Final = FIXED_SIZE + 1
+
+#: What IPv6 hosts add, by `sys_flag & HOSTS_V6_MASK`.
+HOSTS_EXTRA: Final = {
+    0: 0,
+    BORN_HOST_V6: V6_HOST_SIZE - V4_HOST_SIZE,
+    STORE_HOST_V6: V6_HOST_SIZE - V4_HOST_SIZE,
+    HOSTS_V6_MASK: 2 * (V6_HOST_SIZE - V4_HOST_SIZE),
+}
+
+#: By the length of the constants: the packer of everything before the body, and the fixed size.
+_HEADS: Final = {
+    length: (struct.Struct(f">iiIiiqq{length}si").pack, FIXED_SIZE - CONSTANTS_SIZE + length)
+    for length in (48, 60, 72)
+}
+_CONSTANTS: Final = {
+    (born, store): struct.Struct(f">iq{born}sq{store}siq").pack
+    for born in (V4_HOST_SIZE, V6_HOST_SIZE)
+    for store in (V4_HOST_SIZE, V6_HOST_SIZE)
+}
+_short = struct.Struct(">h").pack
+_pair = struct.Struct(">ii").pack
+_read_pair = struct.Struct(">ii").unpack_from
+_read_int = struct.Struct(">i").unpack_from
+_read_short = struct.Struct(">h").unpack_from
+
+
+# ---- writing
+
+
+def topic_field(topic: str) -> bytes:
+    """The topic as a record holds it: with a length of one byte, or of two above 127 bytes.
+
+    Older clients in C++, Go and Node read the first form only.
+    """
+    try:
+        encoded = topic.encode()
+    except UnicodeEncodeError as error:
+        raise RecordRefused(f"topic {topic!r} cannot be written as UTF-8") from error
+    if len(encoded) <= MAX_TOPIC_V1:
+        return bytes((len(encoded),)) + encoded
+    if len(encoded) <= MAX_TOPIC_V2:
+        return _short(len(encoded)) + encoded
+    raise RecordRefused(f"a topic of {len(encoded)} bytes does not fit; {MAX_TOPIC_V2} do")
+
+
+def magic_for(topic_field: bytes) -> int:
+    """The magic code of a record with this topic field."""
+    return MAGIC_V1 if topic_field[0] + 1 == len(topic_field) else MAGIC_V2
+
+
+def record_constants(
+    sys_flag: int,
+    born_ms: int,
+    born_host: bytes,
+    store_ms: int,
+    store_host: bytes,
+    reconsume_times: int = 0,
+    prepared_offset: int = 0,
+) -> bytes:
+    """The bytes from sysFlag to preparedTransactionOffset, for all messages of one request.
+
+    The hosts are packed (`pack_host`); the IPv6 bits of `sys_flag` are set here from their widths.
+    """
+    sys_flag &= ~HOSTS_V6_MASK
+    if len(born_host) == V6_HOST_SIZE:
+        sys_flag |= BORN_HOST_V6
+    if len(store_host) == V6_HOST_SIZE:
+        sys_flag |= STORE_HOST_V6
+    try:
+        return _CONSTANTS[len(born_host), len(store_host)](
+            sys_flag, born_ms, born_host, store_ms, store_host, reconsume_times, prepared_offset
+        )
+    except KeyError:
+        raise RecordRefused("a packed host has 8 or 20 bytes; use pack_host") from None
+    except struct.error as error:
+        raise RecordRefused(f"a field of the record is out of its range: {error}") from error
+
+
+def record_size(body_size: int, topic_field_size: int, properties_size: int, sys_flag: int) -> int:
+    """What a record of these parts takes; `sys_flag` says how wide its hosts are."""
+    return (
+        FIXED_SIZE
+        + HOSTS_EXTRA[sys_flag & HOSTS_V6_MASK]
+        + body_size
+        + topic_field_size
+        + properties_size
+    )
+
+
+def encode_record(
+    body: Buffer,
+    topic_field: bytes,
+    properties: bytes,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    constants: bytes,
+) -> tuple[int, tuple[Buffer, ...]]:
+    """The size of a record and its pieces, so that a writer joins many records once.
+
+    The body is not copied: it must stay as it is until the pieces are joined.
+    """
+    body_size = len(body)
+    topic_size = len(topic_field)
+    properties_size = len(properties)
+    try:
+        head, fixed = _HEADS[len(constants)]
+        size = fixed + body_size + topic_size + properties_size
+        return size, (
+            head(
+                size,
+                MAGIC_V1 if topic_field[0] + 1 == topic_size else MAGIC_V2,
+                crc32(body) & CRC_BITS,
+                queue_id,
+                flag,
+                queue_offset,
+                physical_offset,
+                constants,
+                body_size,
+            ),
+            body,
+            topic_field,
+            _short(properties_size),
+            properties,
+        )
+    except KeyError:
+        raise RecordRefused("constants have 48, 60 or 72 bytes; use record_constants") from None
+    except IndexError:
+        raise RecordRefused("an empty topic field; use topic_field") from None
+    except struct.error as error:
+        if properties_size > MAX_PROPERTIES:
+            text = f"properties of {properties_size} bytes do not fit; {MAX_PROPERTIES} do"
+            raise RecordRefused(text) from error
+        raise RecordRefused(f"a field of the record is out of its range: {error}") from error
+
+
+def end_of_file_record(remaining: int) -> bytes:
+    """The first 8 bytes of the record that fills the `remaining` bytes of a commit-log file."""
+    if not END_OF_FILE_SIZE <= remaining <= 0x7FFFFFFF:
+        raise RecordRefused(f"an end-of-file record cannot fill {remaining} bytes; 8 are the least")
+    return _pair(remaining, END_OF_FILE_MAGIC)
+
+
+# ---- checking
+
+
+class RecordFault(enum.Enum):
+    """Why there is no valid record at a position; the value is the reason in words."""
+
+    EMPTY = "nothing was written here"
+    END_OF_FILE = "the rest of the file is filled"
+    CUT_SHORT = "the bytes end inside the record"
+    UNKNOWN_MAGIC = "the magic code is not a message's"
+    BAD_SIZE = "the sizes of the parts do not add up to the size of the record"
+    BAD_CRC = "the body does not match its checksum"
+
+
+def check_record(buffer: Buffer, at: int, end: int, *, check_crc: bool = True) -> int | RecordFault:
+    """The size of the valid record in `buffer[at:end]`, or why there is none at `at`."""
+    if end - at < END_OF_FILE_SIZE:
+        return RecordFault.CUT_SHORT
+    size: int
+    magic: int
+    size, magic = _read_pair(buffer, at)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        if magic == END_OF_FILE_MAGIC:
+            return RecordFault.END_OF_FILE
+        return RecordFault.UNKNOWN_MAGIC if size or magic else RecordFault.EMPTY
+    if size < MIN_RECORD_SIZE:
+        return RecordFault.BAD_SIZE
+    record_end = at + size
+    if record_end > end:
+        return RecordFault.CUT_SHORT
+    body_at = at + 88 + HOSTS_EXTRA[_read_int(buffer, at + 36)[0] & HOSTS_V6_MASK]
+    # Room for the length of a topic and of properties is left after every part that is read.
+    if body_at + 3 > record_end:
+        return RecordFault.BAD_SIZE
+    body_size = _read_int(buffer, body_at - 4)[0]
+    topic_at = body_at + body_size
+    if body_size < 0 or topic_at + 3 > record_end:
+        return RecordFault.BAD_SIZE
+    if magic == MAGIC_V1:
+        topic_size = buffer[topic_at]
+        properties_at = topic_at + topic_size + 3
+        if topic_size > MAX_TOPIC_V1 or properties_at > record_end:
+            return RecordFault.BAD_SIZE
+    else:
+        topic_size = _read_short(buffer, topic_at)[0]
+        properties_at = topic_at + topic_size + 4
+        if topic_size < 0 or properties_at > record_end:
+            return RecordFault.BAD_SIZE
+    properties_size = _read_short(buffer, properties_at - 2)[0]
+    if properties_size < 0 or properties_at + properties_size != record_end:
+        return RecordFault.BAD_SIZE
+    if check_crc and body_size:
+        stored_crc = _read_int(buffer, at + 8)[0]
+        if crc32(memoryview(buffer)[body_at:topic_at]) & CRC_BITS != stored_crc:
+            return RecordFault.BAD_CRC
+    return size

@@ -1,0 +1,360 @@
+"""Many records at once: where they begin, whether they are whole, and their fixed fields.
+
+Recovery reads gigabytes of log and Spark reads pulls of thousands of messages; an object per
+record would cost more than all the rest. Only one thing must be done record by record, because
+each record's place depends on the size of the one before it: the walk from start to start. And
+even that is guessed where records have one size, which is exact and no heuristic: if a record
+begins at `s`, has size `n`, and the size field at `s + n` is `n` again, and so on, then by
+induction every guessed place is the beginning of a record.
+
+Everything else is done with arrays over the whole block: all fixed fields are gathered in one step
+from an overlapping view of the buffer, and the checks of `record.check_record` are made on them.
+That function stays the judge: where the arrays find a record invalid, it is asked for the reason.
+
+The buffer is never copied. Nothing that is returned refers to it, so a mapped file can be closed
+as soon as the scan has ended.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from orbitmq.message.checksum import CRC_BITS, crc32
+from orbitmq.message.hosts import V4_HOST_SIZE, V6_HOST_SIZE
+from orbitmq.message.record import (
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_SIZE,
+    Buffer,
+    RecordFault,
+    check_record,
+)
+from orbitmq.message.sysflag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+#: A block is checked while its records are still in the processor's cache.
+BLOCK_RECORDS: Final = 8192
+BLOCK_BYTES: Final = 8 * 1024 * 1024
+
+#: How many records are walked one by one between two guesses that sizes repeat.
+_STEPS: Final = 512
+_FIRST_GUESS: Final = 32
+
+_read_int = struct.Struct(">i").unpack_from
+
+
+@dataclass(frozen=True, slots=True)
+class RecordArrays:
+    """The fixed fields of a run of valid records, and where their parts lie; one row each."""
+
+    starts: Int64s
+    sizes: Int32s
+    magics: Int32s
+    crcs: Int32s
+    queue_ids: Int32s
+    flags: Int32s
+    queue_offsets: Int64s
+    physical_offsets: Int64s
+    sys_flags: Int32s
+    born_ms: Int64s
+    store_ms: Int64s
+    reconsume_times: Int32s
+    #: Positions in the buffer. A part without a size of its own ends where the next one begins,
+    #: less the length prefix of that one.
+    store_host_at: Int64s
+    body_at: Int64s
+    body_sizes: Int32s
+    topic_at: Int64s
+    topic_sizes: Int32s
+    properties_at: Int64s
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def ends(self) -> Int64s:
+        """Where each record, and with it its properties, ends."""
+        return self.starts + self.sizes
+
+    def rows(self, chosen: Bools | slice) -> RecordArrays:
+        """The chosen rows."""
+        return RecordArrays(*[getattr(self, field.name)[chosen] for field in fields(self)])
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """What a scan found: valid records, and why it went no further."""
+
+    records: RecordArrays
+    #: The end of the last valid record; what lies there is not one.
+    stopped_at: int
+    #: Why; None at the end of the buffer, or of a block when more follow.
+    fault: RecordFault | None
+
+
+def scan_records(
+    buffer: Buffer, *, start: int = 0, end: int | None = None, check_crc: bool = True
+) -> ScanResult:
+    """All valid records of `buffer[start:end]` up to the first place that holds none."""
+    blocks = list(scan_blocks(buffer, start=start, end=end, check_crc=check_crc))
+    if len(blocks) == 1:
+        return blocks[0]
+    records = [block.records for block in blocks]
+    joined = RecordArrays(
+        *[np.concatenate([getattr(r, field.name) for r in records]) for field in fields(records[0])]
+    )
+    return ScanResult(joined, blocks[-1].stopped_at, blocks[-1].fault)
+
+
+def scan_blocks(
+    buffer: Buffer, *, start: int = 0, end: int | None = None, check_crc: bool = True
+) -> Iterator[ScanResult]:
+    """The same in blocks of some thousand records, so that a full log file needs little memory.
+
+    There is at least one block; the last one tells why the scan stopped.
+    """
+    view = memoryview(buffer).cast("B")[:end]
+    stop = len(view)
+    at = start
+    while True:
+        starts = _walk(view, at, stop)
+        records = _read_fields(view, starts)
+        if check_crc:
+            records = records.rows(slice(_leading(good_bodies(view, records))))
+        after = int(records.starts[-1] + records.sizes[-1]) if len(records) else at
+        if not len(starts) or len(records) < len(starts) or after == stop:
+            yield ScanResult(records, after, _fault_at(view, after, check_crc=check_crc))
+            return
+        yield ScanResult(records, after, None)
+        at = after
+
+
+def _fault_at(view: memoryview, at: int, *, check_crc: bool) -> RecordFault | None:
+    if at >= len(view):
+        return None
+    verdict = check_record(view, at, len(view), check_crc=check_crc)
+    return verdict if isinstance(verdict, RecordFault) else None
+
+
+# ---- where records begin
+
+
+def _walk(view: memoryview, at: int, stop: int) -> Int64s:
+    """The places of one block where a record must begin if those before it are records."""
+    runs: list[Int64s] = []
+    count = 0
+    block_end = min(stop, at + BLOCK_BYTES)
+    while count < BLOCK_RECORDS and at < block_end:
+        run = _guess(view, at, stop, min(BLOCK_RECORDS - count, _FIRST_GUESS))
+        if len(run) == _FIRST_GUESS:
+            run = _guess(view, at, stop, BLOCK_RECORDS - count)
+        elif len(run) < _FIRST_GUESS:
+            run = _step(view, at, stop)
+        if not len(run):
+            break
+        runs.append(run)
+        count += len(run)
+        at = int(run[-1]) + _read_int(view, int(run[-1]))[0]
+    return np.concatenate(runs) if runs else np.empty(0, np.int64)
+
+
+def _guess(view: memoryview, at: int, stop: int, limit: int) -> Int64s:
+    """Starts from `at` on, as long as records have the size of the first one."""
+    if stop - at < MIN_RECORD_SIZE:
+        return np.empty(0, np.int64)
+    size: int = _read_int(view, at)[0]
+    if not MIN_RECORD_SIZE <= size <= stop - at:
+        return np.empty(0, np.int64)
+    count = min(limit, (stop - at) // size)
+    # One 32-bit number every `size` bytes.
+    sizes = np.ndarray((count,), ">i4", view, at, (size,))
+    same = sizes == size
+    if not same.all():
+        count = int(same.argmin())
+    return np.arange(at, at + count * size, size, dtype=np.int64)
+
+
+def _step(view: memoryview, at: int, stop: int) -> Int64s:
+    """Starts from `at` on, each found by the size of the one before."""
+    starts = []
+    read_int, least = _read_int, MIN_RECORD_SIZE
+    with suppress(struct.error):  # the last size led beyond the buffer
+        for _ in range(_STEPS):
+            (size,) = read_int(view, at)
+            if size < least:
+                break
+            starts.append(at)
+            at += size
+    if at > stop:
+        starts.pop()
+    return np.array(starts, np.int64)
+
+
+# ---- what they hold
+
+
+def _head_layout(hosts: int) -> np.dtype[np.void]:
+    born = V6_HOST_SIZE if hosts & BORN_HOST_V6 else V4_HOST_SIZE
+    store = V6_HOST_SIZE if hosts & STORE_HOST_V6 else V4_HOST_SIZE
+    return np.dtype(
+        [
+            ("size", ">i4"),
+            ("magic", ">i4"),
+            ("crc", ">i4"),
+            ("queue_id", ">i4"),
+            ("flag", ">i4"),
+            ("queue_offset", ">i8"),
+            ("physical_offset", ">i8"),
+            ("sys_flag", ">i4"),
+            ("born", ">i8"),
+            ("born_host", f"V{born}"),
+            ("stored", ">i8"),
+            ("store_host", f"V{store}"),
+            ("reconsume_times", ">i4"),
+            ("prepared_offset", ">i8"),
+            ("body_size", ">i4"),
+        ]
+    )
+
+
+_V4_HEAD: Final = _head_layout(0)
+_V6_HEADS: Final = {
+    hosts: _head_layout(hosts) for hosts in (BORN_HOST_V6, STORE_HOST_V6, HOSTS_V6_MASK)
+}
+
+
+def _read_fields(view: memoryview, starts: Int64s) -> RecordArrays:
+    """The fields of the records at `starts`, up to the first that is not valid.
+
+    The walk has seen to it that all of them have their whole size, and the least size, in the
+    buffer. From there on each step reads only what the step before found to be inside a record.
+    """
+    head = _gather(view, starts, _V4_HEAD)
+    sizes = head["size"].astype(np.int32)
+    magics = head["magic"].astype(np.int32)
+    is_v2 = magics == MAGIC_V2
+    ends = starts + sizes
+    hosts = _read_after_hosts(view, starts, sizes, head)
+
+    count = _leading(
+        ((magics == MAGIC_V1) | is_v2) & (hosts.body_sizes >= 0) & (hosts.body_sizes <= hosts.room)
+    )
+    topic_field_at = (hosts.body_at + hosts.body_sizes)[:count]
+    topic_at, topic_sizes = _read_topic_fields(view, topic_field_at, is_v2[:count])
+    properties_at = topic_at + topic_sizes + 2
+
+    count = _leading((topic_sizes >= 0) & (properties_at <= ends[:count]))
+    properties_sizes = _overlapping(view, ">i2")[properties_at[:count] - 2]
+
+    count = _leading(properties_at[:count] + properties_sizes == ends[:count])
+    return RecordArrays(
+        starts=starts[:count],
+        sizes=sizes[:count],
+        magics=magics[:count],
+        crcs=head["crc"][:count].astype(np.int32),
+        queue_ids=head["queue_id"][:count].astype(np.int32),
+        flags=head["flag"][:count].astype(np.int32),
+        queue_offsets=head["queue_offset"][:count].astype(np.int64),
+        physical_offsets=head["physical_offset"][:count].astype(np.int64),
+        sys_flags=hosts.sys_flags[:count],
+        born_ms=head["born"][:count].astype(np.int64),
+        store_ms=hosts.store_ms[:count],
+        reconsume_times=hosts.reconsume_times[:count],
+        store_host_at=hosts.store_host_at[:count],
+        body_at=hosts.body_at[:count],
+        body_sizes=hosts.body_sizes[:count],
+        topic_at=topic_at[:count],
+        topic_sizes=topic_sizes[:count],
+        properties_at=properties_at[:count],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _AfterHosts:
+    """The fields whose places depend on how wide the hosts are."""
+
+    sys_flags: Int32s
+    store_ms: Int64s
+    reconsume_times: Int32s
+    store_host_at: Int64s
+    body_at: Int64s
+    body_sizes: Int32s
+    #: What is left of the record for body, topic and properties; negative if it is too small.
+    room: Int32s
+
+
+def _read_after_hosts(
+    view: memoryview, starts: Int64s, sizes: Int32s, head: npt.NDArray[np.void]
+) -> _AfterHosts:
+    fields = _AfterHosts(
+        sys_flags=head["sys_flag"].astype(np.int32),
+        store_ms=head["stored"].astype(np.int64),
+        reconsume_times=head["reconsume_times"].astype(np.int32),
+        store_host_at=starts + 64,
+        body_at=starts + _V4_HEAD.itemsize,
+        body_sizes=head["body_size"].astype(np.int32),
+        room=sizes - np.int32(MIN_RECORD_SIZE),
+    )
+    kinds = fields.sys_flags & HOSTS_V6_MASK
+    if not kinds.any():
+        return fields
+    for kind, layout in _V6_HEADS.items():
+        rows = np.flatnonzero(kinds == kind)
+        extra = layout.itemsize - _V4_HEAD.itemsize
+        fields.room[rows] -= extra
+        rows = rows[fields.room[rows] >= 0]
+        wide = _gather(view, starts[rows], layout)
+        fields.store_ms[rows] = wide["stored"]
+        fields.reconsume_times[rows] = wide["reconsume_times"]
+        fields.body_sizes[rows] = wide["body_size"]
+        fields.body_at[rows] += extra
+        if kind & BORN_HOST_V6:
+            fields.store_host_at[rows] += V6_HOST_SIZE - V4_HOST_SIZE
+    return fields
+
+
+def _read_topic_fields(view: memoryview, at: Int64s, is_v2: Bools) -> tuple[Int64s, Int32s]:
+    """Where topics begin and how long they are; lengths are signed, and negative ones invalid."""
+    sizes = np.frombuffer(view, np.int8)[at].astype(np.int32)
+    if not is_v2.any():
+        return at + 1, sizes
+    sizes[is_v2] = _overlapping(view, ">i2")[at[is_v2]]
+    return at + 1 + is_v2, sizes
+
+
+def _gather(view: memoryview, starts: Int64s, layout: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """The `layout` of bytes at each of `starts`."""
+    return _overlapping(view, f"V{layout.itemsize}")[starts].view(layout)
+
+
+def _overlapping(view: memoryview, kind: str) -> npt.NDArray[Any]:
+    """One item beginning at every byte of the buffer."""
+    count = max(0, len(view) - np.dtype(kind).itemsize + 1)
+    return np.ndarray((count,), kind, view, strides=(1,))
+
+
+def good_bodies(view: memoryview, records: RecordArrays) -> Bools:
+    """Which records have a body that matches its checksum; an empty one always does."""
+    begins, ends = records.body_at.tolist(), (records.body_at + records.body_sizes).tolist()
+    sums = [crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+    matching: Bools = (np.array(sums, np.int64) & CRC_BITS == records.crcs) | (
+        records.body_sizes == 0
+    )
+    return matching
+
+
+def _leading(flags: Bools) -> int:
+    """How many of `flags` are true before the first that is not."""
+    return len(flags) if flags.all() else int(flags.argmin())

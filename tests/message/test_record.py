@@ -1,0 +1,216 @@
+"""The stored layout, as it is written and checked."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.message.checksum import body_crc
+from orbitmq.message.errors import RecordRefused
+from orbitmq.message.record import (
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES,
+    MIN_RECORD_SIZE,
+    RecordFault,
+    check_record,
+    encode_record,
+    end_of_file_record,
+    magic_for,
+    pack_host,
+    record_constants,
+    record_size,
+    topic_field,
+    unpack_host,
+)
+from tests.support.message import VECTOR_RECORD, hosts, mutations, records, topics, with_bytes
+
+V4 = pack_host("127.0.0.1", 10911)
+V6 = pack_host("::1", 10911)
+CONSTANTS = record_constants(
+    0, 1700000000000, pack_host("127.0.0.1", 1234), 1700000000001, pack_host("127.0.0.1", 10911)
+)
+
+
+def encode(body: bytes = b"hi", properties: bytes = b"", constants: bytes = CONSTANTS) -> bytes:
+    _, pieces = encode_record(body, topic_field("T"), properties, 1, 0, 5, 100, constants)
+    return b"".join(pieces)
+
+
+def test_the_documented_record_is_written_byte_for_byte() -> None:
+    size, pieces = encode_record(b"hi", topic_field("T"), b"TAGS\x01A\x02", 1, 0, 5, 100, CONSTANTS)
+
+    assert b"".join(pieces) == VECTOR_RECORD
+    assert size == len(VECTOR_RECORD) == 101
+
+
+def test_checksums_are_crc32_without_the_sign() -> None:
+    assert body_crc(b"hi") == 1486039724
+    assert body_crc(b"123456789") == 1274296614 == zlib.crc32(b"123456789") & 0x7FFFFFFF
+    assert body_crc(b"") == 0
+
+
+@given(body=st.binary(max_size=2000))
+def test_the_fast_checksum_equals_zlibs(body: bytes) -> None:
+    assert body_crc(body) == body_crc(memoryview(body)) == zlib.crc32(body) & 0x7FFFFFFF
+
+
+@given(record=records())
+def test_a_written_record_is_valid_and_has_the_announced_size(record: bytes) -> None:
+    assert check_record(record, 0, len(record)) == len(record)
+    assert check_record(memoryview(b"??" + record + b"?"), 2, len(record) + 2) == len(record)
+
+
+@given(topic=topics, body=st.binary(max_size=50), born=hosts, store=hosts)
+def test_the_size_is_known_before_the_record_is_written(
+    topic: str, body: bytes, born: tuple[str, int], store: tuple[str, int]
+) -> None:
+    constants = record_constants(0, 0, pack_host(*born), 0, pack_host(*store))
+    field = topic_field(topic)
+    sys_flag = int.from_bytes(constants[:4], "big")
+
+    size, pieces = encode_record(body, field, b"a\x01b\x02", 0, 0, 0, 0, constants)
+
+    assert size == len(b"".join(pieces)) == record_size(len(body), len(field), 4, sys_flag)
+
+
+def test_the_smallest_record_has_an_empty_body_topic_and_no_properties() -> None:
+    _, pieces = encode_record(b"", topic_field(""), b"", 0, 0, 0, 0, CONSTANTS)
+
+    assert check_record(b"".join(pieces), 0, MIN_RECORD_SIZE) == MIN_RECORD_SIZE == 91
+
+
+@pytest.mark.parametrize(
+    ("length", "prefix", "magic"),
+    [(0, b"\x00", MAGIC_V1), (127, b"\x7f", MAGIC_V1), (128, b"\x00\x80", MAGIC_V2)],
+)
+def test_topics_above_127_bytes_take_the_second_version(
+    length: int, prefix: bytes, magic: int
+) -> None:
+    field = topic_field("t" * length)
+
+    assert field == prefix + b"t" * length
+    assert magic_for(field) == magic
+
+
+@given(topic=st.text(st.characters(codec="utf-8"), max_size=400))
+def test_a_topic_field_never_looks_like_the_other_version(topic: str) -> None:
+    encoded = topic.encode()
+    short_form = len(encoded).to_bytes(1, "big") + encoded if len(encoded) < 128 else None
+    long_form = len(encoded).to_bytes(2, "big") + encoded
+
+    assert magic_for(long_form) == MAGIC_V2
+    assert short_form is None or magic_for(short_form) == MAGIC_V1
+
+
+def test_topics_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RecordRefused, match="32768 bytes does not fit"):
+        topic_field("t" * 32768)
+    with pytest.raises(RecordRefused, match="cannot be written"):
+        topic_field("\ud800")
+
+
+def test_properties_of_32767_bytes_fit_and_no_more() -> None:
+    largest = encode(properties=b"x" * MAX_PROPERTIES)
+
+    assert check_record(largest, 0, len(largest)) == 94 + MAX_PROPERTIES
+    with pytest.raises(RecordRefused, match="32768 bytes do not fit; 32767 do"):
+        encode(properties=b"x" * (MAX_PROPERTIES + 1))
+
+
+@pytest.mark.parametrize(
+    ("born", "store", "bits"), [(V4, V4, 0), (V6, V4, 0x10), (V4, V6, 0x20), (V6, V6, 0x30)]
+)
+def test_the_ipv6_bits_follow_the_hosts(born: bytes, store: bytes, bits: int) -> None:
+    constants = record_constants(0x30 | 0x1, 1, born, 2, store)
+
+    assert int.from_bytes(constants[:4], "big") == bits | 0x1
+    assert len(constants) == 32 + len(born) + len(store)
+
+
+def test_values_out_of_range_are_refused_by_name() -> None:
+    with pytest.raises(RecordRefused, match="out of its range"):
+        encode_record(b"", topic_field("T"), b"", 2**31, 0, 0, 0, CONSTANTS)
+    with pytest.raises(RecordRefused, match="out of its range"):
+        record_constants(0, 2**63, V4, 0, V4)
+    with pytest.raises(RecordRefused, match="8 or 20 bytes"):
+        record_constants(0, 0, b"1234", 0, V4)
+    with pytest.raises(RecordRefused, match="48, 60 or 72"):
+        encode_record(b"", topic_field("T"), b"", 0, 0, 0, 0, b"")
+    with pytest.raises(RecordRefused, match="topic field"):
+        encode_record(b"", b"", b"", 0, 0, 0, 0, CONSTANTS)
+
+
+@given(host=hosts)
+def test_hosts_are_read_as_they_were_packed(host: tuple[str, int]) -> None:
+    assert unpack_host(pack_host(*host)) == host
+
+
+@pytest.mark.parametrize(
+    ("address", "port"), [("localhost", 1), ("", 1), ("1.2.3.4", -1), ("1.2.3.4", 2**31)]
+)
+def test_what_is_no_address_cannot_be_packed(address: str, port: int) -> None:
+    with pytest.raises(RecordRefused):
+        pack_host(address, port)
+
+
+def test_packed_hosts_of_another_length_are_refused() -> None:
+    with pytest.raises(RecordRefused, match="8 or 20 bytes, not 9"):
+        unpack_host(bytes(9))
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        (b"", RecordFault.CUT_SHORT),
+        (bytes(7), RecordFault.CUT_SHORT),
+        (bytes(200), RecordFault.EMPTY),
+        (end_of_file_record(4096), RecordFault.END_OF_FILE),
+        (VECTOR_RECORD[:-1], RecordFault.CUT_SHORT),
+        (VECTOR_RECORD[:8], RecordFault.CUT_SHORT),
+        (with_bytes(VECTOR_RECORD, 4, b"\x00"), RecordFault.UNKNOWN_MAGIC),
+        (with_bytes(VECTOR_RECORD, 0, b"\x80"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 3, b"\x5a"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 3, b"\x64"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 84, b"\xff"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 84, b"\x7f"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 90, b"\x80"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 90, b"\x02"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 92, b"\xff"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 36, b"\x00\x00\x00\x30"), RecordFault.BAD_SIZE),
+        (with_bytes(VECTOR_RECORD, 88, b"ho"), RecordFault.BAD_CRC),
+        (with_bytes(VECTOR_RECORD, 8, b"\xd8"), RecordFault.BAD_CRC),
+    ],
+)
+def test_every_fault_has_its_name(record: bytes, fault: RecordFault) -> None:
+    assert check_record(record, 0, len(record)) is fault
+
+
+def test_the_checksum_is_looked_at_only_when_asked() -> None:
+    torn = with_bytes(VECTOR_RECORD, 88, b"ho")
+
+    assert check_record(torn, 0, len(torn), check_crc=False) == len(torn)
+
+
+def test_the_checksum_of_an_empty_body_does_not_matter() -> None:
+    record = with_bytes(encode(body=b""), 8, b"\x12\x34\x56\x78")
+
+    assert check_record(record, 0, len(record)) == len(record)
+
+
+@given(record=mutations(records()), check_crc=st.booleans())
+def test_mutated_records_are_valid_within_their_bounds_or_have_a_fault(
+    record: bytes, *, check_crc: bool
+) -> None:
+    verdict = check_record(record, 0, len(record), check_crc=check_crc)
+
+    assert isinstance(verdict, RecordFault) or MIN_RECORD_SIZE <= verdict <= len(record)
+
+
+def test_an_end_of_file_record_states_what_it_fills() -> None:
+    assert end_of_file_record(100).hex() == "00000064cbd43194"
+    with pytest.raises(RecordRefused, match="8 are the least"):
+        end_of_file_record(7)
