@@ -37,7 +37,7 @@ format: $(READY) ## Apply the formatter and the safe fixes
 	@$(BIN)/ruff check --fix .
 
 demo: $(READY) ## See it work
-	@$(BIN)/python -m benchmarks.demo $(ARGS)
+	@$(BIN)/python -m examples.demo $(ARGS)
 
 bench: $(READY) ## Measure against floors and peers; QUICK=1 ends within 3 minutes
 	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
