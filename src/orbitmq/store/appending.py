@@ -1,0 +1,354 @@
+"""Appending in turns: many messages, one write.
+
+`append` gives a message its place in the queue and in the log and collects its bytes. `write`
+writes what was collected in this turn of the owner with one system call (two when the turn fills
+a file) and then makes it known: the entries go to the queues and the listener hears of them. A
+message is stored when `write` has returned, and on the disk when the flush policy says so.
+
+Either all of a turn is stored or nothing. When the write fails, or is cut short by a full disk,
+all the places are taken back, and what may have reached the file is wiped: a shorter record
+written there later could otherwise end where a refused one begins, and recovery would bring the
+refused one to life. If even the wiping fails, the store refuses writes until it is opened again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
+
+from orbitmq.message.properties import property_value
+from orbitmq.message.record import (
+    END_OF_FILE_SIZE,
+    encode_record,
+    end_of_file_record,
+    record_constants,
+)
+from orbitmq.message.tagcode import tag_code
+from orbitmq.message.wellknown import DELAY, TAGS
+from orbitmq.store.consumequeue import ConsumeQueue, pack_entry
+from orbitmq.store.errors import DiskFull, MessageTooLarge, WriteFailed, WriteRefused
+from orbitmq.store.files import is_full
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from orbitmq.clock import Clock
+    from orbitmq.message.record import Buffer
+    from orbitmq.store.commitlog import CommitLog
+    from orbitmq.store.queues import QueueTable
+    from orbitmq.store.settings import StoreSettings
+
+log = logging.getLogger(__name__)
+
+#: A message that readers can see now: its queue, its number there, its tag code (the time of
+#: delivery in the schedule topic), its offset in the log and its size.
+Arrival: TypeAlias = tuple[ConsumeQueue, int, int, int, int]
+
+#: Set in prepared and in rolled-back messages of old brokers, which have no place in a queue.
+_NO_ENTRY = 0x4
+_TAGS = b"TAGS\x01"
+_ITEM_END = 2
+#: Few tags make up a topic; the bound is for those who put an id into the tag.
+_KNOWN_TAGS = 8192
+#: A clock set back by less than this is not followed; see `_store_time`.
+_CLOCK_SLACK_MS = 1000
+
+
+class Appender:
+    """The writing end of the log."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        settings: StoreSettings,
+        clock: Clock,
+        store_host: bytes,
+        refusal: Callable[[], WriteRefused | None],
+        fail: Callable[[OSError], None],
+    ) -> None:
+        self.last_store_ms = 0
+        self.arrived: Callable[[list[Arrival]], None] | None = None
+        self.is_held_back = False  #: entries wait for `publish`, because the disk must come first
+        self._log = commit_log
+        self._queues = queues
+        self._by_key = queues.by_key
+        self._clock = clock
+        self._store_host = store_host
+        self._refusal = refusal
+        self._fail = fail
+        self._delays_ms = [round(delay * 1000) for delay in settings.delay_levels]
+        self._max_record = min(settings.max_record, settings.file_size - END_OF_FILE_SIZE)
+        self._max_batch = settings.file_size - END_OF_FILE_SIZE
+        self._codes: dict[bytes, int] = {}  #: of tags as they lie in properties
+        self._unpublished: deque[Arrival] = deque()
+        # The turn:
+        self._store_ms = 0  #: 0 between turns
+        self._position = 0  #: where the next record goes
+        self._limit = 0  #: where a record must end in this file
+        self._segment_at = 0
+        self._pieces: list[Buffer] = []
+        self._segments: list[tuple[int, bytes]] = []
+        self._turn: list[Arrival] = []
+
+    # ---- collecting
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: Buffer,
+        properties: bytes,
+        born_ms: int,
+        born_host: bytes,
+        sys_flag: int = 0,
+        flag: int = 0,
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
+    ) -> tuple[int, int]:
+        """Collect a message; its offset in the log and its number in the queue.
+
+        The body must stay as it is until `write`. Hosts are packed, properties encoded.
+        """
+        queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
+        store_ms = self._store_ms or self._begin_turn()
+        has_entry = not sys_flag & _NO_ENTRY
+        number = queue.next_offset if has_entry else 0
+        constants = record_constants(
+            sys_flag,
+            born_ms,
+            born_host,
+            store_ms,
+            self._store_host,
+            reconsume_times,
+            prepared_offset,
+        )
+        at = self._position
+        size, pieces = encode_record(
+            body, queue.topic_field, properties, queue_id, flag, number, at, constants
+        )
+        end = at + size
+        if end > self._limit or size > self._max_record:
+            at = self._make_room(size, self._max_record, "a record")
+            size, pieces = encode_record(
+                body, queue.topic_field, properties, queue_id, flag, number, at, constants
+            )
+            end = at + size
+        self._pieces += pieces
+        self._position = end
+        if has_entry:
+            queue.next_offset = number + 1
+            code = self._tag_code(queue, properties, store_ms)
+            self._turn.append((queue, number, code, at, size))
+        return at, number
+
+    def append_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Iterable[tuple[Buffer, int, bytes]],
+        born_ms: int,
+        born_host: bytes,
+        sys_flag: int = 0,
+        reconsume_times: int = 0,
+    ) -> tuple[list[int], int]:
+        """Collect messages (body, flag, properties) side by side; offsets and the first number."""
+        queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
+        store_ms = self._store_ms or self._begin_turn()
+        constants = record_constants(
+            sys_flag, born_ms, born_host, store_ms, self._store_host, reconsume_times
+        )
+        elements = list(elements)
+        first = queue.next_offset
+        collected = self._encode_batch(queue, elements, first, self._position, constants, store_ms)
+        if collected[2] > self._limit:
+            at = self._make_room(collected[2] - self._position, self._max_batch, "a batch")
+            collected = self._encode_batch(queue, elements, first, at, constants, store_ms)
+        pieces, arrivals, end = collected
+        self._pieces += pieces
+        self._position = end
+        queue.next_offset = first + len(elements)
+        self._turn += arrivals
+        return [arrival[3] for arrival in arrivals], first
+
+    def _encode_batch(
+        self,
+        queue: ConsumeQueue,
+        elements: list[tuple[Buffer, int, bytes]],
+        number: int,
+        at: int,
+        constants: bytes,
+        store_ms: int,
+    ) -> tuple[list[Buffer], list[Arrival], int]:
+        topic_field = queue.topic_field
+        queue_id = queue.queue_id
+        pieces: list[Buffer] = []
+        arrivals: list[Arrival] = []
+        for body, flag, properties in elements:
+            size, record = encode_record(
+                body, topic_field, properties, queue_id, flag, number, at, constants
+            )
+            if size > self._max_record:
+                raise MessageTooLarge(size, self._max_record)
+            pieces += record
+            code = self._tag_code(queue, properties, store_ms)
+            arrivals.append((queue, number, code, at, size))
+            number += 1
+            at += size
+        return pieces, arrivals, at
+
+    def _tag_code(self, queue: ConsumeQueue, properties: bytes, store_ms: int) -> int:
+        if queue.is_schedule:
+            return self.entry_code(queue.topic, properties, store_ms)
+        at = properties.rfind(_TAGS)
+        if at < 0:
+            return 0
+        # The usual case by hand, a fifth of what the general way takes: the last one that looks
+        # like it is a name, and so the one that counts, and its value is known.
+        if at == 0 or properties[at - 1] == _ITEM_END:
+            begin = at + len(_TAGS)
+            end = properties.find(b"\x02", begin)
+            code = self._codes.get(properties[begin:end] if end >= 0 else properties[begin:])
+            if code is not None:
+                return code
+        return self._learn_tag(properties)
+
+    def _learn_tag(self, properties: bytes) -> int:
+        tag = property_value(properties, TAGS)
+        if not tag:
+            return 0
+        if len(self._codes) >= _KNOWN_TAGS:
+            self._codes.clear()
+        code = tag_code(tag)
+        self._codes[tag.encode("utf-8", "replace")] = code
+        return code
+
+    def entry_code(self, topic: str, properties: bytes, store_ms: int) -> int:
+        """What a queue entry holds in its last field."""
+        level = property_value(properties, DELAY)
+        if level is not None and level.isdecimal() and int(level) > 0:
+            delays = self._delays_ms
+            return store_ms + delays[min(int(level), len(delays)) - 1]
+        return tag_code(property_value(properties, TAGS))
+
+    def _begin_turn(self) -> int:
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+        self._position = self._segment_at = self._log.end
+        self._limit = self._log.following_file(self._position) - END_OF_FILE_SIZE
+        self._store_ms = self._store_time()
+        return self._store_ms
+
+    def _store_time(self) -> int:
+        """The time of this turn.
+
+        It does not fall when the clock is corrected by a little, so that messages can be searched
+        by time. A clock that was far ahead is followed back, or delayed messages would wait for
+        as long as it was wrong; a search by time is then inexact in that stretch.
+        """
+        now = int(self._clock.now() * 1000)
+        if now < self.last_store_ms <= now + _CLOCK_SLACK_MS:
+            return self.last_store_ms
+        return max(now, 1)
+
+    def _make_room(self, size: int, allowed: int, what: str) -> int:
+        """End the current file and begin the next one; where the record goes."""
+        if size > allowed:
+            raise MessageTooLarge(size, allowed, what)
+        rest = self._limit + END_OF_FILE_SIZE - self._position
+        if rest < self._log.file_size:
+            self._pieces.append(end_of_file_record(rest))
+            self._close_segment()
+            self._position = self._segment_at = self._log.following_file(self._position)
+        self._limit = self._log.following_file(self._position) - END_OF_FILE_SIZE
+        return self._position
+
+    def _close_segment(self) -> None:
+        if self._pieces:
+            self._segments.append((self._segment_at, b"".join(self._pieces)))
+            self._pieces = []
+
+    # ---- writing
+
+    def write(self) -> int:
+        """Write what was collected, all or nothing, and make it known; where the log ends now."""
+        if not self._store_ms:
+            return self._log.end
+        self._close_segment()
+        segments, self._segments = self._segments, []
+        turn, self._turn = self._turn, []
+        store_ms, self._store_ms = self._store_ms, 0
+        try:
+            self._log.write(segments)
+        except OSError as error:
+            self._take_back(segments, turn)
+            if is_full(error):
+                raise DiskFull(
+                    f"the disk of {self._log.folder} is full ({error}); nothing was stored: "
+                    "make room or let retention delete more"
+                ) from error
+            raise WriteFailed(f"writing the commit log failed ({error}); nothing was stored") from (
+                error
+            )
+        self.last_store_ms = store_ms
+        if self.is_held_back:
+            self._unpublished += turn
+        elif turn:
+            self._dispatch(turn)
+        return self._log.end
+
+    def discard(self) -> None:
+        """Forget what was collected since the last `write`."""
+        self._pieces = []
+        self._segments = []
+        turn, self._turn = self._turn, []
+        self._store_ms = 0
+        self._return_numbers(turn)
+
+    def forget_topic(self, topic: str) -> None:
+        """Make nothing known of a topic that is being deleted."""
+        self._unpublished = deque(each for each in self._unpublished if each[0].topic != topic)
+
+    def publish(self, flushed: int) -> None:
+        """Make known what waited for the disk."""
+        waiting = self._unpublished
+        ready: list[Arrival] = []
+        while waiting and waiting[0][3] + waiting[0][4] <= flushed:
+            ready.append(waiting.popleft())
+        if ready:
+            self._dispatch(ready)
+
+    @property
+    def dispatched(self) -> int:
+        """Everything in the log below this offset is in the queues."""
+        return self._unpublished[0][3] if self._unpublished else self._log.end
+
+    def _dispatch(self, arrivals: list[Arrival]) -> None:
+        dirty = self._queues.dirty
+        limit = self._queues.tail_limit
+        for queue, number, code, at, size in arrivals:
+            tail = queue.tail
+            tail += pack_entry(at, size, code)
+            queue.max_offset = number + 1
+            queue.last_end = at + size
+            if not queue.is_dirty:
+                queue.is_dirty = True
+                dirty.append(queue)
+            if len(tail) > limit:
+                self._queues.spill(queue)
+        if self.arrived is not None:
+            self.arrived(arrivals)
+
+    def _take_back(self, segments: list[tuple[int, bytes]], turn: list[Arrival]) -> None:
+        self._return_numbers(turn)
+        try:
+            self._log.undo(segments)
+        except OSError as error:
+            log.exception("a failed write could not be undone; writes are refused from now on")
+            self._fail(error)
+
+    def _return_numbers(self, turn: list[Arrival]) -> None:
+        for queue, number, _, _, _ in reversed(turn):
+            queue.next_offset = number

@@ -1,0 +1,276 @@
+"""The commit log: one sequence of records over files of equal size.
+
+A file is named by the offset of its first byte and has its full length from the beginning; what
+was not written yet is a hole. Records never cross a file: the rest is filled by an end record.
+
+The next file is made by the worker before it is needed. Its name is on the disk before anything
+is written to it, and a flush takes the files in order, so a later file is never on the disk
+without the earlier one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orbitmq.store.errors import ReadFailed, StoreDamaged
+from orbitmq.store.files import write_all
+from orbitmq.store.preallocation import Preallocation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from orbitmq.store.files import DiskFiles
+    from orbitmq.store.settings import StoreSettings
+    from orbitmq.store.working import Job, Worker
+
+NAME_DIGITS = 20
+_CHUNK = 1 << 20
+
+
+class LogFile:
+    """One file of the log. Its map is made at the first read."""
+
+    __slots__ = ("_files", "_view", "base", "end", "fd", "path", "size", "space")
+
+    def __init__(
+        self, path: Path, base: int, size: int, fd: int, files: DiskFiles, space: Preallocation
+    ) -> None:
+        self.path = path
+        self.base = base
+        self.size = size
+        self.end = base + size
+        self.fd = fd
+        self.space = space
+        self._files = files
+        self._view: memoryview | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes of the file, as they are and as they will be."""
+        if self._view is None:
+            # Shorter only when the disk failed while the file was being cleared.
+            try:
+                size = min(self.size, self._files.size(self.fd))
+                self._view = memoryview(self._files.map(self.fd, size))
+            except OSError as error:
+                raise ReadFailed(f"{self.path} cannot be read: {error}") from error
+        return self._view
+
+    def erase(self, position: int, stop: int) -> None:
+        """Overwrite `[position, stop)` with zeros where it is not zero; a full disk allows that."""
+        for at in range(position, stop, _CHUNK):
+            data = self._files.pread(self.fd, min(_CHUNK, stop - at), at).rstrip(b"\0")
+            if data:
+                write_all(self._files, self.fd, bytes(len(data)), at)
+
+    def clear_from(self, position: int) -> None:
+        """Turn everything from `position` on into a hole."""
+        self.space.finish()
+        self._files.truncate(self.fd, position)
+        self._files.truncate(self.fd, self.size)
+        self.space.forget(position)
+
+    def close(self) -> None:
+        """Close the descriptor. The map lives as long as somebody holds a part of it."""
+        self.space.finish()
+        self._view = None
+        self._files.close(self.fd)
+
+
+class CommitLog:
+    """The files of the log, where it begins and where it ends."""
+
+    def __init__(
+        self, folder: Path, settings: StoreSettings, files: DiskFiles, worker: Worker
+    ) -> None:
+        self.folder = folder
+        self.file_size = settings.file_size
+        self.files: list[LogFile] = []
+        self.end = 0  #: where the next record goes; everything below is written
+        self._step = settings.preallocate_step
+        self._disk = files
+        self._worker = worker
+        self._next: tuple[int, Job] | None = None
+
+    # ---- opening
+
+    def load(self, recorded_size: int | None) -> None:
+        """Open the files that are there. Whether their content is good is for recovery to say.
+
+        `recorded_size` is the file size that our own checkpoint tells. A file may then be too
+        short: it was being cut when the process died. Without it every length must be right, as
+        Apache's broker demands too, before anything is touched.
+        """
+        self._disk.make_folder(self.folder)
+        names = [name for name in self._disk.names(self.folder) if name.isdigit()]
+        if names and recorded_size is not None and recorded_size != self.file_size:
+            raise self._wrong_size(recorded_size)
+        for name in names:
+            self._load_file(name, recorded_size, is_last=name == names[-1])
+        for each in self.files:
+            if self._disk.size(each.fd) < self.file_size:
+                self._disk.truncate(each.fd, self.file_size)
+        self.end = self.start
+
+    def _load_file(self, name: str, recorded_size: int | None, *, is_last: bool) -> None:
+        path = self.folder / name
+        found = self._adopt(int(name), self._disk.open(path))
+        size = self._disk.size(found.fd)
+        if size == 0 and is_last:
+            self.files.pop().close()
+            self._disk.unlink(path)
+        elif size > self.file_size or (size < self.file_size and recorded_size is None):
+            raise self._wrong_size(size)
+        elif found.base != self.start + self.file_size * (len(self.files) - 1):
+            raise StoreDamaged(
+                f"commit-log file {path} does not follow the one before it; restore the missing "
+                "file, or move those on one side of the gap away"
+            )
+
+    def _wrong_size(self, size: int) -> StoreDamaged:
+        return StoreDamaged(
+            f"the commit log in {self.folder} has a file of {size} bytes; "
+            f"open it with file_size={size}, not {self.file_size}"
+        )
+
+    @property
+    def start(self) -> int:
+        """The lowest offset that can be read."""
+        return self.files[0].base if self.files else self.end
+
+    # ---- reading
+
+    def view(self, offset: int, size: int) -> memoryview | None:
+        """`size` bytes at `offset`, not copied; None when they are not there, or no more."""
+        if size < 0 or offset + size > self.end:
+            return None
+        found = self.file_of(offset)
+        if found is None:
+            return None
+        at = offset - found.base
+        if at + size > self.file_size:
+            return None
+        return found.view[at : at + size]
+
+    def file_of(self, offset: int) -> LogFile | None:
+        files = self.files
+        if not files:
+            return None
+        index = (offset - files[0].base) // self.file_size
+        return files[index] if 0 <= index < len(files) else None
+
+    def following_file(self, offset: int) -> int:
+        """Where the file after that of `offset` begins."""
+        return offset - offset % self.file_size + self.file_size
+
+    # ---- writing
+
+    def write(self, segments: Iterable[tuple[int, bytes]]) -> None:
+        """Write each segment at its offset; the caller undoes it when one fails.
+
+        The end moves only when all are written: the flusher looks at it, and must not call
+        flushed what may yet be undone.
+        """
+        end = self.end
+        for offset, data in segments:
+            target = self.file_of(offset) or self._take_next(offset)
+            at = offset - target.base
+            stop = at + len(data)
+            target.space.before_write(stop)
+            write_all(self._disk, target.fd, data, at)
+            end = offset + len(data)
+            target.space.after_write(stop)
+            if stop > self.file_size // 2 and self._next is None and self.files[-1] is target:
+                self._next = (target.end, self._worker.submit(self._make, target.end))
+        self.end = end
+
+    def undo(self, segments: Iterable[tuple[int, bytes]]) -> None:
+        """Wipe what a failed `write` of these segments may have left in the files."""
+        for offset, data in segments:
+            target = self.file_of(offset)
+            if target is not None:
+                at = offset - target.base
+                try:
+                    target.erase(at, at + len(data))
+                except OSError:
+                    target.clear_from(at)
+                # Or a power loss could bring back what was refused.
+                self._disk.sync(target.fd)
+
+    def cut(self, offset: int) -> None:
+        """End the log at `offset`: clear what follows in its file and delete the later files."""
+        while self.files and self.files[-1].base > offset:
+            last = self.files.pop()
+            last.close()
+            self._disk.unlink(last.path)
+        if self.files and self.files[-1].end > offset:
+            self.files[-1].clear_from(offset - self.files[-1].base)
+            self._disk.sync(self.files[-1].fd)
+        self.end = offset
+        self._disk.sync_folder(self.folder)
+
+    def drop_first(self) -> None:
+        """Delete the oldest file. Whoever still reads from it can finish."""
+        self._disk.unlink(self.files[0].path)
+        self.files.pop(0).close()
+
+    def rewrite(self, since: int) -> None:
+        """Write what is there from `since` on once more, so that the next flush takes it along."""
+        at = since
+        while at < self.end:
+            size = min(_CHUNK, self.end - at, self.following_file(at) - at)
+            target, data = self.file_of(at), self.view(at, size)
+            if target is not None and data is not None:
+                write_all(self._disk, target.fd, bytes(data), at - target.base)
+            at += size
+
+    def sync(self, since: int, upto: int) -> None:
+        """Return when `[since, upto)` is on the disk, older files first. For the flusher thread."""
+        for each in tuple(self.files):
+            if each.base < upto and each.end > since:
+                self._disk.sync(each.fd)
+
+    def close(self) -> None:
+        if self._next is not None:
+            base, job = self._next
+            self._next = None
+            job.wait()
+            if job.error is None:
+                self._disk.close(job.result())
+                self._disk.unlink(self._path(base))
+        for each in self.files:
+            each.close()
+        self.files.clear()
+
+    def _take_next(self, offset: int) -> LogFile:
+        """The file that the worker has made, or one made now."""
+        base = offset - offset % self.file_size
+        if self._next is not None and self._next[0] == base:
+            job = self._next[1]
+            self._next = None
+            return self._adopt(base, job.result())
+        return self._adopt(base, self._make(base))
+
+    def _adopt(self, base: int, fd: int) -> LogFile:
+        space = Preallocation(fd, self.file_size, self._step, self._disk, self._worker)
+        made = LogFile(self._path(base), base, self.file_size, fd, self._disk, space)
+        self.files.append(made)
+        return made
+
+    def _make(self, base: int) -> int:
+        """Worker or owner: a file of full length whose name is on the disk."""
+        fd = self._disk.open(self._path(base), create=True)
+        try:
+            # Whatever an earlier life left under this name must not be read as ours.
+            self._disk.truncate(fd, 0)
+            self._disk.truncate(fd, self.file_size)
+            self._disk.sync(fd)
+            self._disk.sync_folder(self.folder)
+        except OSError:
+            self._disk.close(fd)
+            raise
+        return fd
+
+    def _path(self, base: int) -> Path:
+        return self.folder / f"{base:0{NAME_DIGITS}d}"

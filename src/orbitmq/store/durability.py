@@ -1,0 +1,279 @@
+"""Moving the point from which a crash has to be repaired.
+
+From time to time everything that is known is brought to the disk in rounds: the entries that the
+queues hold in memory are written, a few hundred queues at a step so that the owner is never held
+up for long; the worker flushes their files and the index; the flusher the log. When all of it is
+done, everything that was in the queues when the round began is `durable`, and the next checkpoint
+says so. Recovery begins there.
+
+A queue file that cannot be flushed ends the store's writing life as a log file does.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orbitmq.store.checkpoint import Checkpoint, Hint, write_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orbitmq.clock import Clock
+    from orbitmq.store.appending import Appender
+    from orbitmq.store.commitlog import CommitLog
+    from orbitmq.store.consumequeue import ConsumeQueue
+    from orbitmq.store.files import DiskFiles
+    from orbitmq.store.flushing import Flusher
+    from orbitmq.store.indexing import Indexing
+    from orbitmq.store.queues import QueueTable
+    from orbitmq.store.settings import FlushSettings
+    from orbitmq.store.working import Job, Worker
+
+log = logging.getLogger(__name__)
+
+
+class Durability:
+    """Rounds of flushing, and the checkpoint that tells of them."""
+
+    def __init__(
+        self,
+        path: Path,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        appender: Appender,
+        indexing: Indexing | None,
+        flusher: Flusher,
+        worker: Worker,
+        settings: FlushSettings,
+        files: DiskFiles,
+        clock: Clock,
+        checkpoint: Checkpoint,
+        durable: int,
+        entries: int,
+    ) -> None:
+        self.durable = durable
+        self._entries = entries  #: entries of all queues that point below `durable`
+        self.is_wanted = False  #: a round is to begin at the next step, and to be told of at once
+        self._path = path
+        self._log = commit_log
+        self._queues = queues
+        self._appender = appender
+        self._indexing = indexing
+        self._flusher = flusher
+        self._worker = worker
+        self._settings = settings
+        self._files = files
+        self._clock = clock
+        self._checkpoint = checkpoint
+        self._written = checkpoint
+        self._round: _Round | None = None
+        self._round_ended = self._checkpoint_begun = clock.monotonic()
+        self._checkpoint_job: Job | None = None
+        self._is_checkpoint_wanted = False
+        # A point in the log and its time, to be told when the log is flushed beyond it.
+        self._mark = (commit_log.end, appender.last_store_ms)
+
+    def step(self) -> None:
+        """Do a bounded part of what is due."""
+        now = self._clock.monotonic()
+        if self._round is None:
+            if self._is_round_due(now):
+                self._begin_round()
+        elif self._advance_round(self._settings.queues_per_step):
+            self._round_ended = now
+        is_due = now - self._checkpoint_begun >= self._settings.checkpoint_interval
+        if is_due or self._is_checkpoint_wanted:
+            self._checkpoint_begun = now
+            self._is_checkpoint_wanted = False
+            self._write_checkpoint_if_changed()
+
+    def finish(self) -> None:
+        """Bring everything to the disk now; for a proper shutdown."""
+        for _ in range(2):
+            if self._round is None:
+                self._begin_round()
+            while self._round is not None and not self._advance_round(1 << 30, wait=True):
+                pass
+        if self._checkpoint_job is not None:
+            self._checkpoint_job.wait()
+        self._take_times()
+        self._write(self._current(is_clean=self.durable == self._log.end))
+
+    def write_first_checkpoint(self) -> None:
+        """Say at once what this store is made of; the next start relies on it."""
+        self._write(self._current())
+
+    # ---- rounds
+
+    def _is_round_due(self, now: float) -> bool:
+        grown = self._appender.dispatched - self.durable
+        if grown <= 0 and not self._queues.dirty:
+            return self.is_wanted
+        return (
+            self.is_wanted
+            or grown >= self._settings.durable_bytes
+            or now - self._round_ended >= self._settings.durable_interval
+        )
+
+    def _begin_round(self) -> None:
+        is_wanted, self.is_wanted = self.is_wanted, False
+        queues, self._queues.dirty = self._queues.dirty, []
+        self._round = _Round(self._appender.dispatched, self._appender.last_store_ms, queues)
+        self._round.is_wanted = is_wanted
+        self._round.entries = sum(queue.max_offset for queue in self._queues.by_key.values())
+
+    def _advance_round(self, queue_count: int, *, wait: bool = False) -> bool:
+        """One step of a round; True when it is over."""
+        current = self._round
+        assert current is not None  # noqa: S101 - the caller has looked
+        if current.queues:
+            return self._write_queues(current, queue_count)
+        if current.job is None:
+            self._flusher.ask(current.target)
+            if self._indexing is not None:
+                self._indexing.begin_flush()
+            current.job = self._worker.submit(self._sync, current)
+        if wait:
+            current.job.wait()
+            self._flusher.wait(current.target, None)
+        if not current.job.is_done or self._flusher.flushed < current.target:
+            return self._flusher.failure is not None
+        self._round = None
+        if self._indexing is not None:
+            self._indexing.end_flush()
+        if current.job.error is not None:
+            self._flusher.fail(current.job.error)
+            return True
+        self.durable = current.target
+        self._entries = current.entries
+        self._is_checkpoint_wanted |= current.is_wanted
+        self._checkpoint = replace(
+            self._checkpoint, logical_ms=max(self._checkpoint.logical_ms, current.store_ms)
+        )
+        self._queues.trim()
+        return True
+
+    def _write_queues(self, current: _Round, queue_count: int) -> bool:
+        for _ in range(min(queue_count, len(current.queues))):
+            queue = current.queues[-1]
+            if not self._queues.write(queue):
+                # The disk is full. All that is left stays in memory and takes part in the next
+                # round; this one must not say that it is durable.
+                for left in current.queues:
+                    left.is_dirty = False
+                    self._queues.mark_dirty(left)
+                for written in current.written:
+                    self._queues.mark_dirty(written)
+                    written.unsynced |= current.bases[written]
+                self._round = None
+                return True
+            current.queues.pop()
+            queue.is_dirty = False
+            current.written.append(queue)
+            current.bases[queue] = set(queue.unsynced)
+            current.paths += queue.unsynced_paths()
+            queue.unsynced.clear()
+            if queue.has_new_names:
+                queue.has_new_names = False
+                current.folders.add(queue.folder)
+                current.folders.add(queue.folder.parent)
+                current.folders.add(queue.folder.parent.parent)
+        return False
+
+    def _sync(self, current: _Round) -> None:
+        """Worker: flush what the round has written. What was deleted meanwhile needs no flush."""
+        for path in current.paths:
+            try:
+                fd = self._files.open(path)
+            except FileNotFoundError:
+                continue
+            try:
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+        for folder in current.folders:
+            try:
+                self._files.sync_folder(folder)
+            except FileNotFoundError:
+                continue
+        if self._indexing is not None:
+            self._indexing.run_flush()
+
+    # ---- the checkpoint
+
+    def _take_times(self) -> None:
+        end, store_ms = self._mark
+        if self._flusher.flushed >= end:
+            physical = max(self._checkpoint.physical_ms, store_ms)
+            self._checkpoint = replace(self._checkpoint, physical_ms=physical)
+            self._mark = (self._log.end, self._appender.last_store_ms)
+            if self._flusher.flushed >= self._log.end:
+                physical = max(physical, self._appender.last_store_ms)
+                self._checkpoint = replace(self._checkpoint, physical_ms=physical)
+
+    def _current(self, *, is_clean: bool = False) -> Checkpoint:
+        indexing = self._indexing
+        return replace(
+            self._checkpoint,
+            index_ms=indexing.durable_ms if indexing else self._checkpoint.index_ms,
+            hint=Hint(
+                file_size=self._log.file_size,
+                durable=self.durable,
+                entries=self._entries,
+                flushed=max(self._flusher.flushed, self.durable),
+                indexed=indexing.durable_position if indexing else 0,
+                index_last=indexing.durable_last if indexing else 0,
+                is_clean=is_clean,
+            ),
+        )
+
+    def _write_checkpoint_if_changed(self) -> None:
+        if self._checkpoint_job is not None:
+            if not self._checkpoint_job.is_done:
+                return
+            if self._checkpoint_job.error is not None:
+                # Recovery then begins at an older one; that costs time, not messages.
+                log.error("checkpoint not written", extra={"why": self._checkpoint_job.error})
+            self._checkpoint_job = None
+        self._take_times()
+        current = self._current()
+        if current != self._written:
+            self._written = current
+            self._checkpoint_job = self._worker.submit(
+                write_checkpoint, self._path, current, self._files
+            )
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        write_checkpoint(self._path, checkpoint, self._files)
+        self._written = checkpoint
+
+
+class _Round:
+    """One way from memory to disk."""
+
+    __slots__ = (
+        "bases",
+        "entries",
+        "folders",
+        "is_wanted",
+        "job",
+        "paths",
+        "queues",
+        "store_ms",
+        "target",
+        "written",
+    )
+
+    def __init__(self, target: int, store_ms: int, queues: list[ConsumeQueue]) -> None:
+        self.target = target  #: durable when the round is over
+        self.store_ms = store_ms
+        self.queues = queues  #: still to be written
+        self.written: list[ConsumeQueue] = []
+        self.bases: dict[ConsumeQueue, set[int]] = {}
+        self.paths: list[Path] = []
+        self.folders: set[Path] = set()
+        self.job: Job | None = None
+        self.entries = 0
+        self.is_wanted = False  #: somebody relies on it: the checkpoint follows at once

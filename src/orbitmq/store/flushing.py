@@ -1,0 +1,171 @@
+"""Bringing the log to the disk: in the background, or before a message counts as stored.
+
+A thread waits in fdatasync, so the owner never does. Everything that was written while a flush
+was under way shares the next one, however many wait for it: that is group commit, and it needs no
+timer. The thread knows only how far to flush and says how far it came; whom this concerns is
+settled by the owner, in its own thread, when it is told to look (`post`).
+
+A failed flush is final. The kernel may have marked the pages clean without writing them, so a
+second fdatasync would report success for data that is not there. Nobody who waits is told that
+his message is stored, and the store refuses writes until it is opened again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from orbitmq.store.errors import StoreFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orbitmq.clock import Clock
+    from orbitmq.store.commitlog import CommitLog
+    from orbitmq.store.settings import FlushSettings
+
+    Post = Callable[[Callable[[], None]], object]
+    WhenFlushed = Callable[[StoreFailed | None], None]
+
+log = logging.getLogger(__name__)
+
+
+class Flusher:
+    """Flushes the log up to what is asked for, and from time to time unasked."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        settings: FlushSettings,
+        clock: Clock,
+        wake_owner: Callable[[], None],
+    ) -> None:
+        self.flushed = commit_log.end  #: everything below is on the disk
+        self.failure: StoreFailed | None = None
+        self.flush_count = 0
+        self._log = commit_log
+        self._settings = settings
+        self._clock = clock
+        self._wake_owner = wake_owner
+        self._asked = commit_log.end
+        self._last_thorough = clock.monotonic()
+        self._is_stopping = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._waiting: deque[tuple[int, WhenFlushed]] = deque()
+
+    # ---- the owner's side
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="orbitmq-flusher", daemon=True)
+        self._thread.start()
+
+    def ask(self, upto: int) -> None:
+        """Have the log flushed up to `upto` as soon as possible."""
+        if upto > self._asked:
+            if self._thread is None:
+                self._asked = upto
+            else:
+                with self._changed:
+                    self._asked = upto
+                    self._changed.notify_all()
+
+    def when_flushed(self, upto: int, call: WhenFlushed) -> bool:
+        """Have `settle` call when the log below `upto` is on the disk, or has failed.
+
+        Returns whether that is so already. The call is left to `settle` even then, because others
+        who asked earlier may not have been told yet.
+        """
+        self._waiting.append((upto, call))
+        self.ask(upto)
+        return self.failure is not None or upto <= self.flushed
+
+    def wait(self, upto: int, timeout: float | None) -> bool:
+        """Wait here until everything below `upto` is on the disk; False when time is up."""
+        self.ask(upto)
+        if self._thread is None:
+            self.flush_now()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.flushed >= upto or self.failure is not None, timeout
+            )
+        if self.failure is not None:
+            raise self.failure
+        return self.flushed >= upto
+
+    def settle(self) -> None:
+        """Tell those whose flush is over."""
+        waiting = self._waiting
+        if self.failure is not None:
+            while waiting:
+                waiting.popleft()[1](self.failure)
+            return
+        flushed = self.flushed
+        while waiting and waiting[0][0] <= flushed:
+            waiting.popleft()[1](None)
+
+    def flush_now(self) -> None:
+        """Without a thread: do here what it would do now."""
+        if self._thread is None and self.failure is None:
+            self._flush_upto(self._due())
+
+    def stop(self) -> None:
+        """Flush what was asked for and end the thread."""
+        if self._thread is not None:
+            with self._changed:
+                self._is_stopping = True
+                self._changed.notify_all()
+            self._thread.join()
+            self._thread = None
+
+    # ---- the thread's side
+
+    def _run(self) -> None:
+        interval = self._settings.interval
+        while self.failure is None:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._is_stopping or self._asked > self.flushed, interval
+                )
+                is_stopping = self._is_stopping
+            self._flush_upto(self._due())
+            if is_stopping and self._asked <= self.flushed:
+                return
+
+    def _due(self) -> int:
+        """How far to flush now: what was asked for, or all when it is much or old."""
+        now = self._clock.monotonic()
+        end = self._log.end
+        is_thorough = now - self._last_thorough >= self._settings.thorough_interval
+        if is_thorough or end - self.flushed >= self._settings.least_bytes:
+            self._last_thorough = now
+            return max(self._asked, end)
+        return self._asked
+
+    def _flush_upto(self, target: int) -> None:
+        if target <= self.flushed:
+            return
+        try:
+            self._log.sync(self.flushed, target)
+        except OSError as error:
+            log.exception("flushing the commit log failed; writes are refused from now on")
+            self.fail(error)
+        else:
+            with self._changed:
+                self.flushed = target
+                self.flush_count += 1
+                self._changed.notify_all()
+        self._wake_owner()
+
+    def fail(self, error: OSError) -> None:
+        """Refuse everything from now on."""
+        failure = StoreFailed(
+            f"the disk did not take what was written ({error}); what waits is not stored, "
+            "and nothing is accepted until the store is opened again"
+        )
+        failure.__cause__ = error
+        with self._changed:
+            self.failure = self.failure or failure
+            self._changed.notify_all()

@@ -1,0 +1,348 @@
+"""Reading a queue: which messages one pull gets, and where the next pull begins.
+
+The rules are those of Apache's broker, because clients count on them. Of the entries from the
+asked offset on, at most 800 are looked at (more if more messages are asked for), all in one queue
+file. They are taken in order until the answer is full: by the number asked for, or by the limits
+for messages in memory or on the disk. "In memory" is an estimate by the distance to the end of the
+log. The first message is returned however large it is.
+
+Messages are views of the mapped log; nothing is copied. If they lie side by side, as those of a
+lightly mixed log do, one view spans them all.
+
+What comes from the disk is checked before it is served: the head against the place it was read
+from, the body against its checksum. (No checksum covers the other fields: Apache's format has
+none.) What this process wrote or checked itself, entry and record, is taken as it is while it is
+near the end of the log. A damaged message is skipped and named in `damaged`; the others are
+served.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from struct import iter_unpack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orbitmq.filter.tags import TagFilter
+from orbitmq.message.record import MIN_RECORD_SIZE
+from orbitmq.store.consumequeue import ENTRY_SIZE
+from orbitmq.store.errors import DamagedRecord
+from orbitmq.store.scanning import properties_of, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from orbitmq.filter.subscription import MessageFilter
+    from orbitmq.store.commitlog import CommitLog
+    from orbitmq.store.consumequeue import ConsumeQueue
+    from orbitmq.store.settings import ReadSettings
+
+log = logging.getLogger(__name__)
+
+_ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
+#: Up to this many entries a loop is faster than columns.
+_FEW = 16
+#: An answer is never limited to less than this by its asker.
+_LEAST_BYTES = 100
+_BLANK_SIZE = 0x7FFFFFFF
+
+
+class ReadStatus(enum.Enum):
+    """How a read ended; the names are Apache's, which brokers put into their answers."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+@dataclass(slots=True)
+class ReadResult:
+    """What one read found."""
+
+    status: ReadStatus
+    next_offset: int  #: where the next read begins
+    min_offset: int
+    max_offset: int
+    count: int = 0
+    size: int = 0
+    pieces: Sequence[memoryview] = ()  #: the messages' bytes; one piece may hold several
+    suggest_replica: bool = False  #: so far behind that a replica should serve
+    damaged: tuple[int, ...] = ()  #: queue offsets of messages that the disk destroyed
+
+
+def read_queue(
+    queue: ConsumeQueue | None,
+    commit_log: CommitLog,
+    settings: ReadSettings,
+    offset: int,
+    max_messages: int,
+    wanted: MessageFilter | None,
+    max_bytes: int,
+) -> ReadResult:
+    """The messages of a queue from `offset` on that a filter lets pass."""
+    if queue is None:
+        return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+    low, high = queue.min_offset, queue.max_offset
+    if high == 0:
+        return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+    if offset < low:
+        return ReadResult(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
+    if offset == high:
+        return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+    if offset > high:
+        return ReadResult(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    asked = max(settings.scan_bytes, max_messages * ENTRY_SIZE)
+    scope = needed = -(-asked // ENTRY_SIZE)
+    if wanted is None or (isinstance(wanted, TagFilter) and wanted.matches_all):
+        wanted = None
+        needed = min(scope, max(max_messages, 1), max(settings.memory_count, settings.disk_count))
+    raw = queue.entries(offset, needed)
+    if not raw:
+        following = queue.following_file(offset)
+        return ReadResult(ReadStatus.OFFSET_FOUND_NULL, following, low, high)
+    result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, offset, low, high)
+    reading = Reading(
+        commit_log,
+        settings,
+        queue.trusted_from,
+        max_messages,
+        min(max(max_bytes, _LEAST_BYTES), settings.max_bytes),
+        queue.topic_field,
+        result,
+    )
+    if not reading.take_at_once(raw, wanted):
+        if needed < scope:
+            raw = queue.entries(offset, scope) or raw
+        reading.take_one_by_one(raw, wanted)
+    return result
+
+
+class Reading:
+    """One read that has found its entries. Two ways lead to the same result.
+
+    `take_one_by_one` is the rule itself. `take_at_once` does the same for the usual case, messages
+    that are in memory, need no check and are filtered by tag or not at all, on whole columns.
+    """
+
+    __slots__ = (
+        "_log",
+        "_max_bytes",
+        "_max_messages",
+        "_result",
+        "_settings",
+        "_topic_field",
+        "_trusted_from",
+    )
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        settings: ReadSettings,
+        trusted_from: int,
+        max_messages: int,
+        max_bytes: int,
+        topic_field: bytes,
+        result: ReadResult,
+    ) -> None:
+        self._topic_field = topic_field
+        self._log = commit_log
+        self._settings = settings
+        self._trusted_from = trusted_from
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._result = result
+
+    # ---- the usual case
+
+    def take_at_once(self, raw: bytes, wanted: MessageFilter | None) -> bool:
+        """Take what fits; False, with nothing done, when this is not the usual case."""
+        count = len(raw) // ENTRY_SIZE
+        if wanted is None:
+            fields = _entries(count).unpack(raw)
+            offsets: Sequence[int] = fields[0::3]
+            sizes: Sequence[int] = fields[1::3]
+            if not self._is_near(offsets[0], offsets[-1] + sizes[-1]):
+                return False
+            return self._take_first(offsets, sizes)
+        if count <= _FEW or not isinstance(wanted, TagFilter):
+            return False
+        entries = np.frombuffer(raw, _ENTRY)
+        if not self._is_near(int(entries["offset"][0]), int(entries["offset"][-1])):
+            return False
+        return self._take_matching(entries, wanted)
+
+    def _is_near(self, first: int, end: int) -> bool:
+        """Whether these offsets and all between are in memory and need no check."""
+        commit_log = self._log
+        return (
+            self._result.next_offset >= self._trusted_from
+            and commit_log.end - first <= self._settings.memory_distance
+            and first >= commit_log.start
+            and end <= commit_log.end
+        )
+
+    def _take_first(self, offsets: Sequence[int], sizes: Sequence[int]) -> bool:
+        count = min(len(offsets), max(self._max_messages, 1), self._settings.memory_count)
+        limit = min(self._max_bytes, self._settings.memory_bytes)
+        if count < len(offsets):
+            offsets, sizes = offsets[:count], sizes[:count]
+        total = sum(sizes)
+        if total > limit:
+            count = max(1, bisect_right(list(accumulate(sizes)), limit))
+            offsets, sizes = offsets[:count], sizes[:count]
+            total = sum(sizes)
+        return self._finish(offsets, sizes, total, count, offsets[-1])
+
+    def _take_matching(self, entries: NDArray[np.void], wanted: TagFilter) -> bool:
+        settings = self._settings
+        limit = min(max(self._max_messages, 1), settings.memory_count)
+        chosen = np.flatnonzero(wanted.mask(entries["code"]))[:limit]
+        # The entry after the last message that may be taken ends the answer, matching or not.
+        stop = int(chosen[-1]) + 1 if len(chosen) == limit else len(entries)
+        sizes = entries["size"]
+        total = int(sizes[chosen].sum())
+        if total + int(sizes[:stop].max()) > min(self._max_bytes, settings.memory_bytes):
+            # So does an entry whose size, matching or not, the answer cannot take any more.
+            stop = self._first_too_large(sizes[:stop].astype(np.int64), chosen)
+            chosen = chosen[chosen < stop]
+            total = int(sizes[chosen].sum())
+        picked = entries[chosen]
+        last = int(entries["offset"][stop - 1])
+        return self._finish(picked["offset"].tolist(), picked["size"].tolist(), total, stop, last)
+
+    def _first_too_large(self, sizes: NDArray[np.int64], chosen: NDArray[np.intp]) -> int:
+        taken = np.zeros(len(sizes), np.int64)
+        taken[chosen] = sizes[chosen]
+        before = np.cumsum(taken) - taken
+        limit = min(self._max_bytes, self._settings.memory_bytes)
+        full = (before > 0) & (before + sizes > limit)
+        return int(np.argmax(full)) if full.any() else len(sizes)
+
+    def _finish(
+        self, offsets: Sequence[int], sizes: Sequence[int], total: int, looked_at: int, last: int
+    ) -> bool:
+        result = self._result
+        if offsets:
+            pieces = self._views(offsets, sizes, total)
+            if pieces is None:
+                return False
+            result.status = ReadStatus.FOUND
+            result.pieces = pieces
+            result.count = len(offsets)
+            result.size = total
+        result.next_offset += looked_at
+        result.suggest_replica = self._log.end - last > self._settings.memory_distance
+        return True
+
+    def _views(
+        self, offsets: Sequence[int], sizes: Sequence[int], total: int
+    ) -> list[memoryview] | None:
+        first = offsets[0]
+        end = offsets[-1] + sizes[-1]
+        file = self._log.file_of(first)
+        if file is None or min(sizes) < MIN_RECORD_SIZE:
+            return None
+        if end <= file.end:
+            base, view = file.base, file.view
+            if end - first == total:
+                return [view[first - base : end - base]]
+            return [
+                view[offset - base : offset - base + size]
+                for offset, size in zip(offsets, sizes, strict=True)
+            ]
+        pieces = []
+        for offset, size in zip(offsets, sizes, strict=True):
+            piece = self._log.view(offset, size)
+            if piece is None:
+                return None
+            pieces.append(piece)
+        return pieces
+
+    # ---- the rule
+
+    def take_one_by_one(self, raw: bytes, wanted: MessageFilter | None) -> None:
+        """Look at one entry after the other until the answer is full or the scope ends."""
+        result = self._result
+        number = result.next_offset
+        pieces: list[memoryview] = []
+        damaged: list[int] = []
+        last = 0
+        skip_to = -1
+        for offset, size, code in iter_unpack(">qiq", raw):
+            if pieces and self._is_full(len(pieces), result.size, offset, size):
+                break
+            last = offset
+            number += 1
+            if offset < skip_to or (wanted is not None and not wanted.accepts_code(code)):
+                continue
+            record = self._log.view(offset, size)
+            if record is None:
+                if not pieces:
+                    result.status = ReadStatus.MESSAGE_WAS_REMOVING
+                # Whatever lies in the same deleted file is gone as well.
+                if size != _BLANK_SIZE and offset < self._log.start:
+                    skip_to = self._log.following_file(offset)
+                continue
+            if not self._is_good(record, offset, number - 1):
+                damaged.append(number - 1)
+                if not pieces:
+                    result.status = ReadStatus.MESSAGE_WAS_REMOVING
+                continue
+            if (
+                wanted is not None
+                and wanted.needs_properties
+                and not wanted.accepts_properties(properties_of(record))
+            ):
+                if not pieces:
+                    result.status = ReadStatus.NO_MATCHED_MESSAGE
+                continue
+            pieces.append(record)
+            result.size += size
+            result.status = ReadStatus.FOUND
+            skip_to = -1
+        result.next_offset = number
+        result.pieces = pieces
+        result.count = len(pieces)
+        result.damaged = tuple(damaged)
+        result.suggest_replica = self._log.end - last > self._settings.memory_distance
+
+    def _is_full(self, count: int, total: int, offset: int, size: int) -> bool:
+        settings = self._settings
+        if count + 1 > self._max_messages or total + size > self._max_bytes:
+            return True
+        if self._log.end - offset <= settings.memory_distance:
+            return total + size > settings.memory_bytes or count > settings.memory_count - 1
+        return total + size > settings.disk_bytes or count > settings.disk_count - 1
+
+    def _is_good(self, record: memoryview, offset: int, number: int) -> bool:
+        if len(record) < MIN_RECORD_SIZE:
+            return False
+        is_near = self._log.end - offset <= self._settings.memory_distance
+        if not self._settings.check_crc or (number >= self._trusted_from and is_near):
+            return True
+        try:
+            verify(record, offset, number, self._topic_field)
+        except DamagedRecord:
+            log.exception("damaged message skipped", extra={"offset": number})
+            return False
+        return True
+
+
+@lru_cache(maxsize=1024)
+def _entries(count: int) -> struct.Struct:
+    return struct.Struct(">" + "qiq" * count)

@@ -1,0 +1,142 @@
+"""What is deleted, and when the disk counts as full.
+
+Files of the log go from the oldest on, whole, and never the last one: when they were last written
+longer ago than messages are kept (in the hours set for it, or when space is scarce), whatever
+their age when space is very scarce, and when the log is larger than it may be. Queue and index
+files whose messages are gone follow.
+
+A run does a bounded amount of work; the owner calls again some seconds later.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orbitmq.store.commitlog import CommitLog, LogFile
+    from orbitmq.store.consumequeue import ConsumeQueue
+    from orbitmq.store.files import DiskFiles
+    from orbitmq.store.flushing import Flusher
+    from orbitmq.store.indexing import Indexing
+    from orbitmq.store.queues import QueueTable
+    from orbitmq.store.settings import RetentionSettings
+
+log = logging.getLogger(__name__)
+
+_QUEUES_PER_RUN = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanReport:
+    """What one run did."""
+
+    used_ratio: float
+    is_full: bool
+    log_files: int = 0
+    queue_files: int = 0
+    index_files: int = 0
+
+
+class Retention:
+    """Deletes what is old and watches the disk."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        indexing: Indexing | None,
+        flusher: Flusher,
+        settings: RetentionSettings,
+        files: DiskFiles,
+    ) -> None:
+        self.is_full = False  #: writes are to be refused
+        self.used_ratio = 0.0
+        self._log = commit_log
+        self._queues = queues
+        self._indexing = indexing
+        self._flusher = flusher
+        self._settings = settings
+        self._files = files
+        self._manual_runs = 0
+        self._corrected_to = commit_log.start
+        self._to_correct: list[ConsumeQueue] = []
+
+    def ask_for_cleaning(self) -> None:
+        """Delete expired files in the next runs, whatever the hour."""
+        self._manual_runs = self._settings.manual_runs
+
+    def run(self, now: float) -> CleanReport:
+        """Look at the disk and delete what is due; `now` in seconds since the epoch."""
+        self._look_at_disk()
+        log_files = self._delete_log_files(now)
+        queue_files = self._follow_in_queues()
+        index_files = 0
+        if self._indexing is not None and log_files:
+            index_files = self._indexing.index.delete_below(self._log.start)
+        return CleanReport(
+            used_ratio=self.used_ratio,
+            is_full=self.is_full,
+            log_files=log_files,
+            queue_files=queue_files,
+            index_files=index_files,
+        )
+
+    def _look_at_disk(self) -> None:
+        self.used_ratio = self._files.used_ratio(self._log.folder)
+        is_full = self.used_ratio > self._settings.full_ratio
+        if is_full != self.is_full:
+            self.is_full = is_full
+            log.warning(
+                "disk full, writes are refused" if is_full else "disk has room again",
+                extra={"folder": str(self._log.folder), "used": round(self.used_ratio, 4)},
+            )
+
+    def _delete_log_files(self, now: float) -> int:
+        settings = self._settings
+        is_forced = self.used_ratio > settings.forced_ratio
+        hour = datetime.fromtimestamp(now, UTC).astimezone().hour
+        is_time = (
+            is_forced
+            or self.used_ratio > settings.expired_ratio
+            or hour in settings.delete_hours
+            or self._manual_runs > 0
+        )
+        self._manual_runs = max(0, self._manual_runs - 1)
+        deleted = 0
+        while len(self._log.files) > 1 and deleted < settings.files_per_run:
+            oldest = self._log.files[0]
+            if oldest.end > self._flusher.flushed or not (
+                self._is_too_much() or (is_time and (is_forced or self._is_expired(oldest, now)))
+            ):
+                break
+            try:
+                self._log.drop_first()
+            except OSError:
+                log.exception("commit-log file not deleted", extra={"file": oldest.path.name})
+                break
+            log.info("commit-log file deleted", extra={"file": oldest.path.name})
+            deleted += 1
+        return deleted
+
+    def _is_expired(self, file: LogFile, now: float) -> bool:
+        return now >= self._files.modified(file.path) + self._settings.keep
+
+    def _is_too_much(self) -> bool:
+        limit = self._settings.max_bytes
+        return limit is not None and self._log.end - self._log.start > limit
+
+    def _follow_in_queues(self) -> int:
+        """Let some queues begin where the log begins now."""
+        start = self._log.start
+        if not self._to_correct and self._corrected_to != start:
+            self._corrected_to = start
+            self._to_correct = list(self._queues.by_key.values())
+        deleted = 0
+        for _ in range(min(_QUEUES_PER_RUN, len(self._to_correct))):
+            queue = self._to_correct.pop()
+            queue.correct_min_offset(start)
+            deleted += queue.drop_files_below(start)
+        return deleted

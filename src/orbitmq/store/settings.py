@@ -1,0 +1,147 @@
+"""Every setting of the store with its default and its unit."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass, field
+
+from orbitmq.store.errors import SettingError
+from orbitmq.store.indexfile import IndexSettings
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+#: Delays of levels 1 to 18 in seconds.
+DELAY_LEVELS = (
+    *(1.0, 5.0, 10.0, 30.0),
+    *(60.0 * minutes for minutes in range(1, 11)),
+    *(1200.0, 1800.0, 3600.0, 7200.0),
+)
+
+
+class FlushPolicy(enum.Enum):
+    """When a message counts as stored."""
+
+    #: When the operating system has it: survives the death of the process, not of the machine.
+    ASYNC = "async"
+    #: When the disk has it. Nothing is visible to readers before.
+    SYNC = "sync"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushSettings:
+    """When what was written goes to the disk."""
+
+    policy: FlushPolicy = FlushPolicy.ASYNC
+    interval: float = 0.5  #: how often an asynchronous store looks
+    least_bytes: int = 16 * KIB  #: below this much it waits for `thorough_interval`
+    thorough_interval: float = 10.0  #: everything is flushed at least this often
+    checkpoint_interval: float = 1.0  #: how often the checkpoint is written when it changed
+    durable_interval: float = 10.0  #: how often the queues are flushed to advance recovery's start
+    durable_bytes: int = 64 * MIB  #: or after this much new log, whichever comes first
+    queue_tail_bytes: int = 64 * KIB  #: unwritten entries a queue may hold in memory
+    tail_memory: int = 64 * MIB  #: entries of all queues kept in memory for readers
+    queues_per_step: int = 256  #: queue files written in one step of the owner
+
+    def __post_init__(self) -> None:
+        _positive("flush", self, "interval", "thorough_interval", "checkpoint_interval")
+        _positive("flush", self, "durable_interval", "durable_bytes", "queue_tail_bytes")
+        _positive("flush", self, "queues_per_step")
+        _at_least_zero("flush", self, "least_bytes", "tail_memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """How much one read may look at and return."""
+
+    scan_bytes: int = 16_000  #: queue entries looked at per read, in bytes (800 entries)
+    max_bytes: int = 128 * MIB  #: ceiling of one answer, whatever is asked
+    memory_count: int = 32  #: messages per answer while they are in the page cache
+    memory_bytes: int = 256 * KIB
+    disk_count: int = 8  #: messages per answer when they come from the disk
+    disk_bytes: int = 64 * KIB
+    #: What lies this close to the end of the log counts as "in memory": 40 % of the machine's.
+    memory_distance: int = field(default_factory=lambda: _physical_memory() * 40 // 100)
+    check_crc: bool = True  #: check what comes from the disk before it is served
+
+    def __post_init__(self) -> None:
+        _positive("read", self, "scan_bytes", "max_bytes", "memory_count", "memory_bytes")
+        _positive("read", self, "disk_count", "disk_bytes")
+        _at_least_zero("read", self, "memory_distance")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """What is deleted and when. Ratios are of the disk's space in use."""
+
+    keep: float = 72 * 3600.0  #: seconds since a log file was last written
+    delete_hours: tuple[int, ...] = (4,)  #: local hours in which expired files are deleted
+    max_bytes: int | None = None  #: size of the log; the oldest files go when it is above
+    expired_ratio: float = 0.75  #: above: expired files go at any hour
+    forced_ratio: float = 0.85  #: above: the oldest files go though not expired
+    full_ratio: float = 0.90  #: above: writes are refused as well
+    files_per_run: int = 10  #: log files deleted in one run
+    manual_runs: int = 20  #: runs that delete at any hour after being asked to
+
+    def __post_init__(self) -> None:
+        _positive("retention", self, "files_per_run", "manual_runs")
+        _at_least_zero("retention", self, "keep")
+        if not 0 < self.expired_ratio <= self.forced_ratio <= self.full_ratio <= 1:
+            raise SettingError(
+                "retention ratios must rise from expired_ratio over forced_ratio to full_ratio "
+                f"within 0 and 1, got {self.expired_ratio}, {self.forced_ratio}, {self.full_ratio}"
+            )
+        if self.max_bytes is not None and self.max_bytes <= 0:
+            raise SettingError(f"retention.max_bytes must be positive, got {self.max_bytes}")
+        for hour in self.delete_hours:
+            if not 0 <= hour <= 23:
+                raise SettingError(f"retention.delete_hours must be within 0 and 23, got {hour}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """How a store keeps its messages."""
+
+    file_size: int = GIB  #: bytes of a commit-log file; cannot change in a store's life
+    queue_file_entries: int = 300_000  #: entries of a consume-queue file; likewise
+    max_record: int = 4 * MIB + 64 * KIB  #: a message as stored
+    preallocate_step: int = 16 * MIB  #: disk space taken ahead of the log; 0 takes none
+    open_queue_files: int = 256  #: descriptors kept for reading queue files
+    recovery_chunk: int = 32 * MIB  #: bytes of the log checked at once
+    index: bool = True  #: whether messages can be found by key
+    index_file: IndexSettings = field(default_factory=IndexSettings)
+    index_step: int = 2 * MIB  #: bytes of the log indexed in one step of the owner
+    delay_levels: tuple[float, ...] = DELAY_LEVELS
+    flush: FlushSettings = field(default_factory=FlushSettings)
+    read: ReadSettings = field(default_factory=ReadSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
+
+    def __post_init__(self) -> None:
+        _positive("store", self, "queue_file_entries", "max_record", "open_queue_files")
+        _positive("store", self, "recovery_chunk", "index_step")
+        _at_least_zero("store", self, "preallocate_step")
+        if not 4 * KIB <= self.file_size <= 0x7FFFFFFF:
+            raise SettingError(
+                f"store.file_size must be within 4096 and 2147483647, got {self.file_size}"
+            )
+
+
+def _positive(role: str, settings: object, *names: str) -> None:
+    for name in names:
+        if (value := getattr(settings, name)) <= 0:
+            raise SettingError(f"{role}.{name} must be positive, got {value}")
+
+
+def _at_least_zero(role: str, settings: object, *names: str) -> None:
+    for name in names:
+        if (value := getattr(settings, name)) < 0:
+            raise SettingError(f"{role}.{name} must not be negative, got {value}")
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 8 * GIB

@@ -1,0 +1,449 @@
+"""The store: all messages of a broker in one folder, in Apache RocketMQ's formats.
+
+    commitlog/  consumequeue/<topic>/<queue>/  index/  checkpoint  abort  lock
+
+One owner uses a store, from one thread; it collects messages, writes them once per turn, reads,
+and calls `tick` some times a second. Three threads help it and touch nothing but files: one
+flushes the log, one the queues and the index, one makes the log's next file. `post` hands a call
+from them to the owner's thread, for instance `loop.call_soon_threadsafe`; an owner without a loop
+calls `wait_flushed`, or leaves it to `tick`. With `background=False` there are no threads:
+everything happens inside the owner's calls, in an order that can be repeated.
+
+What is promised, by flush policy:
+
+    ASYNC   a message is stored when `write` has returned: it survives the death of the process,
+            and that of the machine after the next flush (half a second, ten at the latest)
+    SYNC    a message is stored when `when_flushed` calls back: it survives both. No reader sees
+            it before
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from orbitmq.clock import SystemClock
+from orbitmq.message.hosts import pack_host
+from orbitmq.store.appending import Appender
+from orbitmq.store.checkpoint import read_checkpoint
+from orbitmq.store.commitlog import CommitLog
+from orbitmq.store.durability import Durability
+from orbitmq.store.errors import (
+    DiskFull,
+    StoreClosed,
+    StoreError,
+    StoreFailed,
+    WriteFailed,
+    WriteRefused,
+)
+from orbitmq.store.files import DiskFiles, is_full
+from orbitmq.store.finding import Finding
+from orbitmq.store.flushing import Flusher
+from orbitmq.store.indexing import Indexing
+from orbitmq.store.keyindex import KeyIndex
+from orbitmq.store.locking import FolderLock
+from orbitmq.store.queues import QueueTable
+from orbitmq.store.reading import read_queue
+from orbitmq.store.recovery import Recovery
+from orbitmq.store.retention import Retention
+from orbitmq.store.searching import Boundary, offset_by_time, time_of
+from orbitmq.store.settings import FlushPolicy, StoreSettings
+from orbitmq.store.statistics import QueueState, StoreStatistics
+from orbitmq.store.working import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from orbitmq.clock import Clock
+    from orbitmq.filter.subscription import MessageFilter
+    from orbitmq.store.appending import Arrival
+    from orbitmq.store.checkpoint import Checkpoint
+    from orbitmq.store.flushing import Post, WhenFlushed
+    from orbitmq.store.reading import ReadResult
+    from orbitmq.store.retention import CleanReport
+
+log = logging.getLogger(__name__)
+
+_UNLIMITED: Final = 1 << 62
+
+
+class Store:
+    """The messages of one broker. Constructing it opens the folder and repairs it after a crash."""
+
+    def __init__(
+        self,
+        root: Path | str,
+        settings: StoreSettings | None = None,
+        *,
+        store_host: tuple[str, int] = ("127.0.0.1", 10911),
+        clock: Clock | None = None,
+        files: DiskFiles | None = None,
+        post: Post | None = None,
+        background: bool = True,
+    ) -> None:
+        self.root = Path(root)
+        self.settings = settings or StoreSettings()
+        self._clock: Clock = clock or SystemClock()
+        self._files = files or DiskFiles()
+        self._post = post
+        self._is_open = True
+        self._is_sync = self.settings.flush.policy is FlushPolicy.SYNC
+        # Two, so that a long round of flushing never delays the next file of the log.
+        self._maker = Worker("orbitmq-file-maker")
+        self._syncer = Worker("orbitmq-queue-syncer")
+        self._lock = FolderLock(self.root, self._files)
+        self._lock.acquire()
+        try:
+            self._load(pack_host(*store_host))
+        except OSError as error:
+            self._release()
+            raise StoreError(f"the store in {self.root} cannot be opened: {error}") from error
+        except BaseException:
+            self._release()
+            raise
+        if background:
+            self._maker.start()
+            self._syncer.start()
+            self._flusher.start()
+
+    def _load(self, store_host: bytes) -> None:
+        root, settings, files, clock = self.root, self.settings, self._files, self._clock
+        checkpoint = read_checkpoint(root / "checkpoint", files)
+        was_clean = not files.exists(root / "abort")
+        self._log = CommitLog(root / "commitlog", settings, files, self._maker)
+        self._queues = QueueTable(root / "consumequeue", settings, files)
+        self._log.load(checkpoint.hint.file_size if checkpoint.hint else None)
+        self._queues.load()
+        self._flusher = Flusher(self._log, settings.flush, clock, self._wake)
+        self._appender = Appender(
+            self._log, self._queues, settings, clock, store_host, self._refusal, self._flusher.fail
+        )
+        self.recovery = Recovery(
+            self._log,
+            self._queues,
+            checkpoint,
+            was_clean=was_clean,
+            chunk=settings.recovery_chunk,
+            entry_code=self._appender.entry_code,
+            clock=clock,
+        ).run()
+        self._trust_what_was_found(checkpoint)
+        self._indexing = self._open_index(checkpoint, was_clean=was_clean)
+        self._finding = Finding(self._log, self._indexing, lambda: self._appender.dispatched)
+        self._durability = Durability(
+            root / "checkpoint",
+            self._log,
+            self._queues,
+            self._appender,
+            self._indexing,
+            self._flusher,
+            self._syncer,
+            settings.flush,
+            files,
+            clock,
+            checkpoint,
+            self.recovery.start,
+            self.recovery.start_entries,
+        )
+        self._retention = Retention(
+            self._log, self._queues, self._indexing, self._flusher, settings.retention, files
+        )
+        # Called for every message: without a detour.
+        self.append = self._appender.append
+        self.append_batch = self._appender.append_batch
+        files.write_bytes(root / "abort", str(files.process_id()).encode())
+        files.sync_folder(root)
+        self._durability.write_first_checkpoint()
+
+    def _trust_what_was_found(self, checkpoint: Checkpoint) -> None:
+        """Bring what recovery accepted to the disk before anybody relies on it.
+
+        It may be in the page cache only: never flushed, or not written by a flush that failed,
+        after which the pages count as clean. Writing it once more makes sure.
+        """
+        report = self.recovery
+        try:
+            if report.end > report.start and not report.was_clean:
+                if report.used_hint and checkpoint.hint is not None:
+                    self._log.rewrite(max(checkpoint.hint.flushed, report.start))
+                self._log.sync(report.start, report.end)
+        except OSError as error:
+            raise StoreFailed(f"the disk of {self.root} cannot be written ({error})") from error
+        self._flusher.flushed = self._log.end
+        self._appender.last_store_ms = max(report.last_store_ms, checkpoint.physical_ms)
+        self._appender.is_held_back = self._is_sync
+
+    def _open_index(self, checkpoint: Checkpoint, *, was_clean: bool) -> Indexing | None:
+        if not self.settings.index:
+            return None
+        index = KeyIndex.open(
+            self.root / "index",
+            settings=self.settings.index_file,
+            files=self._files,
+            clock=self._clock,
+            safe_until_ms=None if was_clean else checkpoint.index_ms,
+            log_end=self._log.end,
+        )
+        position = index.resume_offset
+        hint = checkpoint.hint
+        if hint is not None and self.recovery.used_hint and hint.index_last == position:
+            position = max(position, hint.indexed)
+        return Indexing(index, self._log, min(position, self._log.end))
+
+    # ---- writing
+
+    def on_arrival(self, call: Callable[[list[Arrival]], None] | None) -> None:
+        """Have messages announced as soon as they can be read: in `write`, or after the flush."""
+        self._appender.arrived = call
+
+    def write(self) -> int:
+        """Write what was appended in this turn, all or nothing; where the log ends now."""
+        end = self._appender.write()
+        if self._is_sync:
+            self._flusher.ask(end)
+        return end
+
+    def discard(self) -> None:
+        """Forget what was appended since the last `write`."""
+        self._appender.discard()
+
+    def when_flushed(self, upto: int, call: WhenFlushed) -> None:
+        """Call, in the owner's thread, when the log below `upto` is on the disk, or has failed."""
+        if self._flusher.when_flushed(upto, call):
+            self.settle()
+
+    def wait_flushed(self, upto: int, timeout: float | None = None) -> bool:
+        """Wait here for the same; False when time is up, StoreFailed when the disk failed."""
+        try:
+            return self._flusher.wait(upto, timeout)
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Announce what has become readable, and answer those who wait for a flush."""
+        if self._is_sync:
+            self._appender.publish(self._flusher.flushed)
+        self._flusher.settle()
+
+    def tick(self) -> None:
+        """Do a bounded part of the work in the background; to be called a few times a second."""
+        self._flusher.flush_now()
+        self.settle()
+        if self._indexing is not None:
+            self._indexing.advance(self._appender.dispatched, self.settings.index_step)
+        if self._flusher.failure is None:
+            self._durability.step()
+
+    def clean(self) -> CleanReport:
+        """Delete what is too old or too much, and look at the disk; every ten seconds or so."""
+        return self._retention.run(self._clock.now())
+
+    def ask_for_cleaning(self) -> None:
+        """Delete expired files at any hour in the next runs of `clean`."""
+        self._retention.ask_for_cleaning()
+
+    # ---- reading
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 32,
+        wanted: MessageFilter | None = None,
+        max_bytes: int = _UNLIMITED,
+    ) -> ReadResult:
+        """The messages of a queue from `offset` on that the filter lets pass."""
+        return read_queue(
+            self._queues.by_key.get((topic, queue_id)),
+            self._log,
+            self.settings.read,
+            offset,
+            max_messages,
+            wanted,
+            max_bytes,
+        )
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset that can be read; 0 for an unknown queue."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.min_offset if queue else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the next message to become readable has; 0 for an unknown queue."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.max_offset if queue else 0
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """The offset that belongs to an instant, within the bounds of the queue."""
+        return offset_by_time(self._queues.get(topic, queue_id), self._log, time_ms, boundary)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """When the first readable message was stored, in milliseconds; -1 when there is none."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or queue.min_offset >= queue.max_offset:
+            return -1
+        return time_of(queue, self._log, queue.min_offset)
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """When a message of a queue was stored, in milliseconds; -1 when it is not there."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return -1
+        return time_of(queue, self._log, offset)
+
+    def queue_entries(
+        self, topic: str, queue_id: int, first: int, count: int
+    ) -> list[tuple[int, int, int]] | None:
+        """Offset in the log, size and tag code of entries of a queue; None when there is none."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return None
+        if first < queue.min_offset:
+            return []
+        return [
+            queue.entry(number) for number in range(first, min(first + count, queue.max_offset))
+        ]
+
+    def message_at(self, physical_offset: int) -> memoryview:
+        """The checked record that begins at an offset of the log."""
+        return self._finding.message_at(physical_offset)
+
+    def message_by_offset_id(self, offset_id: str) -> memoryview:
+        """The checked record that an offset id names."""
+        return self._finding.message_by_offset_id(offset_id)
+
+    def lookup(
+        self,
+        topic: str,
+        key: str,
+        max_results: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = _UNLIMITED,
+    ) -> list[memoryview]:
+        """Messages of a topic with this key or this unique id, newest first."""
+        return self._finding.lookup(topic, key, max_results, begin_ms, end_ms)
+
+    # ---- the whole
+
+    def queues(self) -> list[QueueState]:
+        """All queues and their bounds."""
+        return [
+            QueueState(queue.topic, queue.queue_id, queue.min_offset, queue.max_offset)
+            for queue in self._queues.by_key.values()
+        ]
+
+    def delete_topic(self, topic: str) -> int:
+        """Forget the queues of a topic; its messages go with the log. How many queues there were.
+
+        A crash must not bring the topic back, so recovery's start is moved beyond its messages.
+        """
+        self.write()
+        self._appender.forget_topic(topic)
+        self._durability.is_wanted = True
+        return self._queues.delete_topic(topic)
+
+    def statistics(self) -> StoreStatistics:
+        """Numbers for an operator."""
+        refusal = self._refusal()
+        return StoreStatistics(
+            log_start=self._log.start,
+            log_end=self._log.end,
+            flushed=self._flusher.flushed,
+            durable=self._durability.durable,
+            dispatched=self._appender.dispatched,
+            indexed=self._indexing.position if self._indexing else 0,
+            indexed_ms=self._indexing.index.last_ms if self._indexing else 0,
+            log_files=len(self._log.files),
+            queues=len(self._queues.by_key),
+            queue_memory=self._queues.memory,
+            flushes=self._flusher.flush_count,
+            used_ratio=self._retention.used_ratio,
+            refusal=str(refusal) if refusal else "",
+        )
+
+    def close(self) -> None:
+        """Bring everything to the disk and leave the folder to others.
+
+        When that fails the folder is left all the same, marked as after a crash.
+        """
+        if not self._is_open:
+            return
+        self._post = None
+        try:
+            if self._flusher.failure is None:
+                end = self._appender.write()
+                self.wait_flushed(end)
+                if self._indexing is not None:
+                    self._indexing.advance(self._appender.dispatched, _UNLIMITED)
+                self._durability.finish()
+                if self._durability.durable == self._log.end:
+                    self._files.unlink(self.root / "abort")
+                    self._files.sync_folder(self.root)
+        except OSError as error:
+            raise WriteFailed(f"the store in {self.root} was not closed properly ({error})") from (
+                error
+            )
+        finally:
+            self._release()
+
+    def abandon(self) -> None:
+        """Leave the folder as a crash would: nothing more is written or flushed."""
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _release(self) -> None:
+        self._is_open = False
+        self._post = None
+        if hasattr(self, "_flusher"):
+            self._flusher.stop()
+        self._syncer.stop()
+        self._maker.stop()
+        if hasattr(self, "_indexing") and self._indexing is not None:
+            self._indexing.abandon()
+        if hasattr(self, "_log"):
+            self._log.close()
+            self._queues.close()
+        self._lock.release()
+
+    # ---- for the parts
+
+    def _refusal(self) -> WriteRefused | None:
+        """Why nothing can be written now."""
+        if not self._is_open:
+            return StoreClosed(self.root)
+        if self._flusher.failure is not None:
+            return self._flusher.failure
+        if self._retention.is_full:
+            return DiskFull(
+                f"the disk of {self.root} is {self._retention.used_ratio:.0%} full, more than "
+                f"{self.settings.retention.full_ratio:.0%}: make room, or keep messages shorter"
+            )
+        error = self._queues.write_error
+        if error is not None:
+            text = f"a consume queue in {self.root} cannot be written ({error})"
+            return DiskFull(text) if is_full(error) else WriteFailed(text)
+        return None
+
+    def _wake(self) -> None:
+        """Flusher thread: have the owner look, if it still can."""
+        post = self._post
+        if post is not None:
+            try:
+                post(self.settle)
+            except RuntimeError:
+                log.debug("the owner's loop is closed")

@@ -1,0 +1,420 @@
+"""Appending in turns: places, bytes, and what happens when the disk does not take them."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.message.errors import RecordRefused
+from orbitmq.message.properties import encode_properties
+from orbitmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from orbitmq.message.tagcode import tag_code
+from orbitmq.store.consumequeue import SCHEDULE_TOPIC
+from orbitmq.store.errors import (
+    DiskFull,
+    MessageTooLarge,
+    StoreClosed,
+    StoreFailed,
+    TopicRefused,
+    WriteFailed,
+)
+from tests.support.store import BORN_HOST, NOW, SMALL, FailingFiles, bodies, messages_of, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orbitmq.store.appending import Arrival
+    from orbitmq.store.store import Store
+
+    OpenStore = Callable[..., Store]
+
+
+def log_bytes(store: Store) -> bytes:
+    """The log as it is in the files."""
+    return b"".join(path.read_bytes() for path in sorted((store.root / "commitlog").iterdir()))
+
+
+def entries(store: Store, topic: str, queue_id: int) -> list[tuple[int, int, int]]:
+    """The queue as it is in the files after a proper shutdown."""
+    folder: Path = store.root / "consumequeue" / topic / str(queue_id)
+    raw = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    return [entry for entry in struct.iter_unpack(">qiq", raw) if entry[1]]
+
+
+# ---- places
+
+
+def test_a_message_gets_its_place_at_once_and_is_seen_after_the_write(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+
+    first = put(store, "T", 3, b"one")
+    second = put(store, "T", 3, b"two")
+
+    assert (first, second[1]) == ((0, 0), 1)
+    assert store.max_offset("T", 3) == 0
+    assert store.write() == store.statistics().log_end > second[0] > 0
+    assert bodies(store, "T", 3) == [b"one", b"two"]
+
+
+def test_one_write_reaches_the_file_for_a_whole_turn(open_store: OpenStore) -> None:
+    disk = FailingFiles()
+    store = open_store(files=disk)
+    sizes: list[int] = []
+    disk.before = lambda call, size: sizes.append(size) if call == "pwrite" else None
+
+    for number in range(20):
+        put(store, "T", number % 4, b"x" * 50)
+    store.write()
+
+    assert sizes == [store.statistics().log_end]
+
+
+def test_the_bytes_are_those_of_the_documented_record(open_store: OpenStore) -> None:
+    store = open_store()
+    put(store, "x", 0, b"before")
+    put(store, "T", 1, b"hi", {"TAGS": "A"})
+    store.write()
+
+    message = messages_of(store.read("T", 1, 0))[0]
+    place = message.physical_offset
+
+    assert message.encode() == log_bytes(store)[place : place + 101]
+    assert (message.topic, message.queue_id, message.queue_offset) == ("T", 1, 0)
+    assert message.born_host == ("10.0.0.7", 50123)
+    assert message.store_host == ("127.0.0.1", 10911)
+    assert message.store_ms == int(NOW * 1000)
+    assert message.body == b"hi"
+    assert dict(message.properties) == {"TAGS": "A"}
+
+
+def test_arrivals_are_announced_with_the_write(open_store: OpenStore) -> None:
+    store = open_store()
+    announced: list[Arrival] = []
+    store.on_arrival(announced.extend)
+    put(store, "T", 1, b"hi", {"TAGS": "A"})
+
+    assert announced == []
+    store.write()
+
+    queue, number, code, place, size = announced[0]
+    assert (queue.topic, queue.queue_id, number, code, place) == ("T", 1, 0, 65, 0)
+    assert size == store.statistics().log_end
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        b"TAGS\x01A\x02",
+        b"TAGS\x01A",
+        b"x\x01y\x02TAGS\x01A\x02",
+        b"TAGS\x01B\x02TAGS\x01A\x02",
+        b"MYTAGS\x01B\x02TAGS\x01A\x02",
+        b"TAGS\x01A\x02MYTAGS\x01B\x02",
+        b"TAGS\x01A\x02TAGS\x01\x02",
+    ],
+)
+def test_the_tag_code_is_that_of_the_last_tags_property(
+    open_store: OpenStore, properties: bytes
+) -> None:
+    for _ in range(2):  # the second time from memory
+        store = open_store()
+        for number in range(2):
+            store.append("T", number, b"", properties, 0, BORN_HOST)
+        store.close()
+
+        assert entries(store, "T", 0)[0][2] == tag_code("A")
+        assert entries(store, "T", 1)[0][2] == tag_code("A")
+
+
+def test_a_record_that_does_not_fit_begins_the_next_file(open_store: OpenStore) -> None:
+    store = open_store()
+    while store.statistics().log_end < 7000:
+        put(store, "T", 0, bytes(100))
+        store.write()
+    end = store.statistics().log_end
+
+    place, _ = put(store, "T", 0, bytes(2000))
+    store.write()
+
+    assert place == 8192
+    assert struct.unpack_from(">iI", log_bytes(store), end) == (8192 - end, 0xCBD43194)
+    assert messages_of(store.read("T", 0, store.max_offset("T", 0) - 1))[0].body == bytes(2000)
+
+
+@pytest.mark.parametrize("rest", [8, 9])
+def test_eight_bytes_are_left_for_the_end_record(open_store: OpenStore, rest: int) -> None:
+    store = open_store()
+    size = 8192 - rest - 92  # a record of topic T without properties takes 92 bytes more
+
+    place, _ = put(store, "T", 0, bytes(size))
+    following, _ = put(store, "T", 0, b"")
+    store.write()
+
+    assert (place, following) == (0, 8192)
+    store.abandon()
+    assert bodies(open_store(), "T", 0) == [bytes(size), b""]
+
+
+def test_a_batch_goes_whole_into_the_next_file(open_store: OpenStore) -> None:
+    store = open_store()
+    put(store, "T", 0, bytes(7000))
+    elements = [(bytes(200), flag, b"TAGS\x01A\x02") for flag in range(4)]
+
+    places, first = store.append_batch("T", 0, elements, 5, BORN_HOST)
+    store.write()
+
+    assert (places[0], first, len(places)) == (8192, 1, 4)
+    found = messages_of(store.read("T", 0, 1))
+    assert [message.flag for message in found] == [0, 1, 2, 3]
+    assert [message.physical_offset for message in found] == places
+    assert [message.queue_offset for message in found] == [1, 2, 3, 4]
+
+
+def test_what_can_never_fit_is_refused_and_names_the_limit(open_store: OpenStore) -> None:
+    store = open_store(replace(SMALL, max_record=1000))
+    put(store, "T", 0, b"kept")
+
+    with pytest.raises(MessageTooLarge, match="1000 bytes are allowed"):
+        put(store, "T", 0, bytes(1000))
+    with pytest.raises(MessageTooLarge, match="1000 bytes are allowed"):
+        store.append_batch("T", 0, [(b"", 0, b""), (bytes(1000), 0, b"")], 5, BORN_HOST)
+    with pytest.raises(MessageTooLarge, match="a batch of"):
+        store.append_batch("T", 0, [(bytes(500), 0, b"")] * 20, 5, BORN_HOST)
+    with pytest.raises(RecordRefused):
+        store.append("T", 0, b"", bytes(40_000), 5, BORN_HOST)
+    store.write()
+
+    assert bodies(store, "T", 0) == [b"kept"]
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc", "a\0b", "x" * 300])
+def test_a_topic_that_cannot_name_a_folder_is_refused(open_store: OpenStore, topic: str) -> None:
+    with pytest.raises(TopicRefused):
+        put(open_store(), topic, 0, b"")
+
+
+def test_a_discarded_turn_leaves_no_trace(open_store: OpenStore) -> None:
+    store = open_store()
+    put(store, "T", 0, b"gone")
+    store.discard()
+
+    place, number = put(store, "T", 0, b"kept")
+    store.write()
+
+    assert (place, number) == (0, 0)
+    assert bodies(store, "T", 0) == [b"kept"]
+
+
+# ---- kinds of messages
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_entries_of_the_schedule_topic_hold_the_time_of_delivery(
+    open_store: OpenStore, restart: bool
+) -> None:
+    store = open_store()
+    for level in ("3", "18", "99", "0"):
+        put(store, SCHEDULE_TOPIC, 2, b"", {"DELAY": level, "TAGS": "A"})
+    store.write()
+    if restart:  # and the entries are made again from the log
+        store.abandon()
+        store = open_store()
+    store.close()
+
+    now = int(NOW * 1000)
+    codes = [code for _, _, code in entries(store, SCHEDULE_TOPIC, 2)]
+    assert codes == [now + 10_000, now + 7_200_000, now + 7_200_000, 65]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_prepared_and_rolled_back_messages_have_no_place_in_the_queue(
+    open_store: OpenStore, restart: bool
+) -> None:
+    store = open_store()
+    for sys_flag in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, TRANSACTION_COMMIT, 0):
+        put(store, "T", 0, b"%d" % sys_flag, sys_flag=sys_flag)
+    store.write()
+    if restart:
+        store.abandon()
+        store = open_store()
+
+    assert bodies(store, "T", 0) == [b"8", b"0"]
+
+
+# ---- a disk that does not take it
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("reached", [0, 1, 60, 150, 450])
+def test_a_write_that_fails_half_way_leaves_nothing_behind(
+    open_store: OpenStore, code: int, reached: int
+) -> None:
+    disk = FailingFiles()
+    store = open_store(files=disk)
+    put(store, "T", 0, b"before")
+    store.write()
+    end = store.statistics().log_end
+    attempts: list[int] = []
+
+    def stop(call: str, size: int) -> int | None:
+        if call != "pwrite":
+            return None
+        attempts.append(size)
+        if len(attempts) == 1 and reached:
+            return min(reached, size)
+        raise OSError(code, "injected")
+
+    disk.before = stop
+    for number in range(4):
+        put(store, "T", number % 2, b"refused" * 10)
+    with pytest.raises(DiskFull if code == errno.ENOSPC else WriteFailed):
+        store.write()
+    disk.heal()
+
+    assert store.statistics().log_end == end
+    assert log_bytes(store)[end:].strip(b"\0") == b""
+    assert bodies(store, "T", 0) == [b"before"]
+    assert put(store, "T", 0, b"after") == (end, 1)
+    assert put(store, "T", 1, b"other")[1] == 0
+    store.write()
+    store.abandon()
+    store = open_store()
+    assert bodies(store, "T", 0) == [b"before", b"after"]
+    assert bodies(store, "T", 1) == [b"other"]
+
+
+def test_a_refused_message_does_not_come_back_behind_a_shorter_one(open_store: OpenStore) -> None:
+    disk = FailingFiles()
+    store = open_store(files=disk)
+    # Three records of which the last would lie where a later one ends.
+    put(store, "T", 0, b"a" * 20)
+    put(store, "T", 0, b"b" * 20)
+    total = 2 * (92 + 20)
+    short = [total - 1]
+    disk.before = lambda call, size: (
+        short.pop() if call == "pwrite" and short else (0 if call == "pwrite" else None)
+    )
+    with pytest.raises(DiskFull):
+        store.write()
+    disk.heal()
+
+    put(store, "T", 0, b"c" * 20)
+    store.write()
+    store.abandon()
+
+    assert bodies(open_store(), "T", 0) == [b"c" * 20]
+
+
+def test_a_turn_over_two_files_is_undone_in_both(open_store: OpenStore) -> None:
+    disk = FailingFiles()
+    store = open_store(files=disk)
+    put(store, "T", 0, bytes(5000))
+    store.write()
+    calls: list[int] = []
+
+    def fail_second(call: str, size: int) -> int | None:
+        if call == "pwrite":
+            calls.append(size)
+            if len(calls) > 1:
+                raise OSError(errno.ENOSPC, "injected")
+        return None
+
+    disk.before = fail_second
+    put(store, "T", 0, b"x" * 2000)
+    put(store, "T", 0, b"y" * 3000)
+    with pytest.raises(DiskFull):
+        store.write()
+    disk.heal()
+
+    put(store, "T", 0, b"z")
+    store.write()
+    store.abandon()
+    assert bodies(open_store(), "T", 0) == [bytes(5000), b"z"]
+
+
+def test_a_store_that_cannot_undo_refuses_writes_and_goes_on_reading(
+    open_store: OpenStore,
+) -> None:
+    disk = FailingFiles()
+    store = open_store(files=disk)
+    put(store, "T", 0, b"kept")
+    store.write()
+
+    attempts: list[int] = []
+
+    def refuse(call: str, size: int) -> int | None:
+        if call == "pwrite":
+            attempts.append(size)
+            if len(attempts) == 1:
+                return 50
+        if call in ("pwrite", "truncate"):
+            raise OSError(errno.EIO, "injected")
+        return None
+
+    disk.before = refuse
+    put(store, "T", 0, b"lost")
+    with pytest.raises(WriteFailed):
+        store.write()
+    disk.heal()
+
+    with pytest.raises(StoreFailed, match="until the store is opened again"):
+        put(store, "T", 0, b"refused")
+    assert bodies(store, "T", 0) == [b"kept"]
+    store.close()
+    assert bodies(open_store(), "T", 0) == [b"kept"]
+
+
+def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory(
+    open_store: OpenStore,
+) -> None:
+    disk = FailingFiles()
+    store = open_store(files=disk)
+    log_writes: list[int] = []
+
+    def only_the_log(call: str, size: int) -> int | None:
+        # Entries are written in multiples of 20 bytes, the records here are not.
+        if call == "pwrite" and size % 20 == 0:
+            raise OSError(errno.ENOSPC, "injected")
+        log_writes.append(size)
+        return None
+
+    disk.before = only_the_log
+    put(store, "T", 0, b"first")
+    for number in range(12):
+        put(store, "T", 0, b"%05d" % number)
+    store.write()
+
+    with pytest.raises(DiskFull, match="consume queue"):
+        put(store, "T", 0, b"refused")
+    assert len(bodies(store, "T", 0)) == 13
+    disk.heal()
+    for _ in range(3):
+        store._durability.is_wanted = True
+        store.tick()
+    put(store, "T", 0, b"accepted")
+    store.write()
+    assert len(bodies(store, "T", 0)) == 14
+
+
+def test_a_closed_store_refuses_writes(open_store: OpenStore) -> None:
+    store = open_store()
+    store.close()
+
+    with pytest.raises(StoreClosed):
+        put(store, "T", 0, b"x")
+
+
+def test_properties_are_stored_as_they_are(open_store: OpenStore) -> None:
+    store = open_store()
+    raw = encode_properties({"KEYS": "a b", "TAGS": "Größe", "x": "y\x01z"})
+    store.append("T", 0, b"", raw[:-1], 0, BORN_HOST)
+    store.write()
+
+    assert messages_of(store.read("T", 0, 0))[0].raw_properties == raw[:-1]

@@ -1,0 +1,147 @@
+"""Finding single messages, and what a store says about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.message.errors import MessageIdInvalid
+from orbitmq.message.hosts import pack_host
+from orbitmq.message.ids import encode_offset_id
+from orbitmq.message.stored import decode_message
+from orbitmq.store.errors import NoSuchRecord, SettingError
+from orbitmq.store.settings import FlushPolicy, FlushSettings, ReadSettings, StoreSettings
+from tests.support.store import SMALL, HandClock, put, with_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orbitmq.store.store import Store
+
+    OpenStore = Callable[..., Store]
+
+
+def test_a_message_is_found_by_its_offset_id(open_store: OpenStore) -> None:
+    store = open_store()
+    put(store, "T", 0, b"before")
+    place, _ = put(store, "T", 0, b"wanted")
+    store.write()
+
+    found = decode_message(
+        store.message_by_offset_id(encode_offset_id(pack_host("1.2.3.4", 1), place))
+    )
+
+    assert found.body == b"wanted"
+    assert store.message_by_offset_id(found.offset_id) == store.message_at(place)
+
+
+@pytest.mark.parametrize("offset", [-1, 1, 50, 100_000])
+def test_an_offset_where_no_record_begins_is_refused(open_store: OpenStore, offset: int) -> None:
+    store = open_store()
+    put(store, "T", 0, bytes(200))
+    store.write()
+
+    with pytest.raises(NoSuchRecord):
+        store.message_at(offset)
+
+
+def test_a_text_that_is_no_offset_id_is_refused(open_store: OpenStore) -> None:
+    with pytest.raises(MessageIdInvalid):
+        open_store().message_by_offset_id("nonsense")
+
+
+def test_keys_are_found_newest_first_and_only_in_their_topic(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store = open_store()
+    for number in range(10):
+        put(
+            store,
+            "T",
+            0,
+            b"%d" % number,
+            {"KEYS": f"odd{number % 2} each", "UNIQ_KEY": f"u{number}"},
+        )
+        put(store, "other", 0, b"x", {"KEYS": "odd1"})
+        store.write()
+        clock.advance(10)
+
+    def found(key: str, *limits: int) -> list[bytes]:
+        return [decode_message(record).body for record in store.lookup("T", key, *limits)]
+
+    assert found("odd1") == [b"9", b"7", b"5", b"3", b"1"]
+    assert found("each", 3) == [b"9", b"8", b"7"]
+    assert found("u4") == [b"4"]
+    assert found("odd") == []
+    start = int((clock.now() - 100) * 1000)
+    assert found("each", 64, start + 20_000, start + 40_000) == [b"4", b"3", b"2"]
+
+
+def test_keys_with_the_same_hash_are_told_apart(open_store: OpenStore) -> None:
+    store = open_store()
+    # "Aa" and "BB" have the same Java hash, and so has whatever begins with them.
+    for number in range(40):
+        put(store, "T", 0, b"%d" % number, {"KEYS": "Aa" if number % 10 == 0 else "BB"})
+    store.write()
+
+    found = [decode_message(record).body for record in store.lookup("T", "Aa", 3)]
+
+    assert found == [b"30", b"20", b"10"]
+
+
+def test_a_message_that_waits_for_the_disk_is_not_found(open_store: OpenStore) -> None:
+    store = open_store(with_policy(SMALL, FlushPolicy.SYNC))
+    place, _ = put(store, "T", 0, b"x", {"KEYS": "k"})
+    end = store.write()
+
+    assert store.lookup("T", "k") == []
+    with pytest.raises(NoSuchRecord):
+        store.message_at(place)
+    store.wait_flushed(end)
+    assert len(store.lookup("T", "k")) == 1
+    assert store.message_at(place)
+
+
+def test_the_index_is_not_read_again_after_a_proper_shutdown(open_store: OpenStore) -> None:
+    store = open_store()
+    for number in range(100):
+        put(store, "T", 0, b"", {"KEYS": "k"} if number < 3 else {})
+    store.write()
+    store.close()
+
+    store = open_store()
+
+    assert store.statistics().indexed == store.statistics().log_end
+    assert len(store.lookup("T", "k")) == 3
+
+
+def test_statistics_tell_how_far_everything_is(open_store: OpenStore, clock: HandClock) -> None:
+    store = open_store()
+    put(store, "T", 0, b"x")
+    end = store.write()
+    before = store.statistics()
+    for _ in range(4):
+        clock.advance(11)
+        store.tick()
+    after = store.statistics()
+
+    assert (before.log_end, before.durable, before.dispatched) == (end, 0, end)
+    assert (after.flushed, after.durable, after.indexed) == (end, end, end)
+    assert (after.queues, after.log_files, after.refusal) == (1, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: StoreSettings(file_size=100), "store.file_size"),
+        (lambda: StoreSettings(queue_file_entries=0), "store.queue_file_entries"),
+        (lambda: StoreSettings(preallocate_step=-1), "store.preallocate_step"),
+        (lambda: FlushSettings(interval=0), "flush.interval"),
+        (lambda: FlushSettings(least_bytes=-1), "flush.least_bytes"),
+        (lambda: ReadSettings(memory_count=0), "read.memory_count"),
+    ],
+)
+def test_a_wrong_setting_is_named(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(SettingError, match=named):
+        make()

@@ -1,0 +1,100 @@
+"""One owner per folder, several stores per process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.store.errors import StoreError, StoreLocked
+from orbitmq.store.store import Store
+from tests.support.store import SMALL, bodies, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    OpenStore = Callable[..., Store]
+
+OPEN_AND_WAIT = """
+import sys
+from orbitmq.store.store import Store
+store = Store(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_same_process_cannot_open_a_folder_twice(open_store: OpenStore, tmp_path: Path) -> None:
+    open_store()
+    (tmp_path / "alias").symlink_to(tmp_path / "store")
+
+    with pytest.raises(StoreLocked, match=str(tmp_path / "alias")):
+        open_store(root=tmp_path / "alias")
+
+
+def test_another_process_cannot_open_it_either_and_is_told_who_has_it(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", OPEN_AND_WAIT, str(tmp_path / "store")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+
+        with pytest.raises(StoreLocked) as refused:
+            Store(tmp_path / "store", SMALL)
+
+        holder.kill()
+    assert refused.value.pid == holder.pid
+    # The lock of a dead process is free, and its store is repaired.
+    store = Store(tmp_path / "store")
+    assert not store.recovery.was_clean
+    store.close()
+
+
+def test_a_refused_open_does_not_take_the_lock_from_its_holder(open_store: OpenStore) -> None:
+    store = open_store()
+    for _ in range(2):
+        with pytest.raises(StoreLocked):
+            open_store()
+    put(store, "T", 0, b"x")
+    store.write()
+
+    assert bodies(store, "T", 0) == [b"x"]
+
+
+def test_a_closed_folder_can_be_opened_again(open_store: OpenStore) -> None:
+    open_store().close()
+
+    assert open_store().recovery.was_clean
+
+
+def test_several_stores_live_in_one_process(open_store: OpenStore, tmp_path: Path) -> None:
+    stores = [open_store(root=tmp_path / name, background=True) for name in ("a", "b", "c")]
+    for store in stores:
+        put(store, "T", 0, store.root.name.encode())
+        store.write()
+
+    assert [bodies(store, "T", 0) for store in stores] == [[b"a"], [b"b"], [b"c"]]
+    for store in stores:
+        store.close()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_clearly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(StoreError, match="cannot be used"):
+        Store(tmp_path / "file" / "store")
+
+
+def test_the_abort_marker_exists_only_while_the_store_is_open(open_store: OpenStore) -> None:
+    store = open_store()
+
+    assert (store.root / "abort").read_text().isdigit()
+    store.close()
+    assert not (store.root / "abort").exists()

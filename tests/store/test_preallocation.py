@@ -1,0 +1,120 @@
+"""Disk space and files are taken ahead of the writing, and never in its way."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orbitmq.store.preallocation import Preallocation
+from orbitmq.store.working import Worker
+from tests.support.store import SMALL, QuickFiles, bodies, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orbitmq.store.store import Store
+
+    OpenStore = Callable[..., Store]
+
+
+class RecordingFiles(QuickFiles):
+    """Remembers which ranges were taken, by which thread."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int]] = []
+        self.made_by: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        assert self.gate.wait(30)
+        self.taken.append((at, size))
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        if create and path.parent.name == "commitlog":
+            self.made_by.append(threading.current_thread().name)
+        return super().open(path, create=create)
+
+
+def test_space_is_taken_in_steps_ahead_of_the_writing(tmp_path: Path) -> None:
+    files = RecordingFiles()
+    space = Preallocation(0, 10_000, 1000, files, Worker("unused"))
+
+    for position in range(0, 9000, 100):
+        space.before_write(position + 100)
+        space.after_write(position + 100)
+
+    # Without gaps, from half a step ahead of the first write to the end of the file.
+    assert files.taken[0] == (600, 1000)
+    for (at, size), (following, _) in zip(files.taken, files.taken[1:], strict=False):
+        assert at + size == following
+    last_at, last_size = files.taken[-1]
+    assert last_at + last_size >= 9500
+
+
+def test_a_write_waits_for_the_range_that_is_being_taken_and_for_no_other() -> None:
+    files = RecordingFiles()
+    worker = Worker("test-worker")
+    worker.start()
+    space = Preallocation(0, 10_000, 1000, files, worker)
+    files.gate.clear()
+    space.after_write(100)  # takes 600 to 1600, and hangs
+
+    space.before_write(600)  # not in its way
+
+    entered = threading.Event()
+
+    def write_into_it() -> None:
+        space.before_write(601)
+        entered.set()
+
+    writer = threading.Thread(target=write_into_it)
+    writer.start()
+    assert not entered.is_set()
+    files.gate.set()
+    assert entered.wait(30)
+    writer.join()
+    worker.stop()
+
+
+def test_a_small_store_stays_small(open_store: OpenStore) -> None:
+    store = open_store(replace(SMALL, file_size=1 << 30, preallocate_step=1 << 20))
+    put(store, "T", 0, b"x")
+    store.write()
+    store.close()
+
+    log_file = next((store.root / "commitlog").iterdir())
+    assert log_file.stat().st_size == 1 << 30
+    assert log_file.stat().st_blocks * 512 <= 4 << 20
+
+
+def test_the_next_file_is_made_by_the_worker(open_store: OpenStore) -> None:
+    files = RecordingFiles()
+    store = open_store(files=files, background=True)
+    for _ in range(200):
+        put(store, "T", 0, bytes(200))
+        store.write()
+
+    assert store.statistics().log_files > 4
+    assert files.made_by[0] == "MainThread"
+    assert set(files.made_by[1:]) == {"orbitmq-file-maker"}
+    assert len(bodies(store, "T", 0)) == 200
+    store.close()
+    # A file that was made in advance and not needed is not left behind.
+    last = max((store.root / "commitlog").iterdir())
+    assert last.read_bytes().strip(b"\0")
+
+
+def test_a_disk_that_cannot_take_space_ahead_is_used_without(open_store: OpenStore) -> None:
+    class Stubborn(QuickFiles):
+        def allocate(self, fd: int, at: int, size: int) -> None:
+            raise OSError(95, "Operation not supported")
+
+    store = open_store(files=Stubborn())
+    for _ in range(100):
+        put(store, "T", 0, bytes(200))
+    store.write()
+
+    assert len(bodies(store, "T", 0)) == 100

@@ -1,0 +1,367 @@
+"""What one read returns, and where the next one begins."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orbitmq.filter.sql import compile_sql
+from orbitmq.filter.tags import parse_tags
+from orbitmq.store.errors import WriteFailed
+from orbitmq.store.reading import Reading, ReadResult, ReadStatus
+from orbitmq.store.settings import ReadSettings
+from tests.support.store import SMALL, QuickFiles, messages_of, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orbitmq.store.settings import StoreSettings
+    from orbitmq.store.store import Store
+
+    OpenStore = Callable[..., Store]
+
+LARGE = replace(SMALL, file_size=1 << 20, queue_file_entries=2000)
+
+
+def filled(store: Store, count: int, size: int = 10, tag: str = "A") -> Store:
+    for number in range(count):
+        put(store, "T", 0, bytes([number % 256]) * size, {"TAGS": tag})
+    store.write()
+    return store
+
+
+# ---- the table of statuses
+
+
+def test_a_queue_nobody_wrote_to_has_no_message(open_store: OpenStore) -> None:
+    result = open_store().read("T", 0, 5)
+
+    assert (result.status, result.next_offset) == (ReadStatus.NO_MESSAGE_IN_QUEUE, 0)
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "next_offset"),
+    [
+        (-1, ReadStatus.OFFSET_TOO_SMALL, 0),
+        (0, ReadStatus.FOUND, 5),
+        (4, ReadStatus.FOUND, 5),
+        (5, ReadStatus.OFFSET_OVERFLOW_ONE, 5),
+        (6, ReadStatus.OFFSET_OVERFLOW_BADLY, 5),
+    ],
+)
+def test_the_offset_decides_the_status(
+    open_store: OpenStore, offset: int, status: ReadStatus, next_offset: int
+) -> None:
+    result = filled(open_store(), 5).read("T", 0, offset)
+
+    assert (result.status, result.next_offset) == (status, next_offset)
+    assert (result.min_offset, result.max_offset) == (0, 5)
+
+
+def test_an_offset_below_the_first_kept_message_is_corrected(open_store: OpenStore) -> None:
+    store = open_store(
+        replace(SMALL, retention=replace(SMALL.retention, max_bytes=10_000, full_ratio=1.0))
+    )
+    filled(store, 100, 200)
+    store.wait_flushed(store.statistics().log_end)
+    store.clean()
+    lowest = store.min_offset("T", 0)
+
+    result = store.read("T", 0, 0)
+
+    assert lowest > 0
+    assert (result.status, result.next_offset) == (ReadStatus.OFFSET_TOO_SMALL, lowest)
+    assert messages_of(store.read("T", 0, lowest))[0].queue_offset == lowest
+
+
+def test_a_missing_queue_file_leads_to_the_next_one(open_store: OpenStore) -> None:
+    store = filled(open_store(), 100)
+    store.close()
+    files = sorted((store.root / "consumequeue/T/0").iterdir())
+    files[1].unlink()
+    store = open_store()
+
+    result = store.read("T", 0, 40)
+
+    assert (result.status, result.next_offset) == (ReadStatus.OFFSET_FOUND_NULL, 64)
+
+
+def test_nothing_that_matches_is_told_with_the_offset_after_the_last_look(
+    open_store: OpenStore,
+) -> None:
+    result = filled(open_store(LARGE), 30).read("T", 0, 3, 32, parse_tags("B"))
+
+    assert (result.status, result.next_offset, result.count) == (
+        ReadStatus.NO_MATCHED_MESSAGE,
+        30,
+        0,
+    )
+
+
+# ---- limits
+
+
+def test_at_most_800_entries_are_looked_at(open_store: OpenStore) -> None:
+    store = filled(open_store(LARGE), 1000)
+
+    result = store.read("T", 0, 10, 32, parse_tags("B"))
+
+    assert result.next_offset == 810
+
+
+def test_more_entries_are_looked_at_when_more_messages_are_asked_for(
+    open_store: OpenStore,
+) -> None:
+    store = filled(open_store(LARGE), 1000)
+
+    result = store.read("T", 0, 10, 900, parse_tags("B"))
+
+    assert result.next_offset == 910
+
+
+def test_only_one_queue_file_is_read(open_store: OpenStore) -> None:
+    store = filled(open_store(), 100)
+
+    result = store.read("T", 0, 20)
+
+    assert (result.count, result.next_offset) == (12, 32)
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "count"),
+    [(5, 10, 5), (100, 10, 32), (32, 20_000, 13), (32, 300_000, 1), (0, 10, 1)],
+)
+def test_an_answer_from_memory_is_limited_by_count_and_bytes(
+    open_store: OpenStore, asked: int, size: int, count: int
+) -> None:
+    store = filled(open_store(LARGE), 40 if size < 1000 else 20, size)
+
+    result = store.read("T", 0, 0, asked)
+
+    assert (result.count, result.next_offset) == (count, count)
+    assert sum(map(len, result.pieces)) == result.size
+
+
+@pytest.mark.parametrize(("size", "count"), [(10, 8), (20_000, 3), (100_000, 1)])
+def test_an_answer_from_the_disk_is_limited_more(
+    open_store: OpenStore, size: int, count: int
+) -> None:
+    store = filled(open_store(replace(LARGE, read=ReadSettings(memory_distance=0))), 20, size)
+
+    result = store.read("T", 0, 0, 32)
+
+    assert (result.count, result.suggest_replica) == (count, True)
+
+
+def test_the_asker_may_limit_the_bytes(open_store: OpenStore) -> None:
+    store = filled(open_store(LARGE), 10, 1000)
+
+    assert store.read("T", 0, 0, 32, None, 3500).count == 3
+    assert store.read("T", 0, 0, 32, None, 1).count == 1
+
+
+def test_messages_side_by_side_are_one_piece(open_store: OpenStore) -> None:
+    store = filled(open_store(LARGE), 10)
+
+    assert len(store.read("T", 0, 0).pieces) == 1
+    for number in range(10):
+        put(store, "T", 1 + number % 2, b"x")
+    store.write()
+    assert len(store.read("T", 1, 0).pieces) == 5
+
+
+def test_a_sql_filter_looks_at_the_properties(open_store: OpenStore) -> None:
+    store = open_store(LARGE)
+    for number in range(50):
+        put(store, "T", 0, b"%d" % number, {"n": str(number)})
+    store.write()
+
+    result = store.read("T", 0, 0, 32, compile_sql("n >= 10 AND n < 20"))
+
+    assert [message.body for message in messages_of(result)] == [b"%d" % n for n in range(10, 20)]
+    assert result.next_offset == 50
+
+
+def test_what_comes_from_the_disk_is_checked_and_damage_is_named(open_store: OpenStore) -> None:
+    store = filled(open_store(), 5, 50)
+    place = messages_of(store.read("T", 0, 2, 1))[0].physical_offset
+    store.close()
+    log_file = store.root / "commitlog" / f"{0:020d}"
+    data = bytearray(log_file.read_bytes())
+    data[place + 95] ^= 0x40
+    log_file.write_bytes(data)
+
+    store = open_store()
+    result = store.read("T", 0, 0)
+
+    assert result.damaged == (2,)
+    assert [message.queue_offset for message in messages_of(result)] == [0, 1, 3, 4]
+    assert store.read("T", 0, 2, 1).status is ReadStatus.FOUND
+
+
+def test_reading_does_not_copy(open_store: OpenStore) -> None:
+    store = filled(open_store(LARGE), 3)
+
+    piece = store.read("T", 0, 0).pieces[0]
+
+    assert piece.readonly
+    assert type(piece.obj).__name__ == "mmap"
+
+
+# ---- the fast way and the rule
+
+
+class Log:
+    """Stands for a log all of whose files are there."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+        self._view = memoryview(bytes(end))
+
+    def view(self, offset: int, size: int) -> memoryview | None:
+        if offset < self.start or offset + size > self.end:
+            return None
+        return self._view[offset : offset + size]
+
+    def file_of(self, offset: int) -> File:
+        return File(self._view, self.end)
+
+    def following_file(self, offset: int) -> int:
+        return offset - offset % 4096 + 4096
+
+
+class File:
+    base = 0
+
+    def __init__(self, view: memoryview, end: int) -> None:
+        self.view, self.end = view, end
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    messages=st.lists(
+        st.tuples(st.integers(91, 2000), st.sampled_from([1, 2, 3]), st.booleans()),
+        min_size=1,
+        max_size=120,
+    ),
+    asked=st.integers(0, 60),
+    max_bytes=st.sampled_from([100, 3000, 1 << 40]),
+    memory_bytes=st.sampled_from([2000, 20_000, 1 << 30]),
+    codes=st.sampled_from([None, (1,), (1, 2), (9,)]),
+)
+def test_the_fast_way_does_what_the_rule_says(
+    messages: list[tuple[int, int, bool]],
+    asked: int,
+    max_bytes: int,
+    memory_bytes: int,
+    codes: tuple[int, ...] | None,
+) -> None:
+    import struct
+
+    raw, at = b"", 0
+    for size, code, has_neighbour in messages:
+        raw += struct.pack(">qiq", at, size, code)
+        at += size + (500 if has_neighbour else 0)
+    read_settings = ReadSettings(memory_bytes=memory_bytes, memory_distance=1 << 40)
+    wanted = None if codes is None else replace(parse_tags("x"), codes=codes)
+
+    def reading() -> tuple[Reading, ReadResult]:
+        result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 0, 0, len(messages))
+        log = Log(0, at)
+        return Reading(log, read_settings, 0, asked, max_bytes, b"", result), result  # type: ignore[arg-type]
+
+    fast, fast_result = reading()
+    slow, slow_result = reading()
+    slow.take_one_by_one(raw, wanted)
+
+    assert fast.take_at_once(raw, wanted) or (wanted is not None and len(messages) <= 16)
+    if fast_result.next_offset:
+        assert (fast_result.status, fast_result.next_offset) == (
+            slow_result.status,
+            slow_result.next_offset,
+        )
+        assert fast_result.size == slow_result.size
+        assert fast_result.count == slow_result.count
+        assert fast_result.suggest_replica == slow_result.suggest_replica
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_messages_that_retention_removed_are_skipped(
+    open_store: OpenStore, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    store = open_store(root=tmp_path_factory.mktemp("removed"))
+    count = data.draw(st.integers(50, 150))
+    filled(store, count, 150)
+    kept: StoreSettings = store.settings
+    assert kept.queue_file_entries == 32
+    store.wait_flushed(store.statistics().log_end)
+    # The queues have not been told yet that the log begins later.
+    store._log.drop_first()
+    first_kept = next(
+        number
+        for number in range(count)
+        if store._queues.by_key["T", 0].entry(number)[0] >= store.statistics().log_start
+    )
+
+    offset = data.draw(st.integers(0, count - 1))
+    result = store.read("T", 0, offset)
+
+    found = [message.queue_offset for message in messages_of(result)]
+    assert found == list(range(max(offset, first_kept), result.next_offset))
+    if not found:
+        assert result.status is ReadStatus.MESSAGE_WAS_REMOVING
+    assert result.next_offset > offset
+
+
+class ScarceFiles(QuickFiles):
+    """A system that allows so many descriptors more."""
+
+    left = 1000
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        if self.left <= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        self.left -= 1
+        return super().open(path, create=create)
+
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        self.left += 1
+
+
+def write_for_a_while(store: Store) -> None:
+    for number in range(400):
+        put(store, "T", number % 4, bytes(100))
+        store.write()
+
+
+def test_running_out_of_descriptors_refuses_writes_and_reads_go_on(open_store: OpenStore) -> None:
+    files = ScarceFiles()
+    store = open_store(files=files)
+    for number in range(400):
+        put(store, "T", number % 4, b"%d" % number)
+    store.write()
+    for queue_id in range(4):
+        assert store.read("T", queue_id, 0).count > 0
+    files.left = 0
+
+    for offset in range(0, 100, 10):
+        for queue_id in range(4):
+            assert store.read("T", queue_id, offset).status is ReadStatus.FOUND
+    with pytest.raises(WriteFailed):
+        write_for_a_while(store)
+    files.left = 100
+    for _ in range(3):
+        store._durability.is_wanted = True
+        store.tick()
+    put(store, "T", 0, b"accepted")
+    store.write()

@@ -1,0 +1,570 @@
+"""What a start makes of whatever it finds."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.message.stored import StoredMessage, decode_message
+from orbitmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from orbitmq.store.errors import DamagedRecord, NoSuchRecord, StoreDamaged, StoreError
+from orbitmq.store.files import DiskFiles
+from orbitmq.store.reading import ReadStatus
+from orbitmq.store.store import Store
+from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    OpenStore = Callable[..., Store]
+
+
+def fill(store: Store, count: int = 60, size: int = 100) -> None:
+    for number in range(count):
+        put(
+            store,
+            "T" if number % 3 else "other",
+            number % 2,
+            b"%06d" % number + bytes(size),
+            {"TAGS": f"t{number % 4}", "KEYS": f"key{number}", "UNIQ_KEY": f"u{number}"},
+        )
+        if number % 4 == 3:
+            store.write()
+    store.write()
+
+
+def content(store: Store) -> dict[tuple[str, int], list[bytes]]:
+    return {
+        (state.topic, state.queue_id): bodies(store, state.topic, state.queue_id)
+        for state in store.queues()
+        if state.max_offset
+    }
+
+
+def make_durable(store: Store, clock: HandClock) -> None:
+    for _ in range(6):
+        clock.advance(11)
+        store.tick()
+    assert store.statistics().durable == store.statistics().log_end
+
+
+def forget_hint(root: Path, **times: int) -> None:
+    """Leave the checkpoint as Apache's broker would have written it."""
+    path = root / "checkpoint"
+    files = DiskFiles()
+    found = replace(read_checkpoint(path, files), hint=None, **times)
+    write_checkpoint(path, found, files)
+
+
+def log_files(root: Path) -> list[Path]:
+    return sorted((root / "commitlog").iterdir())
+
+
+def overwrite(root: Path, offset: int, data: bytes) -> None:
+    path = root / "commitlog" / f"{offset - offset % 8192:020d}"
+    with path.open("r+b") as file:
+        file.seek(offset % 8192)
+        file.write(data)
+
+
+def places(store: Store) -> list[StoredMessage]:
+    found = []
+    for state in store.queues():
+        offset = state.min_offset
+        while offset < state.max_offset:
+            result = store.read(state.topic, state.queue_id, offset)
+            found += messages_of(result)
+            offset = result.next_offset
+    return sorted(found, key=lambda message: message.physical_offset)
+
+
+# ---- tails
+
+
+@pytest.mark.parametrize("kept", [4, 8, 50, 90, 150])
+def test_a_torn_last_record_is_cut_and_its_place_used_again(
+    open_store: OpenStore, kept: int
+) -> None:
+    store = open_store()
+    fill(store, 10)
+    before = content(store)
+    end = store.statistics().log_end
+    put(store, "T", 0, b"torn" * 30)
+    store.write()
+    store.abandon()
+    overwrite(store.root, end + kept, bytes(400))
+
+    store = open_store()
+
+    assert content(store) == before
+    assert store.recovery.end == end
+    assert store.recovery.cut_bytes > 0
+    assert put(store, "T", 0, b"new")[0] == end
+    store.write()
+    data = b"".join(path.read_bytes() for path in log_files(store.root))
+    assert data[store.statistics().log_end :].strip(b"\0") == b""
+
+
+def test_old_bytes_behind_a_cut_do_not_come_back(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store, 8)
+    before = content(store)
+    end = store.statistics().log_end
+    for body in (b"torn" * 10, b"behind" * 10, b"behind2" * 10):
+        put(store, "T", 0, body)
+    store.write()
+    store.abandon()
+    overwrite(store.root, end + 4, b"????")
+
+    open_store().abandon()
+    store = open_store()
+    put(store, "T", 0, b"torn" * 10)  # ends where the next old record began
+    store.write()
+    store.abandon()
+
+    found = content(open_store())
+    before["T", 0] = [*before["T", 0], b"torn" * 10]
+    assert found == before
+
+
+def test_files_behind_the_end_are_deleted(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store, 80)
+    before = places(store)
+    bad = next(message for message in before if message.physical_offset > 8192)
+    store.abandon()
+    overwrite(store.root, bad.physical_offset + 4, b"????")
+
+    store = open_store()
+
+    assert len(log_files(store.root)) == 2
+    assert store.recovery.removed_files >= 1
+    assert places(store) == [m for m in before if m.physical_offset < bad.physical_offset]
+
+
+@pytest.mark.parametrize("has_hint", [True, False])
+def test_queues_and_index_are_made_again_from_the_log(
+    open_store: OpenStore, has_hint: bool
+) -> None:
+    store = open_store()
+    fill(store)
+    before = content(store)
+    store.close()
+    shutil.rmtree(store.root / "consumequeue")
+    shutil.rmtree(store.root / "index")
+    (store.root / "abort").write_bytes(b"")
+    if not has_hint:
+        forget_hint(store.root, physical_ms=0)
+
+    store = open_store()
+
+    assert store.recovery.rebuilt_all is has_hint
+    assert content(store) == before
+    assert len(store.lookup("T", "key7")) == 1
+    assert len(store.lookup("other", "u9")) == 1
+
+
+def test_a_queue_whose_entries_were_lost_in_the_middle_is_made_again(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store = open_store()
+    fill(store, 120)
+    make_durable(store, clock)
+    put(store, "T", 0, b"new")
+    store.write()
+    before = content(store)
+    store.abandon()
+    max((store.root / "consumequeue/T/0").iterdir()).unlink()
+
+    store = open_store()
+
+    assert store.recovery.rebuilt_all
+    assert content(store) == before
+
+
+# ---- Apache's stores
+
+
+def test_a_store_without_our_checkpoint_opens_after_a_proper_shutdown(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    fill(store, 100)
+    before = content(store)
+    store.close()
+    forget_hint(store.root)
+    # Apache's broker makes the next file in advance and leaves it.
+    following = log_files(store.root)[-1]
+    (following.parent / f"{int(following.name) + 8192:020d}").write_bytes(bytes(8192))
+
+    store = open_store()
+
+    assert content(store) == before
+    assert (store.recovery.was_clean, store.recovery.used_hint) == (True, False)
+    assert store.recovery.start > 0
+    assert store.recovery.damage == ()
+
+
+@pytest.mark.parametrize("known_ms", [0, 1_700_000_030_000, 1_900_000_000_000])
+def test_a_store_without_our_checkpoint_opens_after_a_crash(
+    open_store: OpenStore, clock: HandClock, known_ms: int
+) -> None:
+    store = open_store()
+    for _ in range(6):
+        fill(store, 20)
+        clock.advance(10)
+    before = content(store)
+    store.close()
+    forget_hint(store.root, physical_ms=known_ms, logical_ms=known_ms)
+    (store.root / "abort").write_bytes(b"")
+
+    store = open_store()
+
+    assert content(store) == before
+    # The later the time that is known to be safe, the less has to be checked.
+    assert (store.recovery.start > 0) is (known_ms > 0)
+
+
+def test_a_checkpoint_that_apache_has_changed_is_not_trusted(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store)
+    before = content(store)
+    store.close()
+    page = bytearray((store.root / "checkpoint").read_bytes())
+    page[0:8] = struct.pack(">q", 1_800_000_000_000)
+    (store.root / "checkpoint").write_bytes(page)
+
+    store = open_store()
+
+    assert not store.recovery.used_hint
+    assert content(store) == before
+
+
+def test_what_apache_left_behind_a_cut_does_not_count_as_damage(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store, 6)
+    before = content(store)
+    end = store.statistics().log_end
+    put(store, "T", 0, b"o" * 100)
+    put(store, "T", 0, b"old record in its place")
+    store.write()
+    data = log_files(store.root)[0].read_bytes()
+    store.abandon()
+    # Apache's broker cut the log at `end` without wiping it, and wrote something shorter later.
+    later = StoredMessage.build(
+        topic="T",
+        stored_body=b"short",
+        queue_id=0,
+        queue_offset=len(before["T", 0]),
+        physical_offset=end,
+        store_ms=1_700_000_900_000,
+    ).encode()
+    overwrite(store.root, end, later)
+    assert log_files(store.root)[0].read_bytes()[end + len(later) :] == data[end + len(later) :]
+    forget_hint(store.root, physical_ms=1_700_000_900_000)
+    (store.root / "abort").unlink()
+
+    store = open_store()
+
+    assert bodies(store, "T", 0) == [*before["T", 0], b"short"]
+    assert store.recovery.damage == ()
+
+
+# ---- damage
+
+
+def damaged_store(open_store: OpenStore, clock: HandClock) -> tuple[Store, list[StoredMessage]]:
+    """A crashed store all of whose log was flushed, though recovery begins at its beginning."""
+    store = open_store()
+    fill(store, 120)
+    found = places(store)
+    store.wait_flushed(store.statistics().log_end)
+    clock.advance(2)
+    store.tick()
+    clock.advance(2)
+    store.tick()
+    hint = read_checkpoint(store.root / "checkpoint", DiskFiles()).hint
+    assert hint is not None
+    assert (hint.durable, hint.flushed) == (0, store.statistics().log_end)
+    store.abandon()
+    return store, found
+
+
+@pytest.mark.parametrize("what", ["body", "magic", "size", "zeros"])
+def test_a_bad_record_among_flushed_ones_costs_only_itself(
+    open_store: OpenStore, clock: HandClock, what: str
+) -> None:
+    store, before = damaged_store(open_store, clock)
+    victim = before[50]
+    at = victim.physical_offset
+    overwrite(
+        store.root,
+        at + {"body": 90, "magic": 4, "size": 0, "zeros": 0}[what],
+        bytes(victim.size) if what == "zeros" else b"\x00\x00\x02\x33",
+    )
+
+    store = open_store()
+
+    assert places(store) == [message for message in before if message is not victim]
+    assert [(each.offset, each.size) for each in store.recovery.damage] == [(at, victim.size)]
+    with pytest.raises((DamagedRecord, NoSuchRecord)):
+        store.message_at(at)
+    result = store.read(victim.topic, victim.queue_id, victim.queue_offset, 1)
+    assert result.damaged == (victim.queue_offset,)
+    # Whoever comes later gets numbers after the old ones.
+    last = max(m.queue_offset for m in before if (m.topic, m.queue_id) == ("T", 0))
+    assert put(store, "T", 0, b"new")[1] == last + 1
+
+
+def test_a_file_destroyed_among_flushed_ones_costs_only_its_messages(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store, before = damaged_store(open_store, clock)
+    overwrite(store.root, 8192, bytes(8192))
+
+    store = open_store()
+
+    kept = [m for m in before if not 8192 <= m.physical_offset < 16384]
+    assert places(store) == kept
+    assert len(store.recovery.damage) == 1
+
+
+def test_the_number_of_a_lost_last_message_is_not_given_away(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store = open_store()
+    put(store, "T", 0, b"consumed" * 10)
+    place, _ = put(store, "T", 0, b"consumed and then lost")
+    put(store, "T", 1, b"other")
+    store.wait_flushed(store.write())
+    clock.advance(2)
+    store.tick()
+    store.abandon()
+    overwrite(store.root, place + 95, b"????")
+
+    store = open_store()
+
+    assert len(store.recovery.damage) == 1
+    assert put(store, "T", 0, b"new")[1] == 2
+    store.write()
+    assert bodies(store, "T", 0) == [b"consumed" * 10, b"new"]
+
+
+# ---- refusals
+
+
+def test_a_missing_file_in_the_middle_is_refused(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store, 150)
+    store.close()
+    log_files(store.root)[1].unlink()
+
+    with pytest.raises(StoreDamaged, match="does not follow"):
+        open_store()
+
+
+@pytest.mark.parametrize("has_hint", [True, False])
+@pytest.mark.parametrize("size", [4096, 16384])
+def test_another_file_size_is_refused_with_the_right_one(
+    open_store: OpenStore, size: int, has_hint: bool
+) -> None:
+    store = open_store()
+    fill(store, 10)
+    before = content(store)
+    store.close()
+    if not has_hint:
+        forget_hint(store.root)
+
+    with pytest.raises(StoreDamaged, match="file_size=8192"):
+        open_store(replace(SMALL, file_size=size))
+
+    assert content(open_store()) == before
+
+
+def test_a_file_that_was_being_cut_when_the_process_died_is_made_whole(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    fill(store, 10)
+    before = content(store)
+    store.abandon()
+    with log_files(store.root)[-1].open("r+b") as file:
+        file.truncate(store.statistics().log_end)
+
+    store = open_store()
+
+    assert content(store) == before
+    assert log_files(store.root)[-1].stat().st_size == 8192
+
+
+def test_a_folder_without_a_log_forgets_its_queues(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store)
+    store.close()
+    shutil.rmtree(store.root / "commitlog")
+
+    store = open_store()
+
+    assert content(store) == {}
+    assert put(store, "T", 0, b"x") == (0, 0)
+
+
+# ---- topics that were deleted
+
+
+def test_a_topic_made_again_counts_from_0_after_a_crash(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store, 30)
+    store.delete_topic("T")
+    put(store, "T", 0, b"new life")
+    store.write()
+    store.abandon()
+
+    store = open_store()
+
+    assert bodies(store, "T", 0) == [b"new life"]
+
+
+def test_a_queue_that_begins_late_is_filled_as_apache_does(open_store: OpenStore) -> None:
+    store = open_store()
+    record = StoredMessage.build(
+        topic="T", stored_body=b"x", queue_id=0, queue_offset=70, store_ms=1_700_000_000_000
+    ).encode()
+    store.close()
+    shutil.rmtree(store.root)
+    (store.root / "commitlog").mkdir(parents=True)
+    (store.root / "commitlog" / f"{0:020d}").write_bytes(record.ljust(8192, b"\0"))
+
+    store = open_store()
+
+    assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (70, 71)
+    assert bodies(store, "T", 0) == [b"x"]
+    store.close()
+    names = [path.name for path in sorted((store.root / "consumequeue/T/0").iterdir())]
+    assert names == [f"{64 * 20:020d}"]
+    raw = (store.root / "consumequeue/T/0" / names[0]).read_bytes()
+    assert raw[:120] == struct.pack(">qiq", 0, 0x7FFFFFFF, 0) * 6
+    assert open_store().min_offset("T", 0) == 70
+
+
+# ---- anything at all
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("seed", range(100))
+def test_flipped_bytes_are_never_served_as_good(
+    tmp_path: Path, intact_store: tuple[Path, dict[str, bytes]], is_clean: bool, seed: int
+) -> None:
+    source, sent = intact_store
+    bodies_sent = set(sent.values())
+    root = tmp_path / "store"
+    shutil.copytree(source, root)
+    if is_clean:
+        (root / "abort").unlink(missing_ok=True)
+    dice = random.Random(seed)
+    files = [path for path in root.rglob("*") if path.is_file() and path.name != "lock"]
+    for _ in range(dice.choice([1, 1, 2, 5])):
+        path = dice.choice(files)
+        data = bytearray(path.read_bytes())
+        if not data:
+            continue
+        used = len(bytes(data).rstrip(b"\0"))
+        at = dice.randrange(max(1, min(len(data), used + 20)))
+        if dice.random() < 0.3:
+            data[at : at + dice.randrange(1, 600)] = bytes(1)
+            data = data.ljust(path.stat().st_size, b"\0")[: path.stat().st_size]
+        else:
+            data[at] ^= 1 << dice.randrange(8)
+        path.write_bytes(data)
+
+    try:
+        store = Store(root, SMALL, clock=HandClock(), files=QuickFiles(), background=False)
+    except StoreError:
+        return
+    try:
+        for state in store.queues():
+            offset = state.min_offset
+            while offset < state.max_offset:
+                result = store.read(state.topic, state.queue_id, offset)
+                for message in messages_of(result):
+                    # The format protects bodies and places, no other field.
+                    assert message.stored_body in bodies_sent
+                assert result.next_offset > offset
+                offset = result.next_offset
+        for unique in list(sent)[:5]:
+            for record in store.lookup("T", unique):
+                assert decode_message(record).stored_body in bodies_sent
+        place, _ = put(store, "T", 0, b"still alive")
+        store.write()
+        assert store.message_at(place)
+    finally:
+        store.abandon()
+
+
+@pytest.fixture(scope="module")
+def intact_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A store that was killed, part of it durable, part not."""
+    root = tmp_path_factory.mktemp("intact") / "store"
+    clock = HandClock()
+    store = Store(root, SMALL, clock=clock, files=QuickFiles(), background=False)
+    fill(store, 80)
+    make_durable(store, clock)
+    fill(store, 40)
+    sent = {f"u{number}": b"%06d" % number + bytes(100) for number in range(80)}
+    copy = root.with_name("copy")
+    shutil.copytree(root, copy)
+    store.abandon()
+    return copy, sent
+
+
+def test_the_checkpoint_survives_a_round_trip_and_is_apaches_page(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    files = DiskFiles()
+    written = Checkpoint(physical_ms=5, logical_ms=4, index_ms=3, master_flushed=2, confirmed=1)
+
+    write_checkpoint(path, written, files)
+
+    assert path.stat().st_size == 4096
+    assert struct.unpack_from(">5q", path.read_bytes()) == (5, 4, 3, 2, 1)
+    assert read_checkpoint(path, files) == written
+
+
+def test_a_message_removed_by_hand_is_told_as_removed(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store, 120)
+    store.close()
+    log_files(store.root)[0].unlink()
+
+    store = open_store()
+
+    lowest = store.min_offset("T", 0)
+    assert lowest > 0
+    assert store.read("T", 0, lowest - 1).status is ReadStatus.OFFSET_TOO_SMALL
+    assert store.read("T", 0, lowest).status is ReadStatus.FOUND
+
+
+def test_recovery_is_quick_enough_for_large_logs(open_store: OpenStore) -> None:
+    """Two seconds per GiB are the aim; the bound here allows for a busy machine."""
+    settings = replace(SMALL, file_size=64 << 20, queue_file_entries=300_000, index=False)
+    store = open_store(settings)
+    body = bytes(1024)
+    for number in range(40_000):
+        put(store, "T", number % 8, body, {"TAGS": f"t{number % 5}", "UNIQ_KEY": f"{number:032X}"})
+        if number % 64 == 63:
+            store.write()
+    size = store.write()
+    store.abandon()
+    begun = time.process_time()
+
+    store = open_store(settings)
+
+    spent = time.process_time() - begun
+    assert store.recovery.records == 40_000
+    assert spent / (size / (1 << 30)) < 10
