@@ -95,14 +95,13 @@ class Flusher:
             raise self.failure
         return self.flushed >= upto
 
-    def settle(self) -> None:
-        """Tell those whose flush is over."""
+    def settle(self, flushed: int) -> None:
+        """Tell those who waited for less than `flushed`, which the owner has made readable."""
         waiting = self._waiting
         if self.failure is not None:
             while waiting:
                 waiting.popleft()[1](self.failure)
             return
-        flushed = self.flushed
         while waiting and waiting[0][0] <= flushed:
             waiting.popleft()[1](None)
 

@@ -223,9 +223,12 @@ class Store:
 
     def settle(self) -> None:
         """Announce what has become readable, and answer those who wait for a flush."""
+        # Looked at once: the flusher goes on meanwhile, and nobody may be told that a message is
+        # stored before readers can see it.
+        flushed = self._flusher.flushed
         if self._is_sync:
-            self._appender.publish(self._flusher.flushed)
-        self._flusher.settle()
+            self._appender.publish(flushed)
+        self._flusher.settle(flushed)
 
     def tick(self) -> None:
         """Do a bounded part of the work in the background; to be called a few times a second."""
