@@ -1,0 +1,1 @@
+"""Commands on sockets: connections, servers and channels, for name servers, brokers and clients."""

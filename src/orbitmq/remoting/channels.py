@@ -1,0 +1,205 @@
+"""One connection to each peer, made when it is needed and made again when it was lost.
+
+Callers who want the same peer at the same time share one attempt. After a failed attempt the next
+one waits, longer each time and by a random part less, so that many clients do not return to a
+restarted broker in step. A caller whose time would pass in that pause is told at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Mapping
+
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.errors import ConnectFailed, RequestTimedOut
+from orbitmq.remoting.owner import Owner, Prepare
+from orbitmq.remoting.settings import ChannelSettings
+from orbitmq.remoting.sweeping import IdleSweep
+from orbitmq.wire.codes import Serialization
+from orbitmq.wire.command import Command
+from orbitmq.wire.frame import Bytes
+from orbitmq.wire.headers.base import Header
+
+
+def pause_after(failures: int, settings: ChannelSettings, chance: random.Random) -> float:
+    """Seconds to wait after that many failed attempts in a row."""
+    # The exponent is limited because a power of a large number of failures does not fit a float.
+    pause = min(settings.longest_pause, settings.first_pause * 2.0 ** min(failures - 1, 64))
+    return pause * (1 - settings.jitter * chance.random())
+
+
+class _Channel:
+    """What is known about one peer."""
+
+    __slots__ = ("address", "attempt", "connection", "failures", "last_failure", "not_before")
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.connection: Connection | None = None
+        self.attempt: asyncio.Task[Connection] | None = None
+        self.failures = 0
+        self.last_failure = ""
+        self.not_before = 0.0
+
+
+class Channels:
+    """Connections by address."""
+
+    def __init__(
+        self,
+        settings: ChannelSettings | None = None,
+        *,
+        owner: Owner | None = None,
+        tls: ssl.SSLContext | None = None,
+        prepare: Prepare | None = None,
+        clock: Clock | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._settings = settings or ChannelSettings()
+        self._owner = owner or Dispatcher({})
+        self._tls = tls
+        self._prepare = prepare
+        self._clock = clock or SystemClock()
+        self._chance = chance or random.Random()  # noqa: S311  # spreads load, guards nothing
+        self._channels: dict[Address, _Channel] = {}
+        self._is_closed = False
+        self._sweep = IdleSweep(
+            self._open_connections,
+            idle=self._settings.idle,
+            interval=self._settings.sweep,
+            clock=self._clock,
+        )
+
+    async def request(
+        self,
+        address: Address,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # for connecting and answering together
+        serialization: Serialization = Serialization.JSON,
+    ) -> Command:
+        """Ask the peer at `address`. Raises what `get` and `Connection.request` raise."""
+        if timeout is None:
+            timeout = self._settings.connection.request_timeout
+        began = self._clock.monotonic()
+        connection = await self.get(address, timeout=timeout)
+        left = timeout - (self._clock.monotonic() - began)
+        if left <= 0:
+            raise RequestTimedOut(address, code, timeout)
+        return await connection.request(
+            code, header, body=body, extra=extra, timeout=left, serialization=serialization
+        )
+
+    async def get(self, address: Address, *, timeout: float | None = None) -> Connection:  # noqa: ASYNC109  # it names the pause that it cannot outlast
+        """The open connection to `address`, or a new one. Raises `ConnectFailed`."""
+        if timeout is None:
+            timeout = self._settings.connect_timeout
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = _Channel(address)
+        if channel.connection is not None and channel.connection.is_open:
+            return channel.connection
+        attempt = channel.attempt or self._begin(channel, timeout)
+        done, _ = await asyncio.wait((attempt,), timeout=timeout)
+        if not done:
+            raise ConnectFailed(address, f"no connection within {timeout:g} s")
+        if attempt.cancelled():
+            raise ConnectFailed(address, "closed while connecting")
+        if (failure := attempt.exception()) is not None:
+            # Every caller gets an error of its own: they add their tracebacks to it.
+            raise ConnectFailed(
+                address, channel.last_failure, retry_in=self.retry_in(address)
+            ) from failure
+        return attempt.result()
+
+    def retry_in(self, address: Address) -> float:
+        """Seconds for which no attempt would be made, because the last ones failed."""
+        channel = self._channels.get(address)
+        return max(0.0, channel.not_before - self._clock.monotonic()) if channel else 0.0
+
+    def drop(self, address: Address) -> None:
+        """Forget a peer that is no longer wanted; its connection is closed."""
+        channel = self._channels.pop(address, None)
+        if channel is None:
+            return
+        if channel.attempt is not None:
+            channel.attempt.cancel()
+        if channel.connection is not None:
+            channel.connection.close("no longer needed")
+
+    async def close(self) -> None:
+        """Close everything; waiting requests fail with `ConnectionLost`."""
+        self._is_closed = True
+        self._sweep.stop()
+        attempts = [channel.attempt for channel in self._channels.values() if channel.attempt]
+        connections = self._open_connections()
+        for address in tuple(self._channels):
+            self.drop(address)
+        if attempts:
+            await asyncio.wait(attempts)
+        for connection in connections:
+            # Nothing of ours may be waited for here: a peer that does not read must not hold us.
+            connection.abort("closed here")
+            await connection.wait_closed()
+
+    def _begin(self, channel: _Channel, timeout: float) -> asyncio.Task[Connection]:
+        if self._is_closed:
+            raise ConnectFailed(channel.address, "the channels are closed")
+        pause = self.retry_in(channel.address)
+        if pause > timeout:
+            raise ConnectFailed(channel.address, channel.last_failure, retry_in=pause)
+        task = asyncio.get_running_loop().create_task(self._attempt(channel, pause))
+        channel.attempt = task
+        # Callers may all have left before it fails; then nobody asks for the error.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _attempt(self, channel: _Channel, pause: float) -> Connection:
+        try:
+            if pause > 0:
+                await asyncio.sleep(pause)
+            connection = await connect(
+                channel.address,
+                owner=self._owner,
+                tls=self._tls,
+                timeout=self._settings.connect_timeout,
+                settings=self._settings.connection,
+                clock=self._clock,
+                prepare=self._prepare,
+            )
+        except ConnectFailed as failure:
+            self._failed(channel, failure.reason)
+            raise
+        finally:
+            channel.attempt = None
+        channel.connection = connection
+        opened = self._clock.monotonic()
+        connection.on_close(lambda _: self._lost(channel, connection, opened))
+        self._sweep.start()
+        return connection
+
+    def _lost(self, channel: _Channel, connection: Connection, opened: float) -> None:
+        channel.connection = None
+        if self._clock.monotonic() - opened < self._settings.settled:
+            # Accepted and dropped at once, for instance by a server that is full.
+            self._failed(channel, connection.reason)
+        else:
+            channel.failures = 0
+
+    def _failed(self, channel: _Channel, reason: str) -> None:
+        channel.failures += 1
+        channel.last_failure = reason
+        pause = pause_after(channel.failures, self._settings, self._chance)
+        channel.not_before = self._clock.monotonic() + pause
+
+    def _open_connections(self) -> list[Connection]:
+        return [each.connection for each in self._channels.values() if each.connection is not None]

@@ -1,0 +1,50 @@
+"""Reaches out to a peer."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from orbitmq.clock import Clock
+from orbitmq.remoting.address import Address, parse_address
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.errors import ConnectFailed
+from orbitmq.remoting.owner import Owner, Prepare
+from orbitmq.remoting.settings import ConnectionSettings
+
+
+async def connect(
+    address: Address | str,
+    *,
+    owner: Owner | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 3.0,  # noqa: ASYNC109  # part of the error that it leads to
+    settings: ConnectionSettings | None = None,
+    clock: Clock | None = None,
+    prepare: Prepare | None = None,
+) -> Connection:
+    """Open a connection. Raises `ConnectFailed`, also for a failed handshake.
+
+    Without an owner every request of the peer is answered as not supported.
+    """
+    if isinstance(address, str):
+        address = parse_address(address)
+    connection = Connection(
+        owner or Dispatcher({}), settings=settings, clock=clock, prepare=prepare
+    )
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout):
+            await loop.create_connection(
+                lambda: connection,
+                address.host,
+                address.port,
+                ssl=tls,
+                server_hostname=address.host if tls is not None else None,
+            )
+    except TimeoutError as error:
+        raise ConnectFailed(address, f"no connection within {timeout:g} s") from error
+    except (OSError, ssl.SSLError) as error:
+        raise ConnectFailed(address, error.strerror or str(error)) from error
+    return connection

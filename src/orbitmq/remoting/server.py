@@ -1,0 +1,176 @@
+"""Listens for peers and keeps their connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Collection
+
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.arrivals import Listener, speaks_tls
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.occurrences import Occurrences
+from orbitmq.remoting.owner import Owner
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.sweeping import IdleSweep
+from orbitmq.remoting.tls import TlsMode
+
+log = logging.getLogger(__name__)
+
+#: How long aborted sockets may take to be reported as closed.
+_ABORT_DEADLINE = 5.0
+
+
+class Server:
+    """A listening address whose connections all belong to one owner."""
+
+    def __init__(
+        self, owner: Owner, settings: ServerSettings | None = None, *, clock: Clock | None = None
+    ) -> None:
+        self._owner = owner
+        self._settings = settings or ServerSettings()
+        self._clock = clock or SystemClock()
+        self._address: Address | None = None
+        self._listener: Listener | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._mode = TlsMode.DISABLED
+        #: Tasks that still find out what a new connection speaks.
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._connections: set[Connection] = set()
+        self._all_closed = asyncio.Event()
+        self._refused = Occurrences()
+        self._faults = Occurrences()
+        self._sweep = IdleSweep(
+            lambda: self._connections,
+            idle=self._settings.idle,
+            interval=self._settings.sweep,
+            clock=self._clock,
+        )
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the real port; as configured before the start."""
+        return self._address or self._settings.address
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        return frozenset(self._connections)
+
+    async def start(self) -> None:
+        """Begin to listen. Raises `ListenFailed`, or `SettingError` for a bad certificate."""
+        settings = self._settings
+        if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
+            self._tls = settings.tls.context()
+            self._mode = settings.tls.mode
+        self._listener = Listener(self._arrived, pause=settings.accept_pause)
+        self._address = await self._listener.listen(settings.address, settings.backlog)
+        log.info("listening", extra={"address": str(self._address), "tls": self._mode.value})
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Accept nobody else, answer what is open within `grace` seconds, close."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for task in tuple(self._greeting):
+            task.cancel()
+        if self._greeting:
+            await asyncio.wait(tuple(self._greeting))
+        for connection in tuple(self._connections):
+            connection.finish("the server stops")
+        if not await self._closed_within(self._settings.grace if grace is None else grace):
+            for connection in tuple(self._connections):
+                connection.abort("the server stops")
+            await self._closed_within(_ABORT_DEADLINE)
+        self._sweep.stop()
+
+    async def _closed_within(self, seconds: float) -> bool:
+        while self._connections:
+            self._all_closed.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._all_closed.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    def _arrived(self, accepted: socket.socket) -> None:
+        if len(self._connections) + len(self._greeting) >= self._settings.connections:
+            self._refuse(accepted, f"{self._settings.connections} connections are open already")
+            return
+        task = asyncio.get_running_loop().create_task(self._greet(accepted))
+        self._greeting.add(task)
+        task.add_done_callback(lambda done: self._greeted(done, accepted))
+
+    def _greeted(self, done: asyncio.Task[None], accepted: socket.socket) -> None:
+        self._greeting.discard(done)
+        if done.cancelled():
+            # Possibly before its first step, so that nobody else could.
+            accepted.close()
+
+    async def _greet(self, accepted: socket.socket) -> None:
+        """Make a connection of an accepted socket, once it is known what the peer speaks."""
+        try:
+            async with asyncio.timeout(self._settings.first_byte):
+                is_tls = await speaks_tls(accepted)
+        except TimeoutError:
+            self._refuse(accepted, f"it said nothing for {self._settings.first_byte:g} s")
+            return
+        if is_tls is None:
+            accepted.close()
+        elif is_tls and self._mode is TlsMode.DISABLED:
+            self._refuse(accepted, "it speaks TLS, which is disabled here")
+        elif not is_tls and self._mode is TlsMode.ENFORCING:
+            self._refuse(accepted, "it speaks without TLS, which is required here")
+        else:
+            await self._connect(accepted, self._tls if is_tls else None)
+
+    async def _connect(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        peer = _peer(accepted)
+        connection = Connection(
+            self._owner,
+            settings=self._settings.connection,
+            clock=self._clock,
+            faults=self._faults,
+        )
+        connection.on_close(self._closed)
+        self._connections.add(connection)
+        self._sweep.start()
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=self._settings.handshake if tls else None,
+            )
+        except (OSError, ssl.SSLError) as error:
+            self._closed(connection)
+            accepted.close()
+            self._log_refusal(peer, f"no TLS handshake: {error}")
+        except asyncio.CancelledError:
+            self._closed(connection)
+            raise
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_closed.set()
+
+    def _refuse(self, accepted: socket.socket, reason: str) -> None:
+        peer = _peer(accepted)
+        accepted.close()
+        self._log_refusal(peer, reason)
+
+    def _log_refusal(self, peer: str, reason: str) -> None:
+        if count := self._refused.note(reason):
+            log.warning("connection refused: %s (%d so far)", reason, count, extra={"client": peer})
+
+
+def _peer(accepted: socket.socket) -> str:
+    try:
+        name = accepted.getpeername()
+    except OSError:
+        return "somebody who left"
+    return str(Address(str(name[0]), int(name[1])))

@@ -1,0 +1,103 @@
+"""Every limit and interval of the network side, with its default and its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.errors import SettingError
+from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
+
+if TYPE_CHECKING:
+    from orbitmq.remoting.tls import ServerTls
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """How much one connection may hold, and how long it waits."""
+
+    read_size: int = 64 * KIB  #: bytes of one read; larger buffers cost a mapping each
+    flush_bytes: int = 256 * KIB  #: answers collected within a turn before they are written
+    slow_bytes: int = 1 * MIB  #: unwritten bytes at which the peer counts as slow: not read from
+    resume_bytes: int = 256 * KIB  #: unwritten bytes below which it is read from again
+    unwritten_bytes: int = 64 * MIB  #: unwritten bytes at which the connection is aborted
+    open_requests: int = 32_768  #: requests of the peer left open; above it is not read from
+    pending_requests: int = 65_535  #: requests of ours without an answer; above they are refused
+    request_timeout: float = 3.0  #: for a request of ours that names none
+    limits: WireLimits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        _positive("connection", self, "read_size", "flush_bytes", "slow_bytes", "resume_bytes")
+        _positive("connection", self, "unwritten_bytes", "open_requests", "pending_requests")
+        _positive("connection", self, "request_timeout")
+        _ordered("connection", self, "resume_bytes", "slow_bytes", "unwritten_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where a server listens, and whom it keeps."""
+
+    host: str = "127.0.0.1"  #: the address to bind; 0.0.0.0 or :: for every interface
+    port: int = 0  #: 0: any free one
+    backlog: int = 1024
+    connections: int = 10_000  #: above this, new ones are refused
+    first_byte: float = 30.0  #: how long a new connection may stay silent
+    handshake: float = 10.0  #: how long a TLS handshake may take
+    idle: float = 120.0  #: closes a connection without any read or write for so long
+    sweep: float = 5.0  #: how often idle connections are looked for
+    accept_pause: float = 1.0  #: how long to wait when no more file handles can be had
+    grace: float = 5.0  #: how long a stop waits for answers that are on their way
+    tls: ServerTls | None = None
+    connection: ConnectionSettings = field(default_factory=ConnectionSettings)
+
+    def __post_init__(self) -> None:
+        _positive("server", self, "backlog", "connections", "first_byte", "handshake", "idle")
+        _positive("server", self, "sweep", "accept_pause")
+        if self.grace < 0:
+            raise SettingError(f"server.grace must not be negative, got {self.grace}")
+        if not 0 <= self.port <= 65535:
+            raise SettingError(f"server.port must be 0 to 65535, got {self.port}")
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSettings:
+    """How a peer is reached, and how soon again after a failure."""
+
+    connect_timeout: float = 3.0
+    idle: float = 120.0  #: closes a connection without any read or write for so long
+    sweep: float = 5.0  #: how often idle connections are looked for
+    first_pause: float = 0.1  #: after the first failed attempt; doubles with each further one
+    longest_pause: float = 2.0
+    jitter: float = 0.3  #: share of a pause that chance may take away
+    settled: float = 1.0  #: a connection that ends sooner counts as a failed attempt
+    connection: ConnectionSettings = field(default_factory=ConnectionSettings)
+
+    def __post_init__(self) -> None:
+        _positive("channel", self, "connect_timeout", "idle", "sweep", "first_pause")
+        _ordered("channel", self, "first_pause", "longest_pause")
+        if not 0 <= self.jitter < 1:
+            raise SettingError(f"channel.jitter must be from 0 to below 1, got {self.jitter}")
+        if self.settled < 0:
+            raise SettingError(f"channel.settled must not be negative, got {self.settled}")
+
+
+def _positive(role: str, settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not value > 0:
+            raise SettingError(f"{role}.{name} must be positive, got {value}")
+
+
+def _ordered(role: str, settings: object, *names: str) -> None:
+    values = [getattr(settings, name) for name in names]
+    if values != sorted(values):
+        shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+        raise SettingError(f"{role}: each must be at most the next, got {shown}")

@@ -1,0 +1,56 @@
+"""Looks after many connections with one timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from orbitmq.clock import Clock
+from orbitmq.remoting.connection import Connection
+
+
+class IdleSweep:
+    """Closes connections on which nothing was read or written for `idle` seconds."""
+
+    def __init__(
+        self,
+        connections: Callable[[], Collection[Connection]],
+        *,
+        idle: float,
+        interval: float,
+        clock: Clock,
+    ) -> None:
+        self._connections = connections
+        self._idle = idle
+        self._interval = interval
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look after one interval, and again as long as there are connections. Idempotent."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._interval, self._again)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def sweep(self) -> None:
+        """Look once."""
+        since = self._clock.monotonic() - self._idle
+        for connection in tuple(self._connections()):
+            if connection.last_active > since:
+                continue
+            if connection.unwritten or not connection.is_open:
+                # An orderly close would wait, or waits, for a peer that has stopped reading.
+                connection.abort(f"nothing was read by it for {self._idle:g} s")
+            else:
+                connection.close(f"idle for {self._idle:g} s")
+
+    def _again(self) -> None:
+        self._timer = None
+        self.sweep()
+        if self._connections():
+            self.start()

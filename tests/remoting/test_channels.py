@@ -1,0 +1,246 @@
+"""One connection per peer: shared, made again after a loss, and not too eagerly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.channels import Channels, pause_after
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
+from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+from orbitmq.remoting.server import Server
+from orbitmq.remoting.settings import ChannelSettings, ServerSettings
+from orbitmq.wire.command import Command
+from tests.support.remoting import DEADLINE, serving, until
+
+CODE = 10
+HOLD = 11
+QUICK = ChannelSettings(first_pause=0.02, longest_pause=0.1, settled=0.0)
+
+
+def _fine(_: Connection, request: Command) -> Command:
+    return request.answer(0, body=request.body)
+
+
+HANDLERS: dict[int, Handler] = {CODE: _fine, HOLD: lambda _, __: LATER}
+
+
+def _free_address() -> Address:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Address("127.0.0.1", probe.getsockname()[1])
+
+
+async def test_callers_share_one_connection_and_one_attempt() -> None:
+    channels = Channels()
+    async with serving(HANDLERS) as server:
+        answers = await asyncio.gather(
+            *(channels.request(server.address, CODE, body=b"%d" % n) for n in range(50))
+        )
+        again = await channels.get(server.address)
+
+        assert [bytes(answer.body) for answer in answers] == [b"%d" % n for n in range(50)]
+        assert len(server.connections) == 1
+        assert again is await channels.get(server.address)
+        await channels.close()
+
+
+async def test_each_address_has_its_own_connection() -> None:
+    channels = Channels()
+    async with serving(HANDLERS) as one, serving(HANDLERS) as other:
+        first, second = await channels.get(one.address), await channels.get(other.address)
+
+        assert (first.remote, second.remote) == (one.address, other.address)
+        await channels.close()
+
+
+async def test_a_restarted_peer_is_reached_again_within_three_seconds() -> None:
+    channels = Channels(chance=random.Random(1))
+    loop = asyncio.get_running_loop()
+    async with serving(HANDLERS) as server:
+        address = server.address
+        await channels.request(address, CODE)
+        lost = asyncio.create_task(channels.request(address, HOLD, timeout=DEADLINE))
+        await until(lambda: any(each.open_requests for each in server.connections))
+        await server.stop(grace=0.0)
+        with pytest.raises(ConnectionLost):
+            await lost
+    for _ in range(5):
+        with pytest.raises(ConnectFailed):
+            await channels.request(address, CODE, timeout=0.5)
+
+    async with serving(HANDLERS, ServerSettings(port=address.port)):
+        back = loop.time()
+        while True:
+            try:
+                answer = await channels.request(address, CODE, body=b"back", timeout=1.0)
+                break
+            except (ConnectFailed, ConnectionLost):
+                assert loop.time() - back < 3.0
+
+        assert bytes(answer.body) == b"back"
+        assert loop.time() - back < 3.0
+        await channels.close()
+
+
+async def test_attempts_after_failures_wait_and_say_for_how_long() -> None:
+    channels = Channels(ChannelSettings(first_pause=5.0, longest_pause=20.0, jitter=0.0))
+    address = _free_address()
+    with pytest.raises(ConnectFailed, match=r"next attempt in [45]\.\d s") as first:
+        await channels.get(address)
+
+    # The pause is longer than the caller would wait: it is told at once.
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(ConnectFailed) as second:
+            await channels.get(address, timeout=1.0)
+
+    assert 4.0 < first.value.retry_in <= 5.0
+    assert 4.0 < second.value.retry_in <= channels.retry_in(address) + 0.5
+    await channels.close()
+
+
+async def test_a_caller_with_time_waits_for_the_next_attempt() -> None:
+    channels = Channels(ChannelSettings(first_pause=0.2, longest_pause=0.2, jitter=0.0))
+    address = _free_address()
+    with pytest.raises(ConnectFailed):
+        await channels.get(address)
+
+    async with serving(HANDLERS, ServerSettings(port=address.port)):
+        answer = await channels.request(address, CODE, body=b"patience", timeout=DEADLINE)
+
+        assert bytes(answer.body) == b"patience"
+        await channels.close()
+
+
+async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing() -> None:
+    settings = ChannelSettings(first_pause=5.0, longest_pause=5.0, settled=1.0)
+    channels = Channels(settings)
+    async with serving(HANDLERS, ServerSettings(connections=1)) as server:
+        keeper = await Channels().get(server.address)
+        await keeper.request(CODE)
+        with pytest.raises(ConnectionLost):
+            await channels.request(server.address, CODE, timeout=DEADLINE)
+
+        assert channels.retry_in(server.address) > 1.0
+        with pytest.raises(ConnectFailed):
+            await channels.request(server.address, CODE, timeout=0.5)
+        keeper.close()
+        await channels.close()
+
+
+async def test_the_deadline_of_a_request_covers_connecting() -> None:
+    channels = Channels(QUICK)
+    async with serving(HANDLERS) as server:
+        with pytest.raises(RequestTimedOut):
+            await channels.request(server.address, HOLD, timeout=0.05)
+
+        assert (await channels.request(server.address, CODE)).code == 0
+        await channels.close()
+
+
+async def test_an_idle_connection_is_closed_and_made_again_when_needed() -> None:
+    channels = Channels(ChannelSettings(idle=0.1, sweep=0.02, settled=0.0))
+    async with serving(HANDLERS) as server:
+        first = await channels.get(server.address)
+        await first.request(CODE)
+        async with asyncio.timeout(DEADLINE):
+            await first.wait_closed()
+        second = await channels.get(server.address)
+
+        assert "idle" in first.reason
+        assert second is not first
+        assert (await second.request(CODE)).code == 0
+        await channels.close()
+
+
+async def test_a_dropped_peer_is_forgotten_with_its_connection() -> None:
+    channels = Channels()
+    async with serving(HANDLERS) as server:
+        connection = await channels.get(server.address)
+        channels.drop(server.address)
+        channels.drop(server.address)
+
+        assert not connection.is_open
+        await connection.wait_closed()
+
+
+async def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
+    channels = Channels()
+    async with serving(HANDLERS) as server:
+        waiting = asyncio.create_task(channels.request(server.address, HOLD, timeout=DEADLINE))
+        await until(lambda: any(each.open_requests for each in server.connections))
+        await channels.close()
+
+        with pytest.raises(ConnectionLost):
+            await waiting
+        with pytest.raises(ConnectFailed, match="closed"):
+            await channels.get(server.address)
+
+
+async def test_closing_ends_an_attempt_in_its_pause() -> None:
+    channels = Channels(ChannelSettings(first_pause=5.0, longest_pause=5.0))
+    address = _free_address()
+    with pytest.raises(ConnectFailed):
+        await channels.get(address)
+    waiting = asyncio.create_task(channels.get(address, timeout=DEADLINE))
+    await until(lambda: channels._channels[address].attempt is not None)
+
+    async with asyncio.timeout(DEADLINE / 2):
+        await channels.close()
+        with pytest.raises(ConnectFailed, match="closed while connecting"):
+            await waiting
+
+
+async def test_requests_of_the_peer_reach_the_owner_of_the_channels() -> None:
+    told: list[bytes] = []
+    owner = Dispatcher({40: lambda _, request: told.append(bytes(request.body))})
+    channels = Channels(owner=owner)
+
+    def push(connection: Connection, request: Command) -> Command:
+        connection.notify(40, body=b"rebalance")
+        return request.answer(0)
+
+    async with serving({CODE: push}) as server:
+        await channels.request(server.address, CODE)
+        await until(lambda: bool(told))
+        await channels.close()
+
+    assert told == [b"rebalance"]
+
+
+async def test_a_server_may_be_stopped_while_channels_are_connected() -> None:
+    channels = Channels()
+    server = Server(Dispatcher(HANDLERS))
+    await server.start()
+    await channels.request(server.address, CODE)
+    async with asyncio.timeout(DEADLINE):
+        await server.stop()
+        await channels.close()
+
+    assert not server.connections
+
+
+@settings(deadline=None)
+@given(
+    failures=st.integers(1, 10_000),
+    seed=st.integers(0, 1000),
+    jitter=st.floats(0, 0.99),
+)
+def test_pauses_grow_up_to_the_longest_and_chance_only_shortens_them(
+    failures: int, seed: int, jitter: float
+) -> None:
+    shaken = ChannelSettings(first_pause=0.1, longest_pause=2.0, jitter=jitter)
+    steady = ChannelSettings(first_pause=0.1, longest_pause=2.0, jitter=0.0)
+
+    pause = pause_after(failures, shaken, random.Random(seed))
+    full = pause_after(failures, steady, random.Random(seed))
+
+    assert full == min(2.0, 0.1 * 2 ** min(failures - 1, 20))
+    assert full * (1 - jitter) <= pause <= full

@@ -1,0 +1,435 @@
+"""A connection: turns, requests in both directions, deadlines, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut, TooManyRequests
+from orbitmq.remoting.settings import ConnectionSettings
+from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
+from orbitmq.wire.command import Command, encode_command
+from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from tests.support.remoting import DEADLINE, FakeTransport, RawPeer, serving, until
+
+ECHO = 10
+HOLD = 11
+
+
+def _echo(_: Connection, request: Command) -> Command:
+    return request.answer(0, body=request.body, extra={"code": str(request.code)})
+
+
+def _open(
+    owner: Dispatcher, settings: ConnectionSettings | None = None
+) -> tuple[Connection, FakeTransport]:
+    connection = Connection(owner, settings=settings)
+    transport = FakeTransport()
+    transport.protocol = connection
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def _requests(count: int, *, code: int = ECHO, body: bytes = b"") -> bytes:
+    return b"".join(
+        encode_command(Command.request(code, opaque=number, body=body)) for number in range(count)
+    )
+
+
+async def test_requests_are_answered_however_their_bytes_are_cut() -> None:
+    chance = random.Random(7)
+    bodies = [chance.randbytes(chance.choice([0, 1, 100, 70_000])) for _ in range(40)]
+    stream = b"".join(
+        encode_command(Command.request(ECHO, opaque=number, body=body))
+        for number, body in enumerate(bodies)
+    )
+    async with serving({ECHO: _echo}) as server, RawPeer.connected(server.address) as peer:
+        at = 0
+        sender = asyncio.create_task(_send_in_chunks(peer, stream, chance))
+        for number, body in enumerate(bodies):
+            answer = await peer.receive()
+            at += 1
+
+            assert (answer.opaque, answer.is_response) == (number, True)
+            assert bytes(answer.body) == body
+        await sender
+
+    assert at == len(bodies)
+
+
+async def _send_in_chunks(peer: RawPeer, stream: bytes, chance: random.Random) -> None:
+    at = 0
+    while at < len(stream):
+        size = chance.choice([1, 2, 3, 7, 500, 65_536, 200_000])
+        await peer.send(stream[at : at + size])
+        at += size
+        await asyncio.sleep(0)
+
+
+async def test_answers_may_come_in_any_order() -> None:
+    held: list[Command] = []
+
+    def hold(connection: Connection, request: Command) -> Result:
+        held.append(request)
+        if len(held) == 50:
+            for each in reversed(held):
+                connection.reply(each, each.answer(0, body=each.body))
+        return LATER
+
+    async with serving({HOLD: hold}) as server:
+        connection = await connect(server.address)
+        answers = await asyncio.gather(
+            *(connection.request(HOLD, body=b"%d" % n, timeout=DEADLINE) for n in range(50))
+        )
+        connection.close()
+
+    assert [bytes(answer.body) for answer in answers] == [b"%d" % n for n in range(50)]
+
+
+async def test_either_side_may_ask() -> None:
+    asked: list[Command] = []
+
+    async def ask_back(connection: Connection, request: Command) -> Command:
+        asked.append(await connection.request(40, body=request.body, timeout=DEADLINE))
+        return request.answer(0, body=asked[0].body)
+
+    def answer(_: Connection, request: Command) -> Command:
+        return request.answer(0, body=bytes(request.body).upper())
+
+    async with serving({ECHO: ask_back}) as server:
+        connection = await connect(server.address, owner=Dispatcher({40: answer}))
+        back = await connection.request(ECHO, body=b"who are you", timeout=DEADLINE)
+        connection.close()
+
+    assert bytes(back.body) == b"WHO ARE YOU"
+
+
+async def test_a_typed_header_and_extra_fields_arrive() -> None:
+    seen: list[Command] = []
+
+    def note(_: Connection, request: Command) -> Command:
+        seen.append(request)
+        return request.answer(0)
+
+    async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: note}) as server:
+        connection = await connect(server.address)
+        await connection.request(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            GetRouteInfoRequest(topic="orders"),
+            extra={"AccessKey": "me"},
+            timeout=DEADLINE,
+        )
+        connection.close()
+
+    assert seen[0].header(GetRouteInfoRequest).topic == "orders"
+    assert seen[0].ext_fields["AccessKey"] == "me"
+
+
+@pytest.mark.parametrize("serialization", list(Serialization))
+async def test_an_answer_has_the_serialization_of_its_request(serialization: Serialization) -> None:
+    async with serving({ECHO: _echo}) as server, RawPeer.connected(server.address) as peer:
+        for code in (ECHO, 9999):
+            answer = await peer.ask(Command.request(code, opaque=5, serialization=serialization))
+
+            assert answer.serialization is serialization
+            assert answer.opaque == 5
+
+
+async def test_what_prepares_requests_sees_each_of_ours() -> None:
+    def sign(request: Command) -> Command:
+        return request.with_fields({**request.ext_fields, "Signature": "S"})
+
+    def show(_: Connection, request: Command) -> Command:
+        return request.answer(0, extra=dict(request.ext_fields))
+
+    async with serving({ECHO: show}) as server:
+        connection = await connect(server.address, prepare=sign)
+        answer = await connection.request(ECHO, extra={"a": "b"}, timeout=DEADLINE)
+        connection.close()
+
+    assert dict(answer.ext_fields) == {"a": "b", "Signature": "S"}
+
+
+# Deadlines and ends
+
+
+async def test_a_request_without_an_answer_fails_at_its_deadline() -> None:
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address)
+        with pytest.raises(
+            RequestTimedOut, match=r"did not answer request 11 within 0\.05 s"
+        ) as late:
+            await connection.request(HOLD, timeout=0.05)
+
+        assert late.value.retriable
+        assert late.value.remote == server.address
+        assert connection.pending_requests == 0
+        assert connection.is_open
+        connection.close()
+
+
+async def test_deadlines_are_kept_in_whatever_order_they_were_given() -> None:
+    async with serving({HOLD: lambda _, __: LATER, ECHO: _echo}) as server:
+        connection = await connect(server.address)
+        ended: list[float] = []
+
+        async def wait(timeout: float) -> None:  # noqa: ASYNC109  # what is under test
+            with pytest.raises(RequestTimedOut):
+                await connection.request(HOLD, timeout=timeout)
+            ended.append(timeout)
+
+        async with asyncio.timeout(DEADLINE):
+            await asyncio.gather(wait(0.2), wait(0.05), wait(0.12))
+        # Many that are answered do not disturb those that are not.
+        async with asyncio.timeout(DEADLINE):
+            late = asyncio.create_task(wait(0.1))
+            for _ in range(600):
+                await connection.request(ECHO, timeout=5)
+            await late
+        connection.close()
+
+    assert ended == [0.05, 0.12, 0.2, 0.1]
+
+
+async def test_a_short_deadline_does_not_wait_for_a_long_one_before_it() -> None:
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address)
+        patient = asyncio.create_task(connection.request(HOLD, timeout=10 * DEADLINE))
+        await until(lambda: connection.pending_requests == 1)
+        async with asyncio.timeout(DEADLINE):
+            with pytest.raises(RequestTimedOut):
+                await connection.request(HOLD, timeout=0.02)
+
+        assert not patient.done()
+        connection.abort()
+        with pytest.raises(ConnectionLost):
+            await patient
+
+
+async def test_nothing_is_written_after_a_write_that_failed() -> None:
+    connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
+    connection.data_received(_requests(3, code=HOLD))
+    transport.abort()  # as asyncio does when the socket refuses a write
+
+    request = Command.request(HOLD, opaque=1)
+    connection.reply(request, request.answer(0))
+    await asyncio.sleep(0)
+
+    assert transport.written == []
+    assert not connection.is_open
+
+
+async def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
+    held: list[tuple[Connection, Command]] = []
+
+    def hold(connection: Connection, request: Command) -> Result:
+        held.append((connection, request))
+        return LATER
+
+    async with serving({HOLD: hold, ECHO: _echo}) as server:
+        connection = await connect(server.address)
+        with pytest.raises(RequestTimedOut):
+            await connection.request(HOLD, timeout=0.02)
+        server_side, request = held[0]
+        server_side.reply(request, request.answer(0, body=b"too late"))
+        answer = await connection.request(ECHO, body=b"still here", timeout=DEADLINE)
+        connection.close()
+
+    assert bytes(answer.body) == b"still here"
+
+
+async def test_a_cancelled_request_waits_for_nothing() -> None:
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address)
+        waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
+        await until(lambda: connection.pending_requests == 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+        assert connection.pending_requests == 0
+        connection.close()
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_every_waiting_request_fails_at_once_when_the_connection_ends(end: str) -> None:
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address)
+        waiting = [
+            asyncio.create_task(connection.request(HOLD, timeout=DEADLINE)) for _ in range(20)
+        ]
+        await until(lambda: sum(each.open_requests for each in server.connections) == 20)
+        for each in server.connections:
+            getattr(each, end)()
+        async with asyncio.timeout(DEADLINE / 2):
+            results = await asyncio.gather(*waiting, return_exceptions=True)
+
+        assert all(isinstance(each, ConnectionLost) and each.retriable for each in results)
+        assert len({id(each) for each in results}) == 20
+        assert not connection.is_open
+        with pytest.raises(ConnectionLost):
+            await connection.request(ECHO)
+        with pytest.raises(ConnectionLost):
+            connection.notify(ECHO)
+
+
+async def test_closing_ourselves_fails_our_requests_too() -> None:
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address)
+        waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
+        await until(lambda: connection.pending_requests == 1)
+        connection.close()
+
+        with pytest.raises(ConnectionLost, match="closed here"):
+            await waiting
+        await connection.wait_closed()
+
+
+async def test_whoever_asks_is_told_of_the_end_even_afterwards() -> None:
+    told: list[str] = []
+    async with serving({}) as server:
+        connection = await connect(server.address)
+        connection.on_close(lambda _: told.append("before"))
+        connection.abort()
+        await connection.wait_closed()
+        connection.on_close(lambda _: told.append("after"))
+
+    assert told == ["before", "after"]
+
+
+async def test_more_requests_than_allowed_are_refused_before_they_are_sent() -> None:
+    settings = ConnectionSettings(pending_requests=3)
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address, settings=settings)
+        waiting = [asyncio.create_task(connection.request(HOLD)) for _ in range(3)]
+        await until(lambda: connection.pending_requests == 3)
+        with pytest.raises(TooManyRequests, match="3 requests already wait"):
+            await connection.request(HOLD)
+        connection.abort()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+# Turns
+
+
+async def test_the_answers_of_one_read_are_written_at_once() -> None:
+    connection, transport = _open(Dispatcher({ECHO: _echo}))
+
+    connection.data_received(_requests(30))
+
+    assert len(transport.written) == 1
+    assert connection.bytes_in == len(_requests(30))
+    assert connection.bytes_out == len(transport.written[0])
+
+
+async def test_the_owner_can_answer_all_requests_of_a_turn_when_it_is_done() -> None:
+    collected: list[Command] = []
+    turns: list[int] = []
+
+    def collect(_: Connection, request: Command) -> Result:
+        collected.append(request)
+        return LATER
+
+    def answer_all(connection: Connection) -> None:
+        turns.append(len(collected))
+        for request in collected:
+            connection.reply(request, request.answer(0))
+        collected.clear()
+
+    connection, transport = _open(Dispatcher({ECHO: collect}, turn_done=answer_all))
+
+    connection.data_received(_requests(16))
+    connection.data_received(_requests(2))
+
+    assert turns == [16, 2]
+    assert len(transport.written) == 2
+    assert connection.open_requests == 0
+
+
+async def test_what_is_sent_outside_of_a_turn_becomes_one_write_per_step_of_the_loop() -> None:
+    connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
+    connection.data_received(_requests(10, code=HOLD))
+    request = Command.request(HOLD, opaque=1)
+
+    for _ in range(10):
+        connection.reply(request, request.answer(0))
+    before = list(transport.written)
+    await asyncio.sleep(0)
+
+    assert before == []
+    assert len(transport.written) == 1
+
+
+async def test_much_output_is_written_before_the_turn_ends() -> None:
+    settings = ConnectionSettings(flush_bytes=10_000)
+    connection, transport = _open(Dispatcher({ECHO: _echo}), settings)
+
+    connection.data_received(_requests(40, body=bytes(1000)))
+
+    assert len(transport.written) >= 4
+    assert max(map(len, transport.written)) < 12_000
+
+
+async def test_nothing_is_ever_written_for_a_one_way_request() -> None:
+    refused: list[int] = []
+
+    def refuse(connection: Connection, request: Command) -> Result:
+        refused.append(request.code)
+        connection.reply(request, request.answer(0))
+        return LATER
+
+    def fail(_: Connection, __: Command) -> None:
+        refused.append(0)
+        raise ValueError("this handler fails")
+
+    connection, transport = _open(Dispatcher({ECHO: _echo, HOLD: refuse, 12: fail}))
+
+    for code in (ECHO, HOLD, 12, 9999):
+        connection.data_received(encode_command(Command.request(code, opaque=code, one_way=True)))
+    await asyncio.sleep(0)
+
+    assert transport.written == []
+    assert refused == [HOLD, 0]
+    assert connection.open_requests == 0
+
+
+async def test_a_one_way_request_of_ours_is_marked_as_such() -> None:
+    seen: list[Command] = []
+    async with serving({40: lambda _, request: seen.append(request)}) as server:
+        connection = await connect(server.address)
+        connection.notify(40, body=b"news")
+        await until(lambda: bool(seen))
+        connection.close()
+
+    assert seen[0].is_one_way
+    assert bytes(seen[0].body) == b"news"
+
+
+async def test_answers_to_what_was_asked_just_before_the_peer_stops_sending_are_written() -> None:
+    held: list[tuple[Connection, Command]] = []
+
+    def hold(connection: Connection, request: Command) -> Result:
+        held.append((connection, request))
+        return LATER
+
+    async with (
+        serving({ECHO: _echo, HOLD: hold}) as server,
+        RawPeer.connected(server.address) as peer,
+    ):
+        await peer.send(Command.request(ECHO, opaque=1, body=b"last"))
+        peer.writer.write_eof()
+
+        assert bytes((await peer.receive()).body) == b"last"
+
+
+async def test_an_unknown_code_is_answered_as_apache_does() -> None:
+    async with serving({}) as server, RawPeer.connected(server.address) as peer:
+        answer = await peer.ask(Command.request(4242, opaque=9))
+
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert answer.remark == " request type 4242 not supported"

@@ -1,0 +1,102 @@
+"""What is sent arrives, whole and in order, with few writes and without copies of large bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orbitmq.remoting.outgoing import JOIN_BELOW, Outgoing, gathered
+from tests.support.remoting import FakeTransport
+
+sizes = st.lists(
+    st.one_of(st.integers(0, 40), st.sampled_from([JOIN_BELOW - 1, JOIN_BELOW, 3 * JOIN_BELOW])),
+    max_size=12,
+)
+
+
+def _pieces(lengths: list[int]) -> list[bytes]:
+    return [bytes([number % 251]) * length for number, length in enumerate(lengths)]
+
+
+@settings(deadline=None)
+@given(lengths=sizes)
+def test_gathering_changes_no_byte_and_no_large_piece(lengths: list[int]) -> None:
+    pieces = _pieces(lengths)
+
+    result = gathered(pieces)
+
+    assert b"".join(result) == b"".join(pieces)
+    large = [piece for piece in pieces if len(piece) >= JOIN_BELOW]
+    assert all(any(each is piece for each in result) for piece in large)
+    # No two small ones stand side by side.
+    small = [len(each) < JOIN_BELOW for each in result]
+    assert not any(left and right for left, right in itertools.pairwise(small))
+
+
+def test_small_answers_become_one_write() -> None:
+    transport = FakeTransport()
+    out = Outgoing(transport)
+
+    for number in range(100):
+        out.add([b"head %d" % number, b"body"])
+    size = out.flush()
+
+    assert len(transport.written) == 1
+    assert size == len(transport.written[0])
+    assert out.size == 0
+
+
+def test_flushing_nothing_writes_nothing() -> None:
+    transport = FakeTransport()
+
+    assert Outgoing(transport).flush() == 0
+    assert transport.written == []
+
+
+@pytest.mark.parametrize("receive_buffer", [4096, 1 << 20])
+async def test_large_bodies_arrive_whole_whatever_the_socket_takes_at_once(
+    receive_buffer: int,
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, receive_buffer)
+    transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    lengths = [10, 300_000, 20, 30, 70_000, 5, 1_000_000, 1]
+    pieces = _pieces(lengths)
+    out = Outgoing(transport)
+
+    for _ in range(3):
+        out.add([memoryview(piece) for piece in pieces])
+        out.flush()
+    async with asyncio.timeout(20):
+        arrived = await reader.readexactly(3 * sum(lengths))
+
+    assert arrived == 3 * b"".join(pieces)
+    transport.abort()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_thousands_of_pieces_arrive_in_order() -> None:
+    ours, theirs = socket.socketpair()
+    transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    # Alternating small and large ones cannot be joined.
+    pieces = [bytes([n % 251]) * (JOIN_BELOW if n % 2 else 7) for n in range(2500)]
+    out = Outgoing(transport)
+
+    out.add(pieces)
+    out.flush()
+    async with asyncio.timeout(20):
+        arrived = await reader.readexactly(sum(map(len, pieces)))
+
+    assert arrived == b"".join(pieces)
+    transport.abort()
+    writer.close()
+    await writer.wait_closed()

@@ -1,0 +1,300 @@
+"""Whom a server lets in, how long it keeps them, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import pytest
+
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+from orbitmq.remoting.errors import ConnectFailed, ListenFailed, SettingError
+from orbitmq.remoting.server import Server
+from orbitmq.remoting.settings import ChannelSettings, ConnectionSettings, ServerSettings
+from orbitmq.wire.command import Command
+from tests.support.remoting import DEADLINE, RawPeer, serving, until
+
+CODE = 10
+HOLD = 11
+
+
+def _fine(_: Connection, request: Command) -> Command:
+    return request.answer(0)
+
+
+def _huge(_: Connection, request: Command) -> Command:
+    return request.answer(0, body=bytes(8 << 20))
+
+
+async def test_port_0_is_any_free_port_and_the_address_names_it() -> None:
+    async with serving({CODE: _fine}) as one, serving({CODE: _fine}) as other:
+        assert one.address.host == "127.0.0.1"
+        assert 0 < one.address.port != other.address.port
+
+
+async def test_a_port_in_use_is_refused_with_the_address_and_the_reason() -> None:
+    async with serving({}) as server:
+        second = Server(Dispatcher({}), ServerSettings(port=server.address.port))
+        with pytest.raises(ListenFailed, match=f"127.0.0.1:{server.address.port}.*in use"):
+            await second.start()
+
+
+async def test_a_host_that_is_none_is_refused() -> None:
+    with pytest.raises(ListenFailed, match="cannot listen on"):
+        await Server(Dispatcher({}), ServerSettings(host="no.such.host.invalid")).start()
+
+
+async def test_ipv6_is_listened_on_where_there_is_any() -> None:
+    try:
+        async with serving({CODE: _fine}, ServerSettings(host="::1")) as server:
+            connection = await connect(f"[::1]:{server.address.port}")
+            assert (await connection.request(CODE, timeout=DEADLINE)).code == 0
+            assert connection.remote.host == "::1"
+            connection.close()
+    except ListenFailed as error:
+        pytest.skip(f"no IPv6 here: {error}")
+
+
+async def test_small_packets_are_not_held_back() -> None:
+    nodelay: list[int] = []
+
+    def look(connection: Connection, request: Command) -> Command:
+        sock = connection._transport.get_extra_info("socket")
+        nodelay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return request.answer(0)
+
+    async with serving({CODE: look}) as server:
+        connection = await connect(server.address)
+        await connection.request(CODE, timeout=DEADLINE)
+        sock = connection._transport.get_extra_info("socket")
+        nodelay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        connection.close()
+
+    assert all(nodelay)
+
+
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_kept() -> None:
+    settings = ServerSettings(idle=0.3, sweep=0.05)
+    async with serving({CODE: _fine}, settings) as server:
+        busy = await connect(server.address)
+        await busy.request(CODE, timeout=DEADLINE)
+        async with RawPeer.connected(server.address) as idle:
+            await idle.ask(Command.request(CODE, opaque=1))
+            closed = asyncio.create_task(idle.is_closed_by_the_other_side())
+            while not closed.done():
+                await busy.request(CODE, timeout=DEADLINE)
+                await asyncio.sleep(0.01)
+
+            assert await closed
+        assert busy.is_open
+        await until(lambda: len(server.connections) == 1)
+        busy.close()
+
+
+async def test_a_peer_that_stopped_reading_is_aborted_when_idle() -> None:
+    settings = ServerSettings(
+        idle=0.2, sweep=0.05, connection=ConnectionSettings(slow_bytes=1000, resume_bytes=100)
+    )
+    async with (
+        serving({CODE: _huge}, settings) as server,
+        RawPeer.connected(server.address, limit=1024) as lazy,
+    ):
+        await lazy.send(Command.request(CODE, opaque=1), Command.request(CODE, opaque=2))
+        await until(lambda: any(each.unwritten for each in server.connections))
+
+        await until(lambda: not server.connections, "the end of the lazy connection")
+
+
+async def test_a_peer_that_says_nothing_is_closed() -> None:
+    async with (
+        serving({CODE: _fine}, ServerSettings(first_byte=0.05)) as server,
+        RawPeer.connected(server.address) as silent,
+    ):
+        assert await silent.is_closed_by_the_other_side()
+
+
+async def test_a_silent_peer_holds_up_nobody() -> None:
+    async with (
+        serving({CODE: _fine}) as server,
+        RawPeer.connected(server.address),
+        RawPeer.connected(server.address) as peer,
+    ):
+        assert (await peer.ask(Command.request(CODE, opaque=1))).code == 0
+
+
+async def test_connections_above_the_limit_are_refused_until_one_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving({CODE: _fine}, ServerSettings(connections=2)) as server:
+        first, second = await connect(server.address), await connect(server.address)
+        for each in (first, second):
+            await each.request(CODE, timeout=DEADLINE)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                async with RawPeer.connected(server.address) as third:
+                    assert await third.is_closed_by_the_other_side()
+        refusals = [each for each in caplog.records if "refused" in each.getMessage()]
+        first.close()
+        await until(lambda: len(server.connections) == 1)
+        third_time = await connect(server.address)
+
+        assert (await third_time.request(CODE, timeout=DEADLINE)).code == 0
+        assert len(refusals) == 1
+        second.close()
+        third_time.close()
+
+
+async def test_a_stop_answers_what_is_open_and_takes_nothing_new() -> None:
+    held: list[tuple[Connection, Command]] = []
+
+    def hold(connection: Connection, request: Command) -> Result:
+        held.append((connection, request))
+        return LATER
+
+    async with serving({HOLD: hold, CODE: _fine}) as server:
+        connection = await connect(server.address)
+        waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
+        await until(lambda: bool(held))
+        stopping = asyncio.create_task(server.stop(grace=DEADLINE))
+        await until(lambda: not _accepts(server.address))
+        assert not stopping.done()
+        server_side, request = held[0]
+        server_side.reply(request, request.answer(0, body=b"in time"))
+        answer = await waiting
+        await stopping
+
+    assert bytes(answer.body) == b"in time"
+    await connection.wait_closed()
+
+
+@pytest.mark.parametrize(("version", "code"), [(475, 0), (476, 1500), (513, 1500)])
+async def test_while_it_stops_new_requests_are_sent_away_where_the_peer_understands_it(
+    version: int, code: int
+) -> None:
+    held: list[tuple[Connection, Command]] = []
+
+    def hold(connection: Connection, request: Command) -> Result:
+        held.append((connection, request))
+        return LATER
+
+    async with (
+        serving({HOLD: hold, CODE: _fine}) as server,
+        RawPeer.connected(server.address) as peer,
+    ):
+        await peer.send(Command.request(HOLD, opaque=1))
+        await until(lambda: bool(held))
+        stopping = asyncio.create_task(server.stop(grace=DEADLINE))
+        await until(lambda: not _accepts(server.address))
+        answer = await peer.ask(Command(CODE, 2, version=version))
+        server_side, request = held[0]
+        server_side.reply(request, request.answer(0))
+        last = await peer.receive()
+        await stopping
+
+    assert answer.code == code
+    assert last.opaque == 1
+
+
+async def test_a_stop_does_not_wait_for_peers_that_left() -> None:
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address)
+        connection.submit(HOLD, None, lambda _: None)
+        await until(lambda: any(each.open_requests for each in server.connections))
+        stopping = asyncio.create_task(server.stop(grace=10 * DEADLINE))
+        connection.abort()
+        async with asyncio.timeout(DEADLINE):
+            await stopping
+
+
+def _accepts(address: Address) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(DEADLINE)
+        return probe.connect_ex(tuple(address)) == 0
+
+
+async def test_a_stop_does_not_wait_longer_than_its_grace() -> None:
+    async with serving({HOLD: lambda _, __: LATER}) as server:
+        connection = await connect(server.address)
+        waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
+        await until(lambda: any(each.open_requests for each in server.connections))
+        async with asyncio.timeout(DEADLINE / 2):
+            await server.stop(grace=0.05)
+
+        assert not server.connections
+        with pytest.raises(Exception, match="ended"):
+            await waiting
+
+
+async def test_a_stop_ends_connections_that_have_not_spoken_yet() -> None:
+    async with serving({}) as server, RawPeer.connected(server.address) as silent:
+        await until(lambda: bool(server._greeting))
+        await server.stop()
+
+        assert await silent.is_closed_by_the_other_side()
+
+
+async def test_a_stop_ends_a_peer_that_reads_nothing() -> None:
+    async with (
+        serving({CODE: _huge}) as server,
+        RawPeer.connected(server.address, limit=1024) as lazy,
+    ):
+        await lazy.send(Command.request(CODE, opaque=1), Command.request(CODE, opaque=2))
+        await until(lambda: any(each.unwritten for each in server.connections))
+        async with asyncio.timeout(DEADLINE / 2):
+            await server.stop(grace=0.05)
+
+        assert not server.connections
+
+
+async def test_a_server_that_never_started_can_be_stopped() -> None:
+    await Server(Dispatcher({})).stop()
+
+
+async def test_nobody_there_is_an_error_that_names_the_address() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(ConnectFailed, match=f"cannot connect to {address}") as failed:
+            await connect(address)
+
+    assert failed.value.retriable
+    assert failed.value.address == address
+
+
+async def test_connecting_has_a_deadline() -> None:
+    with socket.socket() as full:
+        # A listener whose backlog is full answers no further handshake.
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = Address("127.0.0.1", full.getsockname()[1])
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(tuple(address))
+        try:
+            with pytest.raises(ConnectFailed, match=r"no connection within 0\.1 s"):
+                await connect(address, timeout=0.1)
+        finally:
+            for each in waiting:
+                each.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: ServerSettings(connections=0), "server.connections must be positive, got 0"),
+        (lambda: ServerSettings(port=70000), "server.port must be 0 to 65535, got 70000"),
+        (lambda: ServerSettings(grace=-1), "server.grace must not be negative"),
+        (lambda: ConnectionSettings(read_size=0), "connection.read_size must be positive"),
+        (lambda: ConnectionSettings(slow_bytes=1), "resume_bytes 262144, slow_bytes 1"),
+        (lambda: ChannelSettings(jitter=1.0), "channel.jitter must be from 0 to below 1"),
+        (lambda: ChannelSettings(longest_pause=0.01), "first_pause 0.1, longest_pause 0.01"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(make: type[ServerSettings], named: str) -> None:
+    with pytest.raises(SettingError, match=named):
+        make()
