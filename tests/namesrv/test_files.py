@@ -1,0 +1,116 @@
+"""What a name server keeps, and how it reads what people wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orbitmq.namesrv.configuration import CONFIG_FILE, KV_FILE
+from orbitmq.namesrv.errors import FileUnusable, SettingError
+from orbitmq.namesrv.files import replace_file
+from orbitmq.namesrv.kvconfig import KvConfig
+from orbitmq.namesrv.server import NameServer
+from orbitmq.namesrv.settings import DEFAULT_PORT, NameServerSettings
+from orbitmq.wire.bodies.properties import format_properties, parse_properties
+
+plain = st.text(
+    st.characters(
+        codec="utf-8", exclude_characters="\\\r\n=:#! \t\f", exclude_categories=["C", "Z"]
+    ),
+    min_size=1,
+)
+
+
+def test_the_defaults_are_rocketmqs_on_loopback() -> None:
+    settings_ = NameServerSettings()
+
+    assert settings_.server.port == DEFAULT_PORT == 9876
+    assert settings_.server.host == "127.0.0.1"
+    assert (settings_.scan_interval, settings_.heartbeat_timeout) == (5.0, 120.0)
+    assert settings_.wait_for_service == 45.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scan_interval", 0.0), ("heartbeat_timeout", -1.0), ("wait_for_service", -1.0)],
+)
+def test_a_setting_that_cannot_work_is_named(name: str, value: float) -> None:
+    with pytest.raises(SettingError, match=name):
+        NameServerSettings(**{name: value})  # type: ignore[arg-type]  # all floats
+
+
+def test_a_file_that_apache_wrote_is_read(tmp_path: Path) -> None:
+    path = tmp_path / KV_FILE
+    path.write_text('{"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4;broker-b:4"}}}')
+    kept = KvConfig(path)
+
+    kept.load()
+
+    assert kept.get("ORDER_TOPIC_CONFIG", "T") == "broker-a:4;broker-b:4"
+
+
+async def test_a_damaged_file_stops_the_start_with_its_name(tmp_path: Path) -> None:
+    for name, content in ((KV_FILE, b'{"configTable":'), (CONFIG_FILE, b"\xff\xfe")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(FileUnusable, match=name):
+            await NameServer(NameServerSettings(home=tmp_path)).start()
+        path.unlink()
+
+
+def test_deleting_the_last_key_leaves_an_empty_namespace_as_apache_does(tmp_path: Path) -> None:
+    kept = KvConfig(tmp_path / KV_FILE)
+    kept.put("N", "k", "v")
+    kept.delete("N", "k")
+    kept.delete("N", "k")
+    kept.delete("unknown", "k")
+
+    assert kept.table("N") == {}
+    assert kept.table("unknown") is None
+    assert (tmp_path / KV_FILE).read_text() == '{"configTable":{"N":{}}}'
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    replace_file(path, b"first")
+    # The temporary file cannot be made where a folder has its name.
+    (tmp_path / "folder" / "file.tmp").mkdir()
+    with pytest.raises(FileUnusable, match="cannot be written"):
+        replace_file(path, b"second")
+
+    assert path.read_bytes() == b"first"
+
+
+def test_properties_are_read_as_java_reads_them() -> None:
+    text = (
+        "# a comment\n! another\n\n a = 1 \nb:2\nc 3\nd\n"
+        "long=one,\\\n   two\nescaped\\=key=v\\u0061l\\tue\npath=c:\\\\x\r\nlast=end\\"
+    )
+
+    assert parse_properties(text) == {
+        "a": "1 ",
+        "b": "2",
+        "c": "3",
+        "d": "",
+        "long": "one,two",
+        "escaped=key": "val\tue",
+        "path": "c:\\x",
+        "last": "end",
+    }
+
+
+@settings(deadline=None)
+@given(values=st.dictionaries(plain, plain))
+def test_what_is_written_is_read_back(values: dict[str, str]) -> None:
+    assert parse_properties(format_properties(values)) == values
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_any_text_is_read_somehow(text: str) -> None:
+    for name, value in parse_properties(text).items():
+        assert isinstance(name, str)
+        assert isinstance(value, str)

@@ -1,0 +1,373 @@
+"""The rules by which registrations become routes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orbitmq.namesrv.errors import RegisterAllFirst
+from orbitmq.namesrv.registration import BrokerKey, Registered, Registration
+from orbitmq.namesrv.routes import FLAG_UNIT, FLAG_UNIT_SUB, RouteTable
+from orbitmq.namesrv.shaping import only_zone
+from orbitmq.wire.bodies.route import QueueData, QueueMappingInfo, TopicRouteData
+from orbitmq.wire.bodies.topics import DataVersion
+from tests.support.namesrv import topic
+
+V1 = DataVersion(counter=1, timestamp=100)
+V2 = DataVersion(counter=2, timestamp=200)
+MASTER = Registration(
+    cluster="C",
+    name="a",
+    id=0,
+    address="10.0.0.1:10911",
+    ha_address="10.0.0.1:10912",
+    version=V1,
+    topics=(topic("orders"), topic("payments", queues=8)),
+)
+SLAVE = replace(MASTER, id=1, address="10.0.0.2:10911", ha_address="10.0.0.2:10912")
+
+
+def _route(table: RouteTable, name: str) -> TopicRouteData:
+    route = table.route(name)
+    assert route is not None
+    return route
+
+
+def _perms(table: RouteTable, name: str) -> dict[str, int]:
+    return {queues.broker_name: queues.perm for queues in _route(table, name).queue_datas}
+
+
+def test_a_registered_topic_has_a_route_to_its_broker() -> None:
+    table = RouteTable()
+
+    assert table.register(MASTER, 0.0) == Registered()
+    route = _route(table, "payments")
+
+    assert [broker.broker_addrs for broker in route.broker_datas] == [{0: "10.0.0.1:10911"}]
+    assert route.broker_datas[0].cluster == "C"
+    assert route.queue_datas == (
+        QueueData(broker_name="a", perm=6, read_queue_nums=8, write_queue_nums=8),
+    )
+    assert table.route("nothing") is None
+
+
+def test_a_slave_joins_its_group_and_learns_where_the_master_is() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+
+    answer = table.register(SLAVE, 0.0)
+
+    assert answer == Registered("10.0.0.1:10911", "10.0.0.1:10912")
+    assert _route(table, "orders").broker_datas[0].broker_addrs == {
+        0: "10.0.0.1:10911",
+        1: "10.0.0.2:10911",
+    }
+
+
+def test_a_slave_without_a_master_learns_nothing_and_brings_no_queues() -> None:
+    table = RouteTable()
+
+    assert table.register(SLAVE, 0.0) == Registered()
+    assert table.route("orders") is None
+    assert table.members("C", "a").broker_addrs == {1: "10.0.0.2:10911"}
+
+
+def test_the_lowest_slave_of_a_5_x_group_brings_queues_and_an_acting_one_readable_only() -> None:
+    plain, acting = RouteTable(), RouteTable()
+
+    plain.register(replace(SLAVE, acting_master=False), 0.0)
+    acting.register(replace(SLAVE, acting_master=True), 0.0)
+    acting.register(
+        replace(
+            SLAVE,
+            id=2,
+            address="10.0.0.3:10911",
+            acting_master=True,
+            topics=(topic("x"), topic("y")),
+        ),
+        0.0,
+    )
+
+    assert _perms(plain, "orders") == {"a": 6}
+    assert _perms(acting, "orders") == {"a": 4}
+    assert acting.route("x") is None
+
+
+def test_queues_change_only_with_the_version_of_the_data() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+    changed = (topic("orders", queues=16), topic("payments"))
+
+    table.register(replace(MASTER, topics=changed), 1.0)
+    same_version = _route(table, "orders").queue_datas[0].read_queue_nums
+    table.register(replace(MASTER, topics=changed, version=V2), 2.0)
+
+    assert same_version == 4
+    assert _route(table, "orders").queue_datas[0].read_queue_nums == 16
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        DataVersion(counter=2, timestamp=100),
+        DataVersion(counter=1, timestamp=101),
+        DataVersion(counter=1, timestamp=100, state_version=1),
+    ],
+)
+def test_every_number_of_a_version_counts(other: DataVersion) -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+
+    table.register(
+        replace(MASTER, topics=(topic("orders", perm=4), topic("z")), version=other), 0.0
+    )
+
+    assert _perms(table, "orders") == {"a": 4}
+
+
+def test_a_topic_that_is_new_for_the_broker_is_added_whatever_the_version() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+
+    table.register(replace(MASTER, topics=(*MASTER.topics, topic("refunds"))), 0.0)
+
+    assert _perms(table, "refunds") == {"a": 6}
+
+
+def test_a_single_topic_is_refused_before_all_and_accepted_after() -> None:
+    table = RouteTable()
+    single = replace(MASTER, topics=(topic("refunds"),), version=V2)
+
+    with pytest.raises(RegisterAllFirst, match=r"'a' at 10\.0\.0\.1:10911"):
+        table.register(single, 0.0)
+    nothing = table.clusters()
+    table.register(MASTER, 0.0)
+    table.register(single, 0.0)
+
+    assert not nothing.broker_addr_table
+    assert not nothing.cluster_addr_table
+    assert _perms(table, "refunds") == {"a": 6}
+    assert _perms(table, "orders") == {"a": 6}
+
+
+def test_topics_that_are_not_registered_again_stay_unless_asked_otherwise() -> None:
+    keeping, deleting = RouteTable(), RouteTable(delete_unregistered_topics=True)
+    fewer = replace(MASTER, topics=(topic("payments"), topic("new")), version=V2)
+    for table in (keeping, deleting):
+        table.register(MASTER, 0.0)
+        table.register(fewer, 1.0)
+
+    assert keeping.topics().topic_list == ("new", "orders", "payments")
+    assert deleting.topics().topic_list == ("new", "payments")
+
+
+def test_an_address_with_a_new_id_gives_up_the_old_one() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+    table.register(SLAVE, 0.0)
+
+    table.unregister("C", MASTER.address, "a")
+    table.register(replace(SLAVE, id=0), 1.0)
+
+    assert table.members("C", "a").broker_addrs == {0: "10.0.0.2:10911"}
+
+
+def test_of_two_addresses_with_one_id_the_later_state_wins() -> None:
+    table = RouteTable()
+    newer = replace(MASTER, version=DataVersion(counter=1, state_version=5))
+    table.register(newer, 0.0)
+    older = replace(
+        MASTER, address="10.0.0.9:10911", version=DataVersion(counter=9, state_version=4)
+    )
+
+    answer = table.register(older, 1.0)
+    kept = table.members("C", "a").broker_addrs
+    table.register(replace(older, version=DataVersion(state_version=5)), 2.0)
+
+    assert answer == Registered()
+    assert kept == {0: "10.0.0.1:10911"}
+    assert table.version_of("C", "10.0.0.9:10911") is not None
+    assert table.members("C", "a").broker_addrs == {0: "10.0.0.9:10911"}
+
+
+def test_a_broker_that_leaves_takes_its_queues_with_it() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+    table.register(
+        replace(MASTER, name="b", address="10.0.0.5:10911", topics=(topic("orders"), topic("own"))),
+        0.0,
+    )
+
+    table.unregister("C", "10.0.0.5:10911", "b")
+
+    assert table.topics().topic_list == ("orders", "payments")
+    assert _perms(table, "orders") == {"a": 6}
+    assert table.clusters().cluster_addr_table == {"C": ("a",)}
+
+
+def test_a_group_lives_on_as_long_as_one_member_does() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+    table.register(SLAVE, 0.0)
+
+    table.unregister("C", MASTER.address, "a")
+    still_there = _perms(table, "orders")
+    table.unregister("C", SLAVE.address, "a")
+
+    assert still_there == {"a": 6}
+    assert table.route("orders") is None
+    assert table.clusters().cluster_addr_table == {}
+
+
+def test_a_group_with_an_acting_master_cannot_be_written_without_its_master() -> None:
+    table = RouteTable(support_acting_master=True)
+    table.register(replace(MASTER, acting_master=True), 0.0)
+    table.register(replace(SLAVE, acting_master=True), 0.0)
+
+    table.unregister("C", MASTER.address, "a")
+    route = _route(table, "orders")
+
+    assert _perms(table, "orders") == {"a": 4}
+    # Clients are shown the slave in the master's place.
+    assert route.broker_datas[0].broker_addrs == {0: "10.0.0.2:10911"}
+    assert table.members("C", "a").broker_addrs == {1: "10.0.0.2:10911"}
+
+
+def test_a_broker_is_gone_when_its_own_timeout_has_passed_without_a_sign() -> None:
+    table = RouteTable()
+    table.register(MASTER, 100.0, "connection")
+    table.register(replace(SLAVE, timeout=10.0), 100.0)
+
+    assert table.expire(110.0) == []
+    assert [each.key.address for each in table.expire(110.5)] == [SLAVE.address]
+    table.touch("C", MASTER.address, 200.0)
+    assert table.expire(320.0) == []
+    (expired,) = table.expire(320.1)
+    assert expired.connection == "connection"
+    assert table.route("orders") is None
+
+
+def test_brokers_leave_with_the_connection_by_which_they_last_registered() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0, "first")
+    table.register(MASTER, 1.0, "second")
+    table.register(replace(MASTER, name="b", address="10.0.0.5:10911"), 0.0, "second")
+
+    assert table.connection_closed("first") == []
+    assert set(table.connection_closed("second")) == {
+        BrokerKey("C", "10.0.0.1:10911"),
+        BrokerKey("C", "10.0.0.5:10911"),
+    }
+    assert table.topics().topic_list == ()
+
+
+def test_write_permission_can_be_taken_and_given_back() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+    table.register(replace(MASTER, name="b", address="10.0.0.5:10911"), 0.0)
+
+    assert table.wipe_write_permission("a") == 2
+    assert _perms(table, "orders") == {"a": 4, "b": 6}
+    # The broker's next registration of the same state changes nothing.
+    table.register(MASTER, 1.0)
+    assert _perms(table, "orders") == {"a": 4, "b": 6}
+    assert table.add_write_permission("a") == 2
+    assert _perms(table, "orders") == {"a": 6, "b": 6}
+    assert table.wipe_write_permission("nobody") == 0
+
+
+def test_topics_can_be_deleted_everywhere_or_in_one_cluster() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+    table.register(replace(MASTER, cluster="D", name="d", address="10.0.0.7:10911"), 0.0)
+
+    table.delete_topic("orders", "C")
+    in_one = _perms(table, "orders")
+    table.delete_topic("orders", "nowhere")
+    table.delete_topic("orders")
+    table.delete_topic("payments", "C")
+    table.delete_topic("payments", "D")
+
+    assert in_one == {"d": 6}
+    assert table.topics().topic_list == ()
+
+
+def test_a_topic_registered_by_hand_needs_brokers_that_are_known() -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0)
+    here = QueueData(broker_name="a", perm=6, read_queue_nums=1, write_queue_nums=1)
+
+    table.register_topic("by-hand", [here, replace_queue(here, "unknown")])
+    refused = table.route("by-hand")
+    table.register_topic("by-hand", [here])
+
+    assert refused is None
+    assert _perms(table, "by-hand") == {"a": 6}
+
+
+def replace_queue(queues: QueueData, broker: str) -> QueueData:
+    return QueueData(broker_name=broker, perm=queues.perm)
+
+
+def test_lists_of_topics_are_by_cluster_by_flag_and_of_the_system() -> None:
+    table = RouteTable()
+    flags = (
+        topic("plain"),
+        topic("unit", flags=FLAG_UNIT),
+        topic("sub", flags=FLAG_UNIT_SUB),
+        topic("both", flags=FLAG_UNIT | FLAG_UNIT_SUB),
+    )
+    table.register(replace(MASTER, topics=flags), 0.0)
+    table.register(
+        replace(
+            MASTER,
+            cluster="D",
+            name="d",
+            address="10.0.0.7:10911",
+            topics=(topic("far"), topic("plain")),
+        ),
+        0.0,
+    )
+
+    assert table.topics_of_cluster("D").topic_list == ("far", "plain")
+    assert table.topics_of_cluster("X").topic_list == ()
+    assert table.topics_by_flag(FLAG_UNIT).topic_list == ("both", "unit")
+    assert table.topics_by_flag(FLAG_UNIT_SUB).topic_list == ("both", "sub")
+    assert table.topics_by_flag(FLAG_UNIT_SUB, FLAG_UNIT).topic_list == ("sub",)
+    assert table.system_topics().topic_list == ("C", "D", "a", "d")
+    assert table.system_topics().broker_addr == "10.0.0.1:10911"
+    assert RouteTable().system_topics().broker_addr is None
+
+
+def test_filter_servers_and_queue_mappings_are_part_of_a_route() -> None:
+    table = RouteTable()
+    mapping = QueueMappingInfo(bname="a", topic="orders", total_queues=4)
+    table.register(
+        replace(MASTER, filter_servers=("10.0.0.1:3000",), mappings={"orders": mapping}), 0.0
+    )
+    full = _route(table, "orders")
+    table.register(replace(MASTER, filter_servers=()), 0.0)
+
+    assert full.filter_server_table == {"10.0.0.1:10911": ("10.0.0.1:3000",)}
+    assert full.topic_queue_mapping_by_broker == {"a": mapping}
+    assert _route(table, "payments").topic_queue_mapping_by_broker is None
+    assert _route(table, "orders").filter_server_table == {}
+
+
+def test_a_zone_sees_its_own_brokers_and_those_without_a_master() -> None:
+    table = RouteTable()
+    table.register(replace(MASTER, zone="East", filter_servers=("f:1",)), 0.0)
+    table.register(
+        replace(MASTER, name="w", address="10.0.0.8:10911", zone="West", filter_servers=("f:2",)),
+        0.0,
+    )
+    table.register(replace(MASTER, name="m", address="10.0.0.9:10911", zone="West"), 0.0)
+    table.register(replace(SLAVE, name="m", address="10.0.1.9:10911", zone="West"), 0.0)
+    table.unregister("C", "10.0.0.9:10911", "m")
+
+    near = only_zone(_route(table, "orders"), "EAST")
+
+    assert [broker.broker_name for broker in near.broker_datas] == ["a", "m"]
+    assert [queues.broker_name for queues in near.queue_datas] == ["a", "m"]
+    assert near.filter_server_table == {"10.0.0.1:10911": ("f:1",)}
