@@ -1,0 +1,132 @@
+"""`docs/performance.md` and its plots, made from the results of the last run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from benchmarks.machine import Machine
+from benchmarks.report import Report, by_room, figure_text, ratio_text
+from benchmarks.runner import Result, verdict
+
+_METHOD = """\
+# Performance
+
+This page is made by `python -m benchmarks --docs` from the results of `make bench`; edit the
+benches, not the page.
+
+## How it is measured
+
+A rate by itself depends on the machine and on who else uses it. Every bench therefore runs its
+candidate and a floor in turns, round by round, in one process. A round gives one ratio: the speed
+of the candidate divided by that of the floor. The table shows the median of the rounds and, in
+brackets, their quartiles. A ratio above 1 means faster than what it is compared with. Time is CPU
+time unless the line says otherwise, so that neighbours on a shared machine do not count.
+
+The floor is the least that anybody would have to do with the same bytes: copy them, write them to
+a file one after the other, wait for the disk, or parse a header with the standard library. It is
+not a rival; it shows how much of the machine is left. Messages all differ in key, tag, time and
+unique id. Targets are lower limits of ratios that the project sets itself.
+
+`make bench` runs everything and takes several minutes, `make bench QUICK=1` takes fewer rounds and
+ends within three. Both write `build/bench.json`.
+"""
+
+_PLAIN, _GOOD, _BAD = "#5b7f9e", "#3f8f5f", "#b5523b"
+
+
+def write_page(report: Report, docs: Path) -> list[Path]:
+    """Write the page and the plots; where they are."""
+    images = docs / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    page = docs / "performance.md"
+    written = [page]
+    parts = [_METHOD, _machine_text(report)]
+    for room, results in by_room(report.results):
+        parts.append(f"## {room.capitalize()}\n")
+        if any(result.ratio is not None for result in results):
+            plot = images / f"performance-{_slug(room)}.svg"
+            _plot(room, results, plot)
+            written.append(plot)
+            parts.append(f"![{room}: speed relative to the floor](images/{plot.name})\n")
+        parts.append(_table(results))
+    page.write_text("\n".join(parts), encoding="utf-8")
+    return written
+
+
+def _machine_text(report: Report) -> str:
+    machine: Machine = report.machine
+    build = "" if machine.optimised_build else ", built without profile-guided optimisation"
+    packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
+    run = "a quick run" if report.quick else "a full run"
+    return (
+        f"Measured in {run} on {machine.cores} cores of {machine.cpu}, {machine.system}, with "
+        f"{machine.python}{build}; {packages}; commit {machine.commit}.\n"
+    )
+
+
+def _table(results: list[Result]) -> str:
+    lines = [
+        "| what | figure | ratio | compared with | target |",
+        "|---|---:|---:|---|---|",
+    ]
+    for result in results:
+        target = ""
+        if result.target is not None:
+            target = f"at least {result.target:g}: {verdict(result)}"
+        wall = " (wall time)" if result.clock == "wall time" else ""
+        figure = f"{figure_text(result)} {result.unit}{wall}".strip()
+        cells = (
+            result.name,
+            figure,
+            ratio_text(result),
+            f"{result.compared_with} ({result.note})" if result.note else result.compared_with,
+            target,
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _plot(room: str, results: list[Result], path: Path) -> None:
+    """Bars of the ratios with their quartiles, and a tick where the target is."""
+    shown = [result for result in results if result.ratio is not None and result.spread]
+    figure = Figure(figsize=(9, 0.9 + 0.5 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    for row, result in enumerate(shown):
+        assert result.ratio is not None
+        assert result.spread is not None
+        low, high = result.spread
+        colour = {"ok": _GOOD, "not ok": _BAD, "": _PLAIN}[verdict(result)]
+        axes.barh(row, result.ratio, color=colour, height=0.6)
+        axes.errorbar(
+            result.ratio,
+            row,
+            xerr=[[max(0.0, result.ratio - low)], [max(0.0, high - result.ratio)]],
+            color="#222222",
+            capsize=3,
+            linewidth=1,
+        )
+        if result.target is not None:
+            axes.plot([result.target] * 2, [row - 0.38, row + 0.38], color="#222222", linewidth=2)
+    axes.set_yticks(
+        range(len(shown)),
+        [f"{result.name}\nagainst {result.compared_with}" for result in shown],
+        fontsize=8,
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.axvline(1, color="#888888", linewidth=1, linestyle="--")
+    axes.set_xlabel("speed relative to what it is compared with (1: equal; thick tick: target)")
+    axes.set_title(room)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    # Without a date and with fixed ids the file changes only when the figures do.
+    with mpl.rc_context({"svg.hashsalt": "orbitmq"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

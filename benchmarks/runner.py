@@ -1,0 +1,205 @@
+"""Measures a candidate and its floor side by side.
+
+Machines are shared and clocks drift, so a rate by itself says little. Candidate and floor are run
+in turns, round by round, in one process, and each round gives one ratio; the median of these is
+what is reported, with the quartiles as its spread. Half of the rounds begin with the candidate
+and half with the floor, so that neither always finds the warmer cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+#: Does a piece of work and returns how many units it was.
+Work = Callable[[], int]
+
+
+LEAST_ROUNDS = 3
+
+
+class Clock(Enum):
+    """What is counted: CPU time leaves the neighbours of a shared machine out."""
+
+    CPU = "CPU time"
+    WALL = "wall time"
+
+    def read(self) -> float:
+        return time.process_time() if self is Clock.CPU else time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured."""
+
+    rounds: int = 15
+    round_seconds: float = 0.12  #: of the candidate, and as much of the floor
+    megabytes: int = 192  #: size of the files that whole-file benches work on
+    #: Wall time after which no further round of a bench begins, once there were `LEAST_ROUNDS`: on
+    #: a busy machine a second of CPU time may take many.
+    patience: float = 15.0
+
+    @classmethod
+    def quick(cls) -> Scale:
+        return cls(rounds=7, round_seconds=0.06, megabytes=48, patience=3.0)
+
+
+#: Sets everything up, yields the candidate and the floor, and cleans up.
+Prepare = Callable[[Scale], AbstractContextManager[tuple[Work, Work]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One line of the table."""
+
+    name: str
+    room: str
+    unit: str  #: of the figure: units a second, or time for a unit
+    compared_with: str
+    prepare: Prepare
+    clock: Clock = Clock.CPU
+    #: The figure is the time that so many units take; otherwise it is units in a second.
+    time_for: float | None = None
+    unit_factor: float = 1.0  #: by which the figure is multiplied to be in its unit
+    target: float | None = None  #: the ratio must not be below
+    #: Done before each timed part and not counted: lets what the other side left behind settle.
+    between: Callable[[], object] | None = None
+    note: str = ""  #: what a reader must know to read the line rightly
+    rounds: int | None = None  #: for work that takes long by itself
+    once_per_round: bool = False  #: one call is one round, without calibration
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known about one line; the fields of `build/bench.json`."""
+
+    name: str
+    room: str
+    figure: float | None
+    unit: str
+    compared_with: str
+    ratio: float | None
+    spread: tuple[float, float] | None
+    clock: str = ""
+    rounds: int = 0
+    target: float | None = None
+    ok: bool | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """A comparison that people look for and that cannot be made here: named, not left out."""
+
+    name: str
+    room: str
+    compared_with: str
+    reason: str
+
+    def result(self) -> Result:
+        return Result(
+            name=self.name,
+            room=self.room,
+            figure=None,
+            unit="",
+            compared_with=self.compared_with,
+            ratio=None,
+            spread=None,
+            note=f"not at hand: {self.reason}",
+        )
+
+
+def measure(bench: Bench, scale: Scale) -> Result:
+    """Run one bench."""
+    with bench.prepare(scale) as (candidate, floor):
+        candidate_calls = floor_calls = 1
+        if not bench.once_per_round:
+            candidate_calls = _calls_for(candidate, bench.clock, scale.round_seconds)
+            floor_calls = _calls_for(floor, bench.clock, scale.round_seconds)
+        rates: list[float] = []
+        ratios: list[float] = []
+        began = time.perf_counter()
+        for candidate_first in _order(bench.rounds or scale.rounds):
+            if len(rates) >= LEAST_ROUNDS and time.perf_counter() - began > scale.patience:
+                break
+            if candidate_first:
+                rate = _rate(candidate, candidate_calls, bench)
+                floor_rate = _rate(floor, floor_calls, bench)
+            else:
+                floor_rate = _rate(floor, floor_calls, bench)
+                rate = _rate(candidate, candidate_calls, bench)
+            rates.append(rate)
+            ratios.append(rate / floor_rate)
+    ratio = statistics.median(ratios)
+    rate = statistics.median(rates)
+    return Result(
+        name=bench.name,
+        room=bench.room,
+        figure=bench.unit_factor * (rate if bench.time_for is None else bench.time_for / rate),
+        unit=bench.unit,
+        compared_with=bench.compared_with,
+        ratio=ratio,
+        spread=_quartiles(ratios),
+        clock=bench.clock.value,
+        rounds=len(ratios),
+        target=bench.target,
+        ok=None if bench.target is None else ratio >= bench.target,
+        note=bench.note,
+    )
+
+
+def _calls_for(work: Work, clock: Clock, seconds: float) -> int:
+    """How often to call `work` so that it takes about `seconds`; warms it up as well."""
+    work()
+    calls = 1
+    while True:
+        began = clock.read()
+        for _ in range(calls):
+            work()
+        taken = clock.read() - began
+        if taken >= seconds / 4:
+            return max(1, round(calls * seconds / taken))
+        calls *= 4
+
+
+def _rate(work: Work, calls: int, bench: Bench) -> float:
+    clock = bench.clock
+    gc.collect()
+    if bench.between is not None:
+        bench.between()
+    units = 0
+    began = clock.read()
+    for _ in range(calls):
+        units += work()
+    taken = clock.read() - began
+    # A clock that did not move means less than its resolution.
+    return units / max(taken, 1e-9)
+
+
+def _order(rounds: int) -> Iterator[bool]:
+    for number in range(rounds):
+        yield number % 2 == 0
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+Verdict = Literal["ok", "not ok", ""]
+
+
+def verdict(result: Result) -> Verdict:
+    """Whether the target is met, in words."""
+    if result.ok is None:
+        return ""
+    return "ok" if result.ok else "not ok"
