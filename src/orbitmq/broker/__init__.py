@@ -1,0 +1,1 @@
+"""What a broker does with a store and a wire."""

@@ -1,0 +1,106 @@
+"""Attributes of topics: `+key=value` sets one, `-key` takes one away.
+
+A change arrives as text, or as a map whose keys carry the sign. It is applied as a whole or
+refused as a whole, because an attribute may be fixed from the topic's creation on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from orbitmq.broker.errors import Refused
+from orbitmq.wire.codes import ResponseCode
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A key that topics may have: one of `choices`, or without any a number from `lowest` on."""
+
+    default: str
+    is_changeable: bool
+    choices: frozenset[str] = frozenset()
+    lowest: int = 0
+
+    def accepts(self, value: str) -> bool:
+        if self.choices:
+            return value in self.choices
+        digits = value.removeprefix("-") if value[:1] == "-" else value.removeprefix("+")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            return False
+        return self.lowest <= int(value) < 2**63
+
+    @property
+    def allowed(self) -> str:
+        return ", ".join(sorted(self.choices)) or f"a whole number from {self.lowest}"
+
+
+MESSAGE_TYPE = "message.type"
+MIXED = "MIXED"
+
+TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
+    "queue.type": Attribute("SimpleCQ", False, frozenset({"SimpleCQ", "BatchCQ"})),
+    "cleanup.policy": Attribute("DELETE", False, frozenset({"DELETE", "COMPACTION"})),
+    MESSAGE_TYPE: Attribute(
+        "NORMAL",
+        True,
+        frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED}),
+    ),
+    "reserve.time": Attribute("-1", True, lowest=-1),
+}
+
+#: Apache knows none for groups yet.
+GROUP_ATTRIBUTES: Mapping[str, Attribute] = {}
+
+
+def parse_changes(text: str | None) -> dict[str, str]:
+    """`+a=1,-b` as a map with signed keys."""
+    changes: dict[str, str] = {}
+    for piece in text.split(",") if text else ():
+        key, equals, value = piece.partition("=")
+        if key[:1] != ("+" if equals else "-") or (equals and (not value or "=" in value)):
+            _refuse(f"attribute change {piece!r} is not of the form +key=value or -key")
+        if key in changes:
+            _refuse(f"attribute {key[1:]!r} is changed twice")
+        changes[key] = value
+    return changes
+
+
+def changed_attributes(
+    known: Mapping[str, Attribute],
+    present: Mapping[str, str] | None,
+    changes: Mapping[str, str],
+) -> dict[str, str]:
+    """The attributes after `changes`; `present` is None for what is being created."""
+    attributes = dict(present or {})
+    seen: set[str] = set()
+    for signed, value in changes.items():
+        sign, key = signed[:1], signed[1:]
+        if sign not in ("+", "-") or not key or "+" in key or "-" in key:
+            _refuse(f"attribute key {signed!r} must be + or - and a name without them")
+        if key in seen:
+            _refuse(f"attribute {key!r} is changed twice")
+        seen.add(key)
+        attribute = known.get(key)
+        if attribute is None:
+            _refuse(
+                f"unsupported attribute {key!r}; known are {', '.join(sorted(known)) or 'none'}"
+            )
+        if present is None and sign == "-":
+            _refuse(f"attribute {key!r} cannot be taken away from what does not exist yet")
+        if present is not None and not attribute.is_changeable:
+            _refuse(f"attribute {key!r} is fixed when the topic is created")
+        if sign == "-":
+            if key not in attributes:
+                _refuse(f"attribute {key!r} is not set and cannot be taken away")
+            del attributes[key]
+        else:
+            if not attribute.accepts(value):
+                _refuse(f"attribute {key!r} must be {attribute.allowed}, got {value!r}")
+            attributes[key] = value
+    return attributes
+
+
+def _refuse(remark: str) -> NoReturn:
+    raise Refused(ResponseCode.SYSTEM_ERROR, remark)

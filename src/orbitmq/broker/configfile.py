@@ -1,0 +1,163 @@
+"""RocketMQ's configuration files: one JSON document each, replaced as a whole, with a backup.
+
+The invariant: **at every instant a complete document can be read**, either the last one whose
+`save` returned, or the one before it, or the one being saved. It holds because
+
+* a document is written under a third name (`.tmp`) and is on the disk before it gets a known one;
+* the names change by two renames, each of which is atomic: current to `.bak`, new to current.
+  Between them there is no current file, but then the backup is the document that was current;
+* a damaged file never becomes the backup: it is set aside when it is found, and it is looked for
+  before the first save.
+
+Whether a file system keeps the order of the two renames does not matter: with either one alone
+there is a complete document under a known name. Apache renames first and then writes the new file
+in place, so that a crash leaves a torn current file; it deletes such a file when it finds it. We
+read the backup instead as Apache does, but keep the torn file as `<name>.damaged-<n>` for its
+owner to look at.
+
+Files of Apache brokers are read with their bare integer keys; what we write is standard JSON,
+which Apache reads as well. This is the only module of the broker that touches files.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
+from orbitmq.store.files import DiskFiles, write_all
+from orbitmq.wire.bodies.base import Body, decode_body, encode_body
+from orbitmq.wire.errors import BodyError
+from orbitmq.wire.limits import WireLimits
+
+log = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Body)
+
+#: A file of our own may be much longer than what a peer may send.
+_LIMITS = WireLimits(body_values=100_000_000)
+
+
+class ConfigDisk(DiskFiles):
+    """The file system, with the one call that the store has no use for."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name at once, in the place of what had that name."""
+        source.replace(target)
+
+
+class Origin(enum.Enum):
+    """Where a document was read from."""
+
+    CURRENT = "current"
+    BACKUP = "backup"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[B]):
+    """A document, or None when there was none to be read."""
+
+    value: B | None
+    origin: Origin
+    #: Where unreadable files were put.
+    set_aside: tuple[Path, ...] = ()
+
+
+class ConfigFile(Generic[B]):
+    """One configuration file and its backup.
+
+    `save` takes a value that shares nothing with live tables, so it may run in another thread than
+    the one that made the value; two saves at a time are the caller's to prevent.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: type[B],
+        *,
+        disk: ConfigDisk | None = None,
+        encode: Callable[[B], bytes] = encode_body,
+    ) -> None:
+        self.path = path
+        self.backup = path.with_name(path.name + ".bak")
+        self._fresh = path.with_name(path.name + ".tmp")
+        self._kind = kind
+        self._disk = disk or ConfigDisk()
+        self._encode = encode
+        self._is_checked = False
+
+    def load(self) -> Loaded[B]:
+        """The newest complete document. Raises `ConfigUnreadable` when the disk fails."""
+        set_aside: list[Path] = []
+        for path, origin in ((self.path, Origin.CURRENT), (self.backup, Origin.BACKUP)):
+            value = self._read(path, set_aside)
+            if value is not None:
+                if origin is Origin.BACKUP:
+                    log.warning("configuration taken from its backup", extra={"file": str(path)})
+                self._is_checked = True
+                return Loaded(value, origin, tuple(set_aside))
+        self._is_checked = True
+        return Loaded(None, Origin.NOWHERE, tuple(set_aside))
+
+    def save(self, value: B) -> None:
+        """Make `value` the current document; it is on the disk when this returns.
+
+        Raises `ConfigNotSaved`; then `load` still gives the document before it, or this one.
+        """
+        if not self._is_checked:
+            self.load()
+        data = self._encode(value)
+        try:
+            self._disk.make_folder(self.path.parent)
+            self._write_fresh(data)
+            if self._disk.exists(self.path):
+                self._disk.rename(self.path, self.backup)
+            self._disk.rename(self._fresh, self.path)
+            self._disk.sync_folder(self.path.parent)
+        except OSError as error:
+            raise ConfigNotSaved(self.path, error) from error
+
+    def _write_fresh(self, data: bytes) -> None:
+        fd = self._disk.open(self._fresh, create=True)
+        try:
+            # An attempt that was cut short may have left a longer one.
+            self._disk.truncate(fd, 0)
+            write_all(self._disk, fd, data, 0)
+            self._disk.sync(fd)
+        finally:
+            self._disk.close(fd)
+
+    def _read(self, path: Path, set_aside: list[Path]) -> B | None:
+        try:
+            data = self._disk.read_bytes(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigUnreadable(path, error) from error
+        try:
+            return decode_body(self._kind, data, _LIMITS)
+        except BodyError as damage:
+            aside = self._free_name(path)
+            try:
+                self._disk.rename(path, aside)
+            except OSError as error:
+                raise ConfigUnreadable(path, error) from damage
+            set_aside.append(aside)
+            log.warning(
+                "configuration file is damaged and was set aside: %s",
+                damage,
+                extra={"file": str(path), "kept_as": str(aside), "bytes": len(data)},
+            )
+            return None
+
+    def _free_name(self, path: Path) -> Path:
+        taken = set(self._disk.names(path.parent))
+        number = 1
+        while (name := f"{path.name}.damaged-{number}") in taken:
+            number += 1
+        return path.with_name(name)

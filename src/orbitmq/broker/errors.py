@@ -1,0 +1,51 @@
+"""What a broker refuses, with the code that a client is answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orbitmq.wire.codes import ResponseCode
+
+
+class BrokerError(OrbitError):
+    """Something in or about a broker that its owner or its client can act on."""
+
+
+class Refused(BrokerError):
+    """A request that is answered with `code` and, as the remark, this text."""
+
+    def __init__(self, code: ResponseCode, remark: str) -> None:
+        self.code = code
+        super().__init__(remark)
+
+
+class SettingError(BrokerError):
+    """A setting of the broker has a value that cannot work."""
+
+
+class ConfigNotSaved(BrokerError):
+    """A configuration file could not be written; the one before it is still there."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, path: Path, reason: OSError) -> None:
+        self.path = path
+        super().__init__(f"{path} was not saved, the state before it is kept: {reason}")
+
+
+class ConfigUnreadable(BrokerError):
+    """A configuration file is there but the disk does not give it out; nothing was changed.
+
+    Going on with the backup, or with nothing, could undo what the file says. Its owner decides.
+    """
+
+    def __init__(self, path: Path, reason: OSError) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} cannot be read; repair or move it away, then start again: {reason}"
+        )

@@ -1,0 +1,178 @@
+"""Consumer groups and what they are allowed: Apache's "subscription groups".
+
+A group comes into being when somebody looks it up who needs it (`find`: heartbeat, pull,
+send-back, a message to its retry topic, unregistering) and auto-creation is on, or by
+administration. Commits and resets only look whether it is there (`in`).
+
+Beside its configuration a group may be forbidden single topics: a set of bits for each, of which
+the read bit stops pulls. Apache's broker drops all of a group's bits when one topic's are
+cleared, and does not save that; here only that topic's go, and it is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from orbitmq.broker import names
+from orbitmq.broker.attributes import GROUP_ATTRIBUTES, changed_attributes
+from orbitmq.broker.dataversion import first_version, next_version
+from orbitmq.broker.paging import LARGEST_PAGE, PageRequest, page
+from orbitmq.broker.permissions import READ_BIT
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, SubscriptionGroupTable
+
+#: What there is from the start. All may broadcast, which is also the default.
+PREDEFINED_GROUPS = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage:
+    """An answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+
+    table: SubscriptionGroupTable
+    total: int
+
+
+class GroupTable:
+    """All groups of a broker. `now` is the time of day, in seconds since the epoch."""
+
+    def __init__(self, *, auto_create: bool = True, now: float) -> None:
+        self._auto_create = auto_create
+        self._groups = {
+            name: SubscriptionGroupConfig(group_name=name) for name in PREDEFINED_GROUPS
+        }
+        self._forbidden: dict[str, dict[str, int]] = {}
+        self.data_version = first_version(now)
+        #: Counts what the file would say differently; the saver compares it with what it saved.
+        self.revision = 0
+
+    # Looking.
+
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        """The group if it is there."""
+        return self._groups.get(group)
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[SubscriptionGroupConfig]:
+        return iter(self._groups.values())
+
+    def find(self, group: str, *, now: float) -> SubscriptionGroupConfig | None:
+        """The group, made now if that is allowed; None when it is not there and may not be made."""
+        config = self._groups.get(group)
+        if config is not None:
+            return config
+        may_be_made = self._auto_create or group.startswith(names.SYSTEM_GROUP_PREFIX)
+        if not may_be_made or names.group_problem(group) is not None:
+            return None
+        return self._put(SubscriptionGroupConfig(group_name=group), now)
+
+    # Administration.
+
+    def update(self, config: SubscriptionGroupConfig, *, now: float) -> SubscriptionGroupConfig:
+        """Create or change a group. An update that changes nothing leaves the version as it is."""
+        names.check_group(config.group_name)
+        present = self._groups.get(config.group_name)
+        attributes = changed_attributes(
+            GROUP_ATTRIBUTES, None if present is None else present.attributes, config.attributes
+        )
+        config = msgspec.structs.replace(config, attributes=attributes)
+        return config if config == present else self._put(config, now)
+
+    def delete(self, group: str, *, now: float) -> SubscriptionGroupConfig | None:
+        """Forget a group and what it was forbidden; None when there was none, which is no error."""
+        config = self._groups.pop(group, None)
+        if self._forbidden.pop(group, None) is not None or config is not None:
+            self._note(now)
+        return config
+
+    def _put(self, config: SubscriptionGroupConfig, now: float) -> SubscriptionGroupConfig:
+        self._groups[config.group_name] = config
+        self._note(now)
+        return config
+
+    def _note(self, now: float) -> None:
+        self.data_version = next_version(self.data_version, now)
+        self.revision += 1
+
+    # What is forbidden.
+
+    def is_forbidden(self, group: str, topic: str, bit: int = READ_BIT) -> bool:
+        """Whether the group may not do this with the topic; by default: pull it."""
+        # Asked on every pull, and almost always there is nothing in it.
+        return bool(self._forbidden) and self._bits(group, topic) >> bit & 1 == 1
+
+    def forbid(
+        self, group: str, topic: str, *, bit: int = READ_BIT, is_forbidden: bool, now: float
+    ) -> None:
+        """Set or clear one bit."""
+        before = self._bits(group, topic)
+        after = before | 1 << bit if is_forbidden else before & ~(1 << bit)
+        if after == before:
+            return
+        topics = self._forbidden.setdefault(group, {})
+        if after:
+            topics[topic] = after
+        else:
+            del topics[topic]
+        if not topics:
+            del self._forbidden[group]
+        self._note(now)
+
+    def _bits(self, group: str, topic: str) -> int:
+        return max(0, self._forbidden.get(group, {}).get(topic, 0))
+
+    # The file, slaves and tools.
+
+    def load(self, file: SubscriptionGroupTable) -> None:
+        """Take over what a file says, over what the broker has by itself."""
+        self._groups.update(file.subscription_group_table)
+        self._forbidden.update(
+            {group: dict(topics) for group, topics in file.forbidden_table.items() if topics}
+        )
+        if file.data_version is not None:
+            self.data_version = file.data_version
+        self.revision += 1
+
+    def replace(self, table: SubscriptionGroupTable) -> None:
+        """Become a copy of a master's table."""
+        if table.data_version != self.data_version:
+            self._groups = {}
+            self._forbidden = {}
+            self.load(table)
+
+    def file(self) -> SubscriptionGroupTable:
+        """A copy for subscriptionGroup.json; what is forbidden may concern groups yet to come."""
+        return self._table(dict(self._groups), self._forbidden)
+
+    def page(self, request: PageRequest, largest: int = LARGEST_PAGE) -> GroupPage:
+        """The groups that answer GET_ALL_SUBSCRIPTIONGROUP_CONFIG, and what they are forbidden."""
+        entries = page(self._groups, self.data_version, request, largest)
+        groups = self._forbidden if request.is_for_all else entries
+        return GroupPage(self._table(entries, groups), len(self._groups))
+
+    def _table(
+        self, entries: dict[str, SubscriptionGroupConfig], groups: Collection[str]
+    ) -> SubscriptionGroupTable:
+        return SubscriptionGroupTable(
+            data_version=self.data_version,
+            forbidden_table={
+                group: dict(topics) for group, topics in self._forbidden.items() if group in groups
+            },
+            subscription_group_table=entries,
+        )

@@ -1,0 +1,111 @@
+"""Order locks: which client of a group may consume a queue in order.
+
+The guarantee is a gap between two lifetimes. The broker keeps a lock for `BROKER_LOCK_LIFE` after
+it was last asked for; a client believes in it for `CLIENT_LOCK_LIFE` only, counted **from when it
+sent the request** that was granted, which is before the broker's count began. So a client that
+was paused, cut off or slow stops consuming before anybody else may begin, whatever its clock
+shows: both sides measure durations only. (A client that counts from the answer keeps the
+guarantee only as long as answers take less than the difference; Apache's does, and bounds them by
+a call timeout of 1 s.)
+
+There are no messages about locks: a client renews, every 20 s, and a queue whose owner died is
+free after at most `BROKER_LOCK_LIFE`. Locks are in memory only. After a restart of the broker a
+queue can be taken by somebody else while its owner of before still believes in its lock for up to
+`CLIENT_LOCK_LIFE`, as with Apache; a broker that grants no lock during its first
+`CLIENT_LOCK_LIFE` closes that hole, which is what `granting_from` is for.
+
+Times are seconds of a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from orbitmq.wire.bodies.route import MessageQueue
+
+BROKER_LOCK_LIFE = 60.0
+CLIENT_LOCK_LIFE = 30.0
+
+
+@dataclass(slots=True)
+class _Lock:
+    client_id: str
+    renewed_at: float
+
+
+class OrderLocks:
+    """The locks of all groups."""
+
+    def __init__(
+        self, *, life: float = BROKER_LOCK_LIFE, granting_from: float | None = None
+    ) -> None:
+        self._life = life
+        self._granting_from = granting_from
+        self._locks: dict[str, dict[MessageQueue, _Lock]] = {}
+
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
+    ) -> tuple[MessageQueue, ...]:
+        """Take or renew; those of `queues` that the client now holds."""
+        if self._granting_from is not None and now < self._granting_from:
+            return ()
+        held = self._locks.setdefault(group, {})
+        granted = []
+        for queue in queues:
+            lock = held.get(queue)
+            if lock is None:
+                held[queue] = _Lock(client_id, now)
+            elif lock.client_id == client_id or self._is_expired(lock, now):
+                lock.client_id = client_id
+                lock.renewed_at = now
+            else:
+                continue
+            granted.append(queue)
+        if not held:
+            del self._locks[group]
+        return tuple(granted)
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Give back what the client holds of `queues`; what others hold stays theirs."""
+        held = self._locks.get(group)
+        if held is None:
+            return
+        for queue in queues:
+            lock = held.get(queue)
+            if lock is not None and lock.client_id == client_id:
+                del held[queue]
+        if not held:
+            del self._locks[group]
+
+    def group_has_lock(self, group: str, now: float) -> bool:
+        """Whether any queue is locked: then a message sent to the retry topic is a dead letter."""
+        held = self._locks.get(group)
+        return held is not None and any(not self._is_expired(lock, now) for lock in held.values())
+
+    def owner(self, group: str, queue: MessageQueue, now: float) -> str | None:
+        """The client id that holds a queue."""
+        lock = self._locks.get(group, {}).get(queue)
+        return None if lock is None or self._is_expired(lock, now) else lock.client_id
+
+    def held_by_group(self, group: str, now: float) -> dict[MessageQueue, str]:
+        """Every locked queue of a group and who holds it."""
+        held = self._locks.get(group, {})
+        return {
+            queue: lock.client_id for queue, lock in held.items() if not self._is_expired(lock, now)
+        }
+
+    def forget_expired(self, now: float) -> int:
+        """Let go of the memory of locks that nobody holds; how many there were."""
+        forgotten = 0
+        for group, held in list(self._locks.items()):
+            expired = [queue for queue, lock in held.items() if self._is_expired(lock, now)]
+            for queue in expired:
+                del held[queue]
+            forgotten += len(expired)
+            if not held:
+                del self._locks[group]
+        return forgotten
+
+    def _is_expired(self, lock: _Lock, now: float) -> bool:
+        return now - lock.renewed_at > self._life

@@ -1,0 +1,386 @@
+"""The topics of a broker: which there are, who may change them, and how sending makes one.
+
+A topic comes into being in four ways: with the broker (`SYSTEM_ROWS`), by administration
+(`update`), by the first message sent to it (`for_send`), or because a group needs it
+(`ensure_retry`, `ensure_dead_letter`). Whatever changes the table gives it another DataVersion,
+which name servers and slaves compare, and a higher `revision`, which tells the saver to write
+topics.json; the names that changed are kept until `take_changed`, for the registration with the
+name servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from orbitmq.broker import names
+from orbitmq.broker.attributes import (
+    MESSAGE_TYPE,
+    MIXED,
+    TOPIC_ATTRIBUTES,
+    changed_attributes,
+)
+from orbitmq.broker.dataversion import first_version, next_version
+from orbitmq.broker.errors import Refused, SettingError
+from orbitmq.broker.paging import LARGEST_PAGE, PageRequest, page
+from orbitmq.broker.permissions import READ_WRITE, Perm, is_inherited
+from orbitmq.wire.bodies.topics import DataVersion, TopicConfig, TopicConfigTable
+from orbitmq.wire.codes import ResponseCode
+
+#: Bits of a topic's system flag.
+UNIT = 1
+UNIT_SUBSCRIPTION = 2
+
+_INHERITED = int(READ_WRITE | Perm.INHERIT)
+_ONLY_INHERIT = int(Perm.INHERIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """What decides which topics a broker has by itself, and which it makes on demand."""
+
+    cluster: str = "DefaultCluster"
+    broker_name: str = "broker-a"
+    auto_create: bool = True
+    default_queues: int = 8
+    cluster_topic_enabled: bool = True
+    broker_topic_enabled: bool = True
+    trace_topic_enabled: bool = False
+    trace_topic: str = names.TRACE_TOPIC
+    timer_enabled: bool = True
+    delay_levels: int = 18
+    revive_queues: int = 8
+    #: Whether a topic may be declared to hold messages of every type.
+    mixed_types_allowed: bool = False
+
+    def __post_init__(self) -> None:
+        for setting in ("default_queues", "delay_levels", "revive_queues"):
+            if getattr(self, setting) < 1:
+                raise SettingError(f"{setting} must be positive, got {getattr(self, setting)}")
+        for setting in ("cluster", "broker_name", "trace_topic"):
+            problem = names.topic_problem(getattr(self, setting))
+            if problem is not None:
+                raise SettingError(f"{setting} must be a topic's name: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRow:
+    """A topic that a broker makes sure to have."""
+
+    name: str
+    queues: int | Callable[[TopicSettings], int] = 1
+    perm: int | Callable[[TopicSettings], int] = READ_WRITE
+    is_wanted: Callable[[TopicSettings], bool] = lambda _: True
+
+    def config(self, settings: TopicSettings) -> TopicConfig:
+        queues = self.queues(settings) if callable(self.queues) else self.queues
+        return TopicConfig(
+            topic_name=self.name.format(
+                cluster=settings.cluster, broker=settings.broker_name, trace=settings.trace_topic
+            ),
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=self.perm(settings) if callable(self.perm) else self.perm,
+        )
+
+
+#: What there is from the start, in Apache's order.
+SYSTEM_ROWS: tuple[SystemRow, ...] = (
+    SystemRow(names.SELF_TEST_TOPIC),
+    SystemRow(
+        names.AUTO_CREATE_TOPIC, lambda s: s.default_queues, _INHERITED, lambda s: s.auto_create
+    ),
+    SystemRow(names.BENCHMARK_TOPIC, 1024),
+    SystemRow("{cluster}", 16, lambda s: _INHERITED if s.cluster_topic_enabled else _ONLY_INHERIT),
+    SystemRow("{broker}", 1, lambda s: _INHERITED if s.broker_topic_enabled else _ONLY_INHERIT),
+    SystemRow(names.OFFSET_MOVED_TOPIC),
+    SystemRow(names.SCHEDULE_TOPIC, lambda s: s.delay_levels),
+    SystemRow("{trace}", is_wanted=lambda s: s.trace_topic_enabled),
+    SystemRow("{cluster}_REPLY_TOPIC"),
+    SystemRow("rmq_sys_REVIVE_LOG_{cluster}", lambda s: s.revive_queues),
+    SystemRow("rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, _ONLY_INHERIT),
+    SystemRow(names.HALF_TOPIC),
+    SystemRow(names.OP_HALF_TOPIC),
+    SystemRow(names.TIMER_TOPIC, is_wanted=lambda s: s.timer_enabled),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPage:
+    """An answer to GET_ALL_TOPIC_CONFIG."""
+
+    table: TopicConfigTable
+    total: int
+
+
+class TopicTable:
+    """All topics of a broker. `now` is the time of day, in seconds since the epoch."""
+
+    def __init__(self, settings: TopicSettings, *, now: float) -> None:
+        self._settings = settings
+        own = [row.config(settings) for row in SYSTEM_ROWS if row.is_wanted(settings)]
+        self._topics = {config.topic_name: config for config in own}
+        self._system = names.SYSTEM_TOPICS | self._topics.keys()
+        self._changed: set[str] = set()
+        self.data_version = first_version(now)
+        #: Counts what the file would say differently; the saver compares it with what it saved.
+        self.revision = 0
+
+    # Looking.
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._topics.get(topic)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._topics
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        return iter(self._topics.values())
+
+    def is_system(self, topic: str) -> bool:
+        """Whether administration must leave it alone."""
+        return topic in self._system or topic.startswith(names.SYSTEM_TOPIC_PREFIX)
+
+    def system_topics(self) -> frozenset[str]:
+        """The names that belong to the system, whether they exist here or not."""
+        return frozenset(self._system)
+
+    def is_order(self, topic: str) -> bool:
+        config = self._topics.get(topic)
+        return config is not None and config.order
+
+    # Sending.
+
+    def check_for_send(self, topic: str) -> None:
+        """Refuse what no producer may send to: checks 5 and 6 of a send."""
+        if topic in self._topics and topic not in names.NOT_FOR_PRODUCERS:
+            return  # it could not have been made with a bad name
+        names.check_topic(topic)
+        if topic in names.NOT_FOR_PRODUCERS:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, f"sending to topic {topic!r} is not allowed: it is ours"
+            )
+
+    def for_send(
+        self, topic: str, *, template: str, queues: int, unit_mode: bool = False, now: float
+    ) -> TopicConfig:
+        """The topic to send to, made like `template` when it is missing: check 7 of a send.
+
+        Refuses with TOPIC_NOT_EXIST when there is none and none may be made.
+        """
+        config = self._topics.get(topic)
+        if config is not None:
+            return config
+        is_retry = topic.startswith(names.RETRY_PREFIX)
+        flag = 0
+        if unit_mode:
+            flag = UNIT_SUBSCRIPTION if is_retry else UNIT
+        config = self._like_template(topic, template, queues, flag)
+        if config is None and is_retry:
+            config = _plain(topic, 1, flag)
+        if config is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {topic!r} does not exist and cannot be made like {template!r}; "
+                f"create it with: orbitmq topic create {topic}",
+            )
+        return self._put(config, now)
+
+    def _like_template(
+        self, topic: str, template: str, queues: int, flag: int
+    ) -> TopicConfig | None:
+        model = self._topics.get(template)
+        if model is None or not is_inherited(model.perm):
+            return None
+        if template == names.AUTO_CREATE_TOPIC and not self._settings.auto_create:
+            # Left over in the file from a time when it was on.
+            return None
+        count = max(0, min(queues, model.write_queue_nums))
+        return TopicConfig(
+            topic_name=topic,
+            read_queue_nums=count,
+            write_queue_nums=count,
+            perm=model.perm & ~_ONLY_INHERIT,
+            topic_filter_type=model.topic_filter_type,
+            topic_sys_flag=flag,
+        )
+
+    # What groups need.
+
+    def ensure_retry(
+        self,
+        group: str,
+        queues: int,
+        *,
+        is_order: bool | None = None,
+        unit_mode: bool = False,
+        now: float,
+    ) -> TopicConfig:
+        """The retry topic of a group. `is_order` follows what the group subscribes to, if given.
+
+        Apache's broker clears the order flag with every message that is sent back, and the next
+        heartbeat sets it again. Here only heartbeats know.
+        """
+        topic = names.RETRY_PREFIX + group
+        config = self._topics.get(topic)
+        if config is None:
+            made = _plain(topic, queues, UNIT_SUBSCRIPTION if unit_mode else 0)
+            return self._put(msgspec.structs.replace(made, order=bool(is_order)), now)
+        if is_order is None or is_order == config.order:
+            return config
+        return self._put(msgspec.structs.replace(config, order=is_order), now)
+
+    def ensure_dead_letter(self, group: str, *, now: float) -> TopicConfig:
+        """The dead-letter topic of a group."""
+        return self.ensure(_plain(names.dead_letter_topic(group), 1, 0), now=now)
+
+    def ensure(self, config: TopicConfig, *, now: float) -> TopicConfig:
+        """The topic as it is, made as `config` says when it is missing."""
+        return self._topics.get(config.topic_name) or self._put(config, now)
+
+    # Administration.
+
+    def update(self, config: TopicConfig, *, now: float) -> TopicConfig:
+        """Create or change a topic; keys of `config.attributes` carry + or -, and say what changes.
+
+        An update that changes nothing leaves the version as it is.
+        """
+        topic = config.topic_name
+        names.check_topic(topic)
+        self._check_not_system(topic, "changed")
+        _check_numbers(config)
+        if config.attributes.get("+" + MESSAGE_TYPE) == MIXED and (
+            not self._settings.mixed_types_allowed
+        ):
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic!r}: message type {MIXED} is not supported unless it is allowed by "
+                "the setting mixed_types_allowed",
+            )
+        present = self._topics.get(topic)
+        attributes = changed_attributes(
+            TOPIC_ATTRIBUTES, None if present is None else present.attributes, config.attributes
+        )
+        config = msgspec.structs.replace(config, attributes=attributes)
+        return config if config == present else self._put(config, now)
+
+    def delete(self, topic: str, *, now: float) -> TopicConfig | None:
+        """Forget a topic; None when there was none, which is no error."""
+        if not topic or topic.isspace():
+            raise Refused(ResponseCode.INVALID_PARAMETER, "the specified topic is blank")
+        self._check_not_system(topic, "deleted")
+        config = self._topics.pop(topic, None)
+        if config is not None:
+            self._note(topic, now)
+        return config
+
+    def apply_order_config(self, topics: Iterable[str], *, now: float) -> None:
+        """Mark the topics that a name server says are consumed in order."""
+        for topic in topics:
+            config = self._topics.get(topic)
+            if config is not None and not config.order:
+                self._put(msgspec.structs.replace(config, order=True), now)
+
+    def renew_version(self, *, now: float) -> None:
+        """Count as changed, as a whole: what name servers are told of every topic is different."""
+        self.data_version = next_version(self.data_version, now)
+        self.revision += 1
+
+    def _check_not_system(self, topic: str, what: str) -> None:
+        if self.is_system(topic):
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic!r} belongs to the system and cannot be {what}",
+            )
+
+    def _put(self, config: TopicConfig, now: float) -> TopicConfig:
+        self._topics[config.topic_name] = config
+        self._note(config.topic_name, now)
+        return config
+
+    def _note(self, topic: str, now: float) -> None:
+        self._changed.add(topic)
+        self.data_version = next_version(self.data_version, now)
+        self.revision += 1
+
+    # The file, name servers, slaves and tools.
+
+    def load(self, file: TopicConfigTable) -> None:
+        """Take over what a file says, over what the broker has by itself."""
+        self._topics.update(file.topic_config_table)
+        if file.data_version is not None:
+            self.data_version = file.data_version
+        self.revision += 1
+
+    def replace(self, table: TopicConfigTable) -> None:
+        """Become a copy of a master's table."""
+        if table.data_version != self.data_version:
+            self._topics = dict(table.topic_config_table)
+            self.data_version = table.data_version or self.data_version
+            self.revision += 1
+
+    def file(self) -> TopicConfigTable:
+        """A copy for topics.json."""
+        return TopicConfigTable(
+            data_version=self.data_version, topic_config_table=dict(self._topics)
+        )
+
+    def take_changed(self) -> frozenset[str]:
+        """The names that changed since this was last asked."""
+        changed = frozenset(self._changed)
+        self._changed.clear()
+        return changed
+
+    def registration(self, broker_perm: int, only: Iterable[str] | None = None) -> TopicConfigTable:
+        """What name servers are told: every topic, or `only` some, as far as the broker allows."""
+        wanted = self._topics.values() if only is None else self._existing(only)
+        if broker_perm & READ_WRITE != READ_WRITE:
+            wanted = [
+                msgspec.structs.replace(config, perm=config.perm & broker_perm) for config in wanted
+            ]
+        return self._table({config.topic_name: config for config in wanted})
+
+    def page(self, request: PageRequest, largest: int = LARGEST_PAGE) -> TopicPage:
+        """The topics that answer GET_ALL_TOPIC_CONFIG."""
+        entries = page(self._topics, self.data_version, request, largest)
+        return TopicPage(self._table(entries), len(self._topics))
+
+    def _existing(self, topics: Iterable[str]) -> list[TopicConfig]:
+        return [self._topics[topic] for topic in topics if topic in self._topics]
+
+    def _table(self, entries: Mapping[str, TopicConfig]) -> TopicConfigTable:
+        return TopicConfigTable(
+            data_version=self.data_version,
+            mapping_data_version=DataVersion(),
+            topic_config_table=dict(entries),
+            topic_queue_mapping_detail_map={},
+            topic_queue_mapping_info_map={},
+        )
+
+
+def _plain(topic: str, queues: int, flag: int) -> TopicConfig:
+    return TopicConfig(
+        topic_name=topic,
+        read_queue_nums=queues,
+        write_queue_nums=queues,
+        perm=READ_WRITE,
+        topic_sys_flag=flag,
+    )
+
+
+def _check_numbers(config: TopicConfig) -> None:
+    for field, value, limit in (
+        ("readQueueNums", config.read_queue_nums, 2**31),
+        ("writeQueueNums", config.write_queue_nums, 2**31),
+        ("perm", config.perm, int(Perm.PRIORITY)),
+    ):
+        if not 0 <= value < limit:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {config.topic_name!r}: {field} must be from 0 to {limit - 1}, got {value}",
+            )

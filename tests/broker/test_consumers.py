@@ -1,0 +1,477 @@
+"""Consumers: what heartbeats make of a group, and who is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from orbitmq.broker.clients import CLIENT_LIFE, Client
+from orbitmq.broker.consumers import COMPENSATION_LIFE, ConsumerTable, GroupChange
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.membership import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    LanguageName,
+    MessageModel,
+    SubscriptionData,
+)
+
+ONE = Client("one", LanguageName.JAVA, 479, "10.0.0.1:1")
+TWO = Client("two", LanguageName.CPP, 400, "10.0.0.2:2")
+THREE = Client("three")
+
+
+def wants(topic: str, text: str = "*", version: int = 1, kind: str = "TAG") -> SubscriptionData:
+    return SubscriptionData(topic=topic, sub_string=text, sub_version=version, expression_type=kind)
+
+
+def data(
+    *subscriptions: SubscriptionData,
+    group: str = "g",
+    model: MessageModel = MessageModel.CLUSTERING,
+) -> ConsumerData:
+    return ConsumerData(
+        group_name=group,
+        consume_type=ConsumeType.CONSUME_PASSIVELY,
+        message_model=model,
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        subscription_data_set=subscriptions,
+    )
+
+
+def change(
+    consumers: ConsumerTable, client: Client, said: ConsumerData, now: float = 0.0
+) -> GroupChange | None:
+    """A heartbeat over a connection that is called like its client."""
+    return consumers.heartbeat(client.id, client, said, now=now).change
+
+
+def test_a_consumer_that_joins_is_told_to_everybody_and_to_itself() -> None:
+    consumers = ConsumerTable()
+
+    first = change(consumers, ONE, data(wants("T")))
+    second = change(consumers, TWO, data(wants("T")))
+
+    assert first == GroupChange(
+        group="g", notify=("one",), joined=(ONE,), topics_added=frozenset({"T"})
+    )
+    assert second == GroupChange(group="g", notify=("one", "two"), joined=(TWO,))
+
+
+def test_a_heartbeat_that_says_the_same_changes_nothing() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T"), wants("U")))
+
+    assert change(consumers, ONE, data(wants("T"), wants("U")), now=30.0) is None
+    assert change(consumers, ONE, data(wants("U"), wants("T")), now=60.0) is None
+    assert consumers.expire(60.0 + CLIENT_LIFE) == ((), ())
+
+
+def test_a_newer_version_replaces_and_is_no_reason_to_rebalance() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T", "A", 1)))
+
+    replaced = change(consumers, ONE, data(wants("T", "B", 2)))
+
+    assert replaced == GroupChange(group="g", topics_replaced=frozenset({"T"}))
+    assert consumers.subscription("g", "T") == wants("T", "B", 2)
+
+
+def test_an_older_version_of_another_member_does_not_replace() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T", "new", 5)))
+    change(consumers, TWO, data(wants("T", "old", 4)))
+
+    assert consumers.subscription("g", "T") == wants("T", "new", 5)
+
+
+def test_of_two_with_the_same_version_the_first_stays() -> None:
+    consumers = ConsumerTable()
+    change(consumers, TWO, data(wants("T", "first", 5)))
+    change(consumers, ONE, data(wants("T", "second", 5)))
+    change(consumers, ONE, data(wants("T", "third", 5)))
+
+    assert consumers.subscription("g", "T") == wants("T", "first", 5)
+
+
+def test_a_member_that_catches_up_does_not_replace_who_was_there_first() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T", "old", 1)))
+    change(consumers, TWO, data(wants("T", "first", 5)))
+
+    assert change(consumers, ONE, data(wants("T", "second", 5))) is None
+    assert consumers.subscription("g", "T") == wants("T", "first", 5)
+
+
+def test_a_topic_stays_until_no_member_names_it() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T"), wants("U")))
+    change(consumers, TWO, data(wants("T")))
+    assert set(consumers.subscriptions("g")) == {"T", "U"}
+
+    dropped = change(consumers, ONE, data(wants("T")))
+
+    assert dropped == GroupChange(group="g", notify=("one", "two"), topics_removed=frozenset({"U"}))
+    assert consumers.groups_of("U") == frozenset()
+    assert consumers.groups_of("T") == {"g"}
+
+
+def test_members_that_differ_do_not_keep_notifying_each_other() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T")))
+    change(consumers, TWO, data(wants("U")))
+
+    for now in range(30, 300, 30):
+        assert change(consumers, ONE, data(wants("T")), now=float(now)) is None
+        assert change(consumers, TWO, data(wants("U")), now=float(now)) is None
+    assert consumers.subscription("g", "T") == wants("T")
+    assert consumers.subscription("g", "U") == wants("U")
+
+
+def test_what_a_member_wanted_goes_with_it() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T", "mine", 1)))
+    change(consumers, TWO, data(wants("T", "newer", 2), wants("U")))
+
+    left = consumers.leave("g", "two")
+
+    assert left == GroupChange(
+        group="g",
+        notify=("one",),
+        left=(TWO,),
+        topics_removed=frozenset({"U"}),
+        topics_replaced=frozenset({"T"}),
+    )
+    assert consumers.subscription("g", "T") == wants("T", "mine", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "notifies"), [(MessageModel.BROADCASTING, True), (MessageModel.CLUSTERING, False)]
+)
+def test_broadcasting_groups_and_those_that_do_not_want_it_are_not_notified(
+    model: MessageModel, notifies: bool
+) -> None:
+    consumers = ConsumerTable()
+    for client in (ONE, TWO):
+        result = consumers.heartbeat(
+            client.id, client, data(wants("T"), model=model), now=0.0, notifies=notifies
+        )
+        assert result.change is not None
+        assert result.change.notify == ()
+
+    closed = consumers.close("one")
+
+    assert [change.notify for change in closed] == [()]
+
+
+# Leaving.
+
+
+def test_a_closed_connection_leaves_all_its_groups_at_once() -> None:
+    consumers = ConsumerTable()
+    for group in ("g", "h"):
+        change(consumers, ONE, data(wants("T"), group=group))
+    change(consumers, TWO, data(wants("T"), group="h"))
+
+    gone, shrunk = consumers.close("one")
+
+    assert gone == GroupChange(
+        group="g", left=(ONE,), topics_removed=frozenset({"T"}), is_gone=True
+    )
+    assert shrunk == GroupChange(group="h", notify=("two",), left=(ONE,))
+    assert consumers.close("one") == ()
+    assert consumers.groups() == ("h",)
+    assert consumers.groups_of("T") == {"h"}
+
+
+def test_goodbye_from_somebody_unknown_is_nothing() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T")))
+
+    assert consumers.leave("g", "two") is None
+    assert consumers.leave("h", "one") is None
+
+
+def test_survivors_are_told_of_those_that_fell_silent() -> None:
+    consumers = ConsumerTable()
+    for client in (ONE, TWO, THREE):
+        change(consumers, client, data(wants("T")), now=0.0)
+    change(consumers, ONE, data(wants("T"), group="h"), now=50.0)
+    change(consumers, TWO, data(wants("T")), now=100.0)
+
+    assert consumers.expire(CLIENT_LIFE) == ((), ())
+    channels, changes = consumers.expire(CLIENT_LIFE + 0.1)
+
+    assert channels == ("one", "three")
+    assert changes == (
+        GroupChange(group="g", notify=("two",), left=(ONE, THREE)),
+        GroupChange(group="h", left=(ONE,), topics_removed=frozenset({"T"}), is_gone=True),
+    )
+    assert consumers.expire(CLIENT_LIFE + 0.1) == ((), ())
+
+
+def test_a_connection_that_changes_its_client_id_is_another_member() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T")))
+
+    changed = consumers.heartbeat("one", TWO, data(wants("U")), now=0.0).change
+
+    assert changed == GroupChange(
+        group="g",
+        notify=("one",),
+        joined=(TWO,),
+        left=(ONE,),
+        topics_added=frozenset({"U"}),
+        topics_removed=frozenset({"T"}),
+    )
+
+
+# Short heartbeats.
+
+
+def test_short_heartbeats_keep_the_subscription() -> None:
+    consumers = ConsumerTable()
+    full = consumers.heartbeat("one", ONE, data(wants("T")), now=0.0, fingerprint=7)
+    short = consumers.heartbeat(
+        "one", ONE, data(), now=100.0, fingerprint=7, without_subscriptions=True
+    )
+
+    assert not full.wants_subscriptions
+    assert short.change is None
+    assert not short.wants_subscriptions
+    assert set(consumers.subscriptions("g")) == {"T"}
+    assert consumers.expire(CLIENT_LIFE + 50.0) == ((), ())
+
+
+def test_a_short_heartbeat_that_cannot_be_understood_is_answered_by_a_question() -> None:
+    consumers = ConsumerTable()
+    after_restart = consumers.heartbeat(
+        "one", ONE, data(), now=0.0, fingerprint=7, without_subscriptions=True
+    )
+    assert after_restart.wants_subscriptions
+    assert after_restart.change is not None
+    assert after_restart.change.notify == ("one",)
+
+    consumers.heartbeat("one", ONE, data(wants("T")), now=1.0, fingerprint=7)
+    other = consumers.heartbeat(
+        "one", ONE, data(), now=2.0, fingerprint=8, without_subscriptions=True
+    )
+    assert other.wants_subscriptions
+
+
+# Subscriptions that came with pulls.
+
+
+def test_a_subscription_of_a_pull_stands_in_for_ten_minutes() -> None:
+    consumers = ConsumerTable()
+    consumers.compensate("g", wants("T", "A"), now=0.0)
+
+    assert consumers.subscription("g", "T") == wants("T", "A")
+    assert consumers.subscription("g", "T", with_compensation=False) is None
+    assert not consumers.is_online("g")
+    assert consumers.consumer_list("g") is None
+    assert consumers.groups_of("T") == frozenset()
+
+    consumers.expire(COMPENSATION_LIFE)
+    assert consumers.subscription("g", "T") is not None
+    consumers.expire(COMPENSATION_LIFE + 0.1)
+    assert consumers.subscription("g", "T") is None
+
+
+def test_a_heartbeat_outweighs_what_a_pull_said() -> None:
+    consumers = ConsumerTable()
+    consumers.compensate("g", wants("T", "pull", 99), now=0.0)
+    change(consumers, ONE, data(wants("T", "heartbeat", 1)))
+
+    assert consumers.subscription("g", "T") == wants("T", "heartbeat", 1)
+
+
+# Bodies.
+
+
+def test_the_lists_show_every_connection() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T")))
+    consumers.heartbeat("second connection", ONE, data(wants("T")), now=1.0)
+    change(consumers, TWO, data(wants("T")))
+
+    ids = consumers.consumer_list("g")
+    connections = consumers.connections("g")
+
+    assert ids is not None
+    assert ids.consumer_id_list == ("one", "one", "two")
+    assert connections is not None
+    assert [entry.client_addr for entry in connections.connection_set] == [
+        "10.0.0.1:1",
+        "10.0.0.1:1",
+        "10.0.0.2:2",
+    ]
+    assert connections.connection_set[2].language is LanguageName.CPP
+    assert connections.consume_type is ConsumeType.CONSUME_PASSIVELY
+    assert connections.message_model is MessageModel.CLUSTERING
+    assert connections.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    assert connections.subscription_table == {"T": wants("T")}
+    assert consumers.channel_of("g", "one") == "second connection"
+    assert consumers.channel_of("g", "nobody") is None
+    assert consumers.connections("h") is None
+
+
+def test_how_a_group_consumes_is_what_was_said_last() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T")))
+    change(consumers, TWO, data(wants("T"), model=MessageModel.BROADCASTING))
+
+    assert consumers.model("g") is MessageModel.BROADCASTING
+    assert consumers.model("h") is None
+
+
+# Real clients.
+
+
+JAVA_HEARTBEAT = (
+    '{"clientID":"127.0.0.1@one6da228c9455","consumerDataSet":[{"consumeFromWhere":'
+    '"CONSUME_FROM_LAST_OFFSET","consumeType":"CONSUME_PASSIVELY","groupName":"GID_G_26277",'
+    '"messageModel":"CLUSTERING","subscriptionDataSet":[{"classFilterMode":false,"codeSet":[],'
+    '"expressionType":"TAG","subString":"*","subVersion":1794738003281,"tagsSet":[],"topic":'
+    '"%RETRY%GID_G_26277"},{"classFilterMode":false,"codeSet":[],"expressionType":"TAG",'
+    '"subString":"*","subVersion":1794738003277,"tagsSet":[],"topic":"G_27282"}],'
+    '"unitMode":false}],"producerDataSet":[{"groupName":"CLIENT_INNER_PRODUCER"}]}'
+)
+#: Ordinals for enumerations, versions in quotes, much left out.
+CPP_HEARTBEAT = (
+    '{"clientID":"11686-127.0.0.1@one","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
+    '"groupName":"GID_G_26277","messageModel":1,"subscriptionDataSet":[{"subString":"*",'
+    '"subVersion":"1794737880007","topic":"%RETRY%GID_G_26277"},{"subString":"*","subVersion":'
+    '"1794737880007","topic":"G_27282"}]}]}\n'
+)
+
+
+def test_clients_in_java_and_cpp_share_a_group() -> None:
+    consumers = ConsumerTable()
+    changes = []
+
+    for now, text in enumerate((JAVA_HEARTBEAT, CPP_HEARTBEAT, JAVA_HEARTBEAT, CPP_HEARTBEAT)):
+        beat = decode_body(HeartbeatData, text.encode())
+        said = beat.consumer_data_set[0]
+        client = Client(beat.client_id)
+        changes.append(consumers.heartbeat(client.id, client, said, now=float(now)).change)
+
+    joining, joined, *repeated = changes
+    assert joining is not None
+    assert joining.topics_added == {"%RETRY%GID_G_26277", "G_27282"}
+    assert joined == GroupChange(
+        group="GID_G_26277",
+        notify=("127.0.0.1@one6da228c9455", "11686-127.0.0.1@one"),
+        joined=(Client("11686-127.0.0.1@one"),),
+    )
+    assert repeated == [None, None]
+    assert consumers.model("GID_G_26277") is MessageModel.CLUSTERING
+
+
+# Against a model.
+
+client_names = st.sampled_from(("a", "b", "c"))
+group_names = st.sampled_from(("g", "h"))
+subscription_sets = st.dictionaries(
+    st.sampled_from(("T", "U", "V")),
+    st.tuples(st.sampled_from(("A", "B")), st.integers(1, 3)),
+)
+
+
+class Membership(RuleBasedStateMachine):
+    """The table against the last heartbeat of every live member."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.table = ConsumerTable()
+        self.heard: dict[tuple[str, str], tuple[float, dict[str, tuple[str, int]]]] = {}
+
+    def topics(self, group: str) -> set[str]:
+        return {
+            topic for (name, _), (_, said) in self.heard.items() if name == group for topic in said
+        }
+
+    def members(self, group: str) -> set[str]:
+        return {channel for name, channel in self.heard if name == group}
+
+    @rule(seconds=st.sampled_from((1.0, 30.0, 119.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(name=client_names, group=group_names, said=subscription_sets)
+    def beats(self, name: str, group: str, said: dict[str, tuple[str, int]]) -> None:
+        was_new = (group, name) not in self.heard
+        before = self.topics(group)
+        self.heard[group, name] = (self.now, said)
+        subscriptions = [wants(topic, text, version) for topic, (text, version) in said.items()]
+
+        result = self.table.heartbeat(
+            name, Client(name), data(*subscriptions, group=group), now=self.now
+        )
+
+        must_notify = was_new or before != self.topics(group)
+        notified = () if result.change is None else result.change.notify
+        assert set(notified) == (self.members(group) if must_notify else set())
+
+    @rule(name=client_names, group=group_names)
+    def leaves(self, name: str, group: str) -> None:
+        was_there = self.heard.pop((group, name), None) is not None
+        left = self.table.leave(group, name)
+        assert (left is not None) == was_there
+        if left is not None:
+            assert set(left.notify) == self.members(group)
+            assert left.is_gone == (not self.members(group))
+
+    @rule(name=client_names)
+    def is_cut_off(self, name: str) -> None:
+        groups = {group for group, channel in self.heard if channel == name}
+        for group in groups:
+            del self.heard[group, name]
+        changes = self.table.close(name)
+        assert {entry.group for entry in changes} == groups
+        for entry in changes:
+            assert set(entry.notify) == self.members(entry.group)
+
+    @rule()
+    def scan(self) -> None:
+        silent = {
+            channel for (_, channel), (at, _) in self.heard.items() if self.now - at > CLIENT_LIFE
+        }
+        shrunk = {group for group, channel in self.heard if channel in silent}
+        for key in [key for key in self.heard if key[1] in silent]:
+            del self.heard[key]
+
+        channels, changes = self.table.expire(self.now)
+
+        assert set(channels) == silent
+        assert {entry.group for entry in changes} == shrunk
+        for entry in changes:
+            assert set(entry.notify) == self.members(entry.group)
+
+    @invariant()
+    def the_table_follows_from_the_heartbeats(self) -> None:
+        for group in ("g", "h"):
+            assert self.table.is_online(group) == bool(self.members(group))
+            assert {member.channel for member in self.table.members(group)} == self.members(group)
+            known = self.table.subscriptions(group)
+            assert set(known) == self.topics(group)
+            for topic, chosen in known.items():
+                said = [
+                    entry[topic]
+                    for (name, _), (_, entry) in self.heard.items()
+                    if name == group and topic in entry
+                ]
+                assert chosen.sub_version == max(version for _, version in said)
+                assert (chosen.sub_string, chosen.sub_version) in said
+        for topic in ("T", "U", "V"):
+            expected = {group for group in ("g", "h") if topic in self.topics(group)}
+            assert self.table.groups_of(topic) == expected
+
+
+Membership.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMembership = Membership.TestCase

@@ -1,0 +1,308 @@
+"""Filters of pulls: where they come from, which versions count, what is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.filters import KEPT_AFTER_LEAVING, FilterFile, FilterTable
+from orbitmq.filter.tags import TagFilter
+from orbitmq.javahash import java_hash
+from orbitmq.wire.bodies.membership import SubscriptionData
+from orbitmq.wire.codes import ResponseCode
+
+NOW = 1_700_000_000.0
+
+
+def wants(
+    text: str | None, version: int = 1, kind: str = "SQL92", topic: str = "T"
+) -> SubscriptionData:
+    return SubscriptionData(topic=topic, sub_string=text, sub_version=version, expression_type=kind)
+
+
+def table(**settings: object) -> FilterTable:
+    return FilterTable(**({"is_enabled": True} | settings))  # type: ignore[arg-type]  # by name
+
+
+def refusal_of(
+    filters: FilterTable, subscription: SubscriptionData | None, version: int = 1
+) -> int:
+    with pytest.raises(Refused) as refusal:
+        filters.of_group("g", "T", subscription, version)
+    return refusal.value.code
+
+
+def price_over(filters: FilterTable, subscription: SubscriptionData, version: int = 1) -> int:
+    """The limit of a filter `price > limit`, found by asking."""
+    found = filters.of_group("g", "T", subscription, version)
+    return next(n for n in range(100) if found.accepts_properties({"price": str(n + 1)}))
+
+
+# Pulls that bring their subscription.
+
+
+@pytest.mark.parametrize("kind", [None, "", "TAG"])
+def test_a_pull_with_tags_is_filtered_by_their_hashes(kind: str | None) -> None:
+    found = table().of_pull("A || B", kind)
+
+    assert isinstance(found, TagFilter)
+    assert found.accepts_code(java_hash("A"))
+    assert not found.accepts_code(java_hash("C"))
+
+
+def test_a_pull_with_sql_is_filtered_by_properties() -> None:
+    found = table().of_pull("price > 5", "SQL92")
+
+    assert found.accepts_properties({"price": "6"})
+    assert not found.accepts_properties({"price": "5"})
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("||", "TAG"), ("price >", "SQL92"), ("", "SQL92"), ("x", "XPATH")]
+)
+def test_what_cannot_be_parsed_is_refused(text: str, kind: str) -> None:
+    with pytest.raises(Refused) as refusal:
+        table().of_pull(text, kind)
+
+    assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_expressions_are_compiled_once() -> None:
+    filters = table()
+
+    assert filters.of_pull("price > 5", "SQL92") is filters.of_pull("price > 5", "SQL92")
+
+
+def test_the_cache_does_not_grow_without_end() -> None:
+    filters = table(cache_size=2)
+    first = filters.of_pull("a > 1", "SQL92")
+
+    for number in range(10):
+        filters.of_pull(f"a > {number + 5}", "SQL92")
+
+    assert filters.of_pull("a > 1", "SQL92") is not first
+
+
+def test_sql_has_to_be_turned_on() -> None:
+    filters = table(is_enabled=False)
+
+    with pytest.raises(Refused, match="enablePropertyFilter") as refusal:
+        filters.of_pull("price > 5", "SQL92")
+
+    assert refusal.value.code == ResponseCode.SYSTEM_ERROR
+    filters.of_pull("A", "TAG")
+    filters.check("A", None)
+    with pytest.raises(Refused, match="enablePropertyFilter"):
+        filters.check("price > 5", "SQL92")
+
+
+def test_a_client_can_ask_beforehand() -> None:
+    filters = table()
+
+    filters.check("price > 5", "SQL92")
+    with pytest.raises(Refused) as refusal:
+        filters.check("price >", "SQL92")
+    assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_sql_is_read_as_apache_does_and_what_is_ignored_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = wants("price > 5 LIKE 'x'")
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
+        filters = table()
+        filters.register("g", [said], NOW)
+
+    assert price_over(filters, said) == 5
+    assert "ignored" in caplog.text
+    with pytest.raises(Refused):
+        table(lenient=False).of_pull("price > 5 LIKE 'x'", "SQL92")
+
+
+# Pulls that rely on heartbeats.
+
+
+def test_a_group_that_said_nothing_has_no_subscription() -> None:
+    assert refusal_of(table(), None) == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+def test_tags_come_from_the_text_whatever_the_hashes_say() -> None:
+    said = SubscriptionData(topic="T", sub_string="A", sub_version=1, code_set=(0, 0))
+
+    found = table().of_group("g", "T", said, 1)
+
+    assert found.accepts_code(java_hash("A"))
+    assert not found.accepts_code(0)
+
+
+def test_a_pull_newer_than_the_last_heartbeat_is_told_so() -> None:
+    said = wants("A", version=4, kind="TAG")
+
+    assert refusal_of(table(), said, version=5) == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    table().of_group("g", "T", said, 4)
+    table().of_group("g", "T", said, 3)
+
+
+def test_a_registered_expression_filters() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5")], NOW)
+
+    assert price_over(filters, wants("price > 5")) == 5
+
+
+def test_an_expression_that_does_not_compile_leaves_no_filter() -> None:
+    filters = table()
+    filters.register("g", [wants("price >")], NOW)
+    assert refusal_of(filters, wants("price >")) == ResponseCode.FILTER_DATA_NOT_EXIST
+
+    filters.register("g", [wants("price > 5", 2)], NOW)
+    assert price_over(filters, wants("price > 5", 2)) == 5
+    filters.register("g", [wants("price >", 3)], NOW)
+    assert refusal_of(filters, wants("price >", 3)) == ResponseCode.FILTER_DATA_NOT_EXIST
+
+
+def test_a_filter_older_than_the_pull_is_told_so() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5", 1)], NOW)
+
+    newer = wants("price > 5", 2)
+    assert refusal_of(filters, newer, version=2) == ResponseCode.FILTER_DATA_NOT_LATEST
+    filters.register("g", [newer], NOW)
+    assert price_over(filters, newer, version=2) == 5
+
+
+def test_what_the_group_says_now_counts_also_when_it_is_older() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5", 2)], NOW)
+
+    filters.register("g", [wants("price > 9", 1)], NOW)
+
+    assert price_over(filters, wants("price > 9", 1)) == 9
+
+
+def test_groups_and_topics_have_their_own_filters() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5"), wants("price > 6", topic="U")], NOW)
+    filters.register("h", [wants("price > 7")], NOW)
+
+    assert price_over(filters, wants("price > 5")) == 5
+    assert filters.of_group("g", "U", wants("price > 6", topic="U"), 1).accepts_properties(
+        {"price": "7"}
+    )
+    assert not filters.of_group("h", "T", wants("price > 7"), 1).accepts_properties({"price": "7"})
+
+
+# Leaving.
+
+
+def test_a_filter_is_kept_for_a_day_after_its_group_left() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5")], NOW)
+    filters.leave("g", NOW)
+
+    assert filters.clean(NOW + KEPT_AFTER_LEAVING - 1) == 0
+    assert price_over(filters, wants("price > 5")) == 5
+    assert filters.clean(NOW + KEPT_AFTER_LEAVING) == 1
+    assert refusal_of(filters, wants("price > 5")) == ResponseCode.FILTER_DATA_NOT_EXIST
+
+
+def test_a_group_that_comes_back_keeps_its_filter() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5")], NOW)
+    filters.leave("g", NOW)
+    filters.register("g", [wants("price > 5")], NOW + 10)
+
+    assert filters.clean(NOW + 2 * KEPT_AFTER_LEAVING) == 0
+
+
+def test_a_topic_that_is_no_longer_named_counts_as_left() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5"), wants("price > 5", topic="U")], NOW)
+    filters.register("g", [wants("price > 5"), wants("A", kind="TAG", topic="U")], NOW)
+
+    assert filters.clean(NOW + KEPT_AFTER_LEAVING) == 1
+    assert set(filters.file().filter_data_by_topic) == {"T"}
+
+
+def test_a_repeated_heartbeat_is_no_reason_to_save() -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5"), wants("A", kind="TAG", topic="U")], NOW)
+    revision = filters.revision
+
+    filters.register("g", [wants("price > 5"), wants("A", kind="TAG", topic="U")], NOW + 30)
+    filters.leave("unknown", NOW)
+
+    assert filters.revision == revision
+    filters.leave("g", NOW)
+    assert filters.revision > revision
+
+
+# The file.
+
+#: As Apache writes it, with the bloom filter that we have no use for.
+APACHE_FILE = (
+    '{"filterDataByTopic":{"T":{"groupFilterData":{"g":{"bloomFilterData":{"bitNum":960,'
+    '"bitPos":[1,2,3]},"bornTime":1699999000000,"clientVersion":7,"consumerGroup":"g","dead":false,'
+    '"deadTime":0,"expression":"price > 5","expressionType":"SQL92","topic":"T"}},"topic":"T"}}}'
+)
+
+
+def test_the_file_of_an_apache_broker_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "consumerFilter.json"
+    path.write_text(APACHE_FILE)
+    loaded = ConfigFile(path, FilterFile).load().value
+    assert loaded is not None
+
+    filters = table()
+    filters.load(loaded, NOW)
+
+    assert price_over(filters, wants("price > 5", 7), version=7) == 5
+    assert filters.clean(NOW - 30 + KEPT_AFTER_LEAVING - 1) == 0
+    assert filters.clean(NOW - 30 + KEPT_AFTER_LEAVING) == 1
+
+
+def test_the_file_brings_filters_back(tmp_path: Path) -> None:
+    filters = table()
+    filters.register("g", [wants("price > 5", 3)], NOW)
+    filters.register("h", [wants("price > 6", 4)], NOW)
+    filters.leave("h", NOW + 5)
+    file = ConfigFile(tmp_path / "consumerFilter.json", FilterFile)
+
+    file.save(filters.file())
+    loaded = file.load().value
+    assert loaded is not None
+    again = table()
+    again.load(loaded, NOW + 100)
+
+    entries = json.loads((tmp_path / "consumerFilter.json").read_text())
+    assert entries["filterDataByTopic"]["T"]["groupFilterData"]["h"] == {
+        "bornTime": 1_700_000_000_000,
+        "clientVersion": 4,
+        "consumerGroup": "h",
+        "deadTime": 1_700_000_005_000,
+        "expression": "price > 6",
+        "expressionType": "SQL92",
+        "topic": "T",
+    }
+    assert price_over(again, wants("price > 5", 3), version=3) == 5
+    assert again.clean(NOW + 5 + KEPT_AFTER_LEAVING) == 1
+
+
+def test_what_no_longer_compiles_is_left_out_of_the_table(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    document = json.loads(APACHE_FILE)
+    document["filterDataByTopic"]["T"]["groupFilterData"]["g"]["expression"] = "price >"
+    filters = table()
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
+        filters.load(msgspec.json.decode(json.dumps(document), type=FilterFile), NOW)
+
+    assert refusal_of(filters, wants("price >")) == ResponseCode.FILTER_DATA_NOT_EXIST
+    assert "does not compile" in caplog.text

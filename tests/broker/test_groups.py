@@ -1,0 +1,189 @@
+"""Consumer groups: who makes them, what they are forbidden, what is saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.dataversion import version_text
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.groups import PREDEFINED_GROUPS, GroupTable
+from orbitmq.broker.paging import PageRequest
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, SubscriptionGroupTable
+from orbitmq.wire.codes import ResponseCode
+
+NOW = 1_700_000_000.0
+
+
+def table(*, auto_create: bool = True) -> GroupTable:
+    return GroupTable(auto_create=auto_create, now=NOW)
+
+
+def test_a_broker_has_apaches_groups_from_the_start() -> None:
+    assert {group.group_name for group in table()} == {
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_RMQ_SYS_TRANS",
+    }
+
+
+def test_a_group_that_is_looked_for_is_made_with_apaches_defaults() -> None:
+    groups = table()
+
+    made = groups.find("g", now=NOW + 1)
+
+    assert made is not None
+    assert (made.retry_queue_nums, made.retry_max_times) == (1, 16)
+    assert (made.consume_enable, made.consume_broadcast_enable) == (True, True)
+    assert (made.broker_id, made.which_broker_when_consume_slowly) == (0, 1)
+    assert made.notify_consumer_ids_changed_enable
+    assert groups.data_version.counter == 1
+    assert groups.find("g", now=NOW + 2) == made
+    assert groups.data_version.counter == 1
+
+
+def test_looking_whether_a_group_exists_does_not_make_it() -> None:
+    groups = table()
+
+    assert "g" not in groups
+    assert groups.get("g") is None
+    assert "g" not in groups
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a b", "g" * 121, "ä"])
+def test_a_bad_name_makes_no_group(name: str) -> None:
+    groups = table()
+
+    assert groups.find(name, now=NOW) is None
+    with pytest.raises(Refused) as refusal:
+        groups.update(SubscriptionGroupConfig(group_name=name), now=NOW)
+    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
+    assert len(groups) == len(PREDEFINED_GROUPS)
+
+
+def test_without_auto_creation_only_groups_of_the_system_are_made() -> None:
+    groups = table(auto_create=False)
+
+    assert groups.find("g", now=NOW) is None
+    assert groups.find("CID_RMQ_SYS_x", now=NOW) is not None
+
+
+def test_a_group_is_changed_and_deleted() -> None:
+    groups = table()
+    stopped = SubscriptionGroupConfig(group_name="g", consume_enable=False)
+
+    groups.update(stopped, now=NOW)
+    groups.update(stopped, now=NOW)
+    assert groups.data_version.counter == 1
+    assert groups.delete("g", now=NOW) == stopped
+    assert groups.delete("g", now=NOW) is None
+    assert groups.data_version.counter == 2
+
+
+def test_groups_know_no_attributes_yet() -> None:
+    with pytest.raises(Refused, match="known are none"):
+        table().update(SubscriptionGroupConfig(group_name="g", attributes={"+a": "1"}), now=NOW)
+
+
+def test_a_group_can_be_forbidden_one_topic() -> None:
+    groups = table()
+
+    groups.forbid("g", "T", is_forbidden=True, now=NOW)
+    groups.forbid("g", "U", is_forbidden=True, now=NOW)
+    groups.forbid("g", "T", is_forbidden=False, now=NOW)
+
+    assert not groups.is_forbidden("g", "T")
+    assert groups.is_forbidden("g", "U")
+    assert not groups.is_forbidden("h", "U")
+    assert not groups.is_forbidden("g", "U", bit=1)
+    assert groups.file().forbidden_table == {"g": {"U": 4}}
+    assert groups.data_version.counter == 3
+
+
+def test_forbidding_twice_is_no_change() -> None:
+    groups = table()
+    groups.forbid("g", "T", is_forbidden=True, now=NOW)
+    revision = groups.revision
+
+    groups.forbid("g", "T", is_forbidden=True, now=NOW)
+    groups.forbid("g", "U", is_forbidden=False, now=NOW)
+
+    assert groups.revision == revision
+
+
+def test_a_deleted_group_is_forbidden_nothing() -> None:
+    groups = table()
+    groups.find("g", now=NOW)
+    groups.forbid("g", "T", is_forbidden=True, now=NOW)
+
+    groups.delete("g", now=NOW)
+
+    assert not groups.is_forbidden("g", "T")
+
+
+def test_the_file_brings_everything_back(tmp_path: Path) -> None:
+    groups = table()
+    groups.find("g", now=NOW)
+    groups.update(SubscriptionGroupConfig(group_name="h", retry_max_times=3), now=NOW)
+    groups.forbid("g", "T", is_forbidden=True, now=NOW)
+    file = ConfigFile(tmp_path / "subscriptionGroup.json", SubscriptionGroupTable)
+    file.save(groups.file())
+
+    loaded = file.load().value
+    assert loaded is not None
+    again = table()
+    again.load(loaded)
+
+    assert list(again) == list(groups)
+    assert again.is_forbidden("g", "T")
+    assert again.data_version == groups.data_version
+    document = json.loads((tmp_path / "subscriptionGroup.json").read_text())
+    assert set(document) == {"dataVersion", "forbiddenTable", "subscriptionGroupTable"}
+    assert document["subscriptionGroupTable"]["h"]["groupRetryPolicy"] == {"type": "CUSTOMIZED"}
+
+
+def test_the_file_of_an_old_broker_lacks_much() -> None:
+    old = '{"subscriptionGroupTable":{"g":{"consumeEnable":false,"groupName":"g"}}}'
+    groups = table()
+
+    groups.load(msgspec.json.decode(old, type=SubscriptionGroupTable))
+
+    found = groups.get("g")
+    assert found is not None
+    assert not found.consume_enable
+    assert found.retry_max_times == 16
+
+
+def test_a_slave_becomes_a_copy_of_its_master() -> None:
+    master, slave = table(), table()
+    master.find("g", now=NOW + 1)
+    slave.find("old", now=NOW + 2)
+
+    slave.replace(master.file())
+
+    assert list(slave) == list(master)
+    assert slave.data_version == master.data_version
+
+
+def test_pages_carry_what_their_groups_are_forbidden() -> None:
+    groups = table()
+    for name in ("zz1", "zz2"):
+        groups.find(name, now=NOW)
+        groups.forbid(name, "T", is_forbidden=True, now=NOW)
+    quoted = version_text(groups.data_version)
+
+    last = groups.page(PageRequest(9, quoted, 5))
+
+    assert last.total == 10
+    assert set(last.table.subscription_group_table) == {"zz2"}
+    assert last.table.forbidden_table == {"zz2": {"T": 4}}
+    assert len(groups.page(PageRequest()).table.subscription_group_table) == 10

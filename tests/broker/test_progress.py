@@ -1,0 +1,504 @@
+"""Progress of groups: what commits, resets and removals do to the table and its file."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from orbitmq.broker.commitrule import (
+    OWNERSHIP,
+    PERMIT_LIFE,
+    BackwardRule,
+    CommitRule,
+    Outcome,
+    Way,
+)
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.progress import (
+    COMMITS_PER_VERSION,
+    ProgressFile,
+    ProgressTable,
+    encode_progress,
+)
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.offsets import ConsumerOffsets
+
+WALL = 1_700_000_000.0
+
+#: As an Apache broker of 5.x pretty-prints it.
+APACHE_FILE = (
+    '{\n\t"dataVersion":{\n\t\t"counter":3,\n\t\t"stateVersion":0,\n\t\t"timestamp":1700000000000'
+    '\n\t},\n\t"groupTopicMap":{\n\t\t"g":["T","%RETRY%g"]\n\t},\n\t"offsetTable":{\n\t\t"T@g":{0:5,'
+    '1:7\n\t\t},\n\t\t"%RETRY%g@g":{0:0\n\t\t}\n\t}\n}'
+)
+#: 5.5 adds a table of its own, and breaks lines differently.
+NEW_FILE = (
+    '{\n\t"dataVersion":{\n\t\t"counter":0,\n\t\t"stateVersion":0,\n\t\t"timestamp":1700000000000'
+    '\n\t},\n\t"groupTopicMap":{\n\t\t"g":[\n\t\t\t"%RETRY%g",\n\t\t\t"T"\n\t\t]\n\t},\n\t"offsetTable":{'
+    '\n\t\t"%RETRY%g@g":{\n\t\t\t0:0\n\t\t},\n\t\t"T@g":{\n\t\t\t0:5,\n\t\t\t1:7\n\t\t}\n\t},'
+    '\n\t"pullOffsetTable":{}\n}'
+)
+#: And one of 4.9.
+OLD_FILE = '{\n\t"offsetTable":{\n\t\t"T@g":{0:5,1:7\n\t\t},"%RETRY%g@g":{0:0}\n\t}\n}'
+
+
+def table(rule: CommitRule | None = None) -> ProgressTable:
+    return ProgressTable(wall=WALL, rule=rule)
+
+
+def commit(
+    progress: ProgressTable,
+    offset: int,
+    *,
+    by: str = "one",
+    way: Way = Way.REPORT,
+    now: float = 0.0,
+    group: str = "g",
+    topic: str = "T",
+    queue: int = 0,
+) -> Outcome:
+    return progress.commit(topic, group, queue, offset, by=by, way=way, now=now)
+
+
+def test_a_commit_is_seen_at_once() -> None:
+    progress = table()
+
+    assert progress.query("T", "g", 0) is None
+    assert commit(progress, 5) is Outcome.STORED
+    assert progress.query("T", "g", 0) == 5
+    assert progress.query("T", "g", 1) is None
+    assert progress.query("T", "h", 0) is None
+
+
+@pytest.mark.parametrize("way", list(Way))
+@given(offsets=st.lists(st.integers(0, 2**40), min_size=1))
+def test_progress_that_only_grows_is_always_stored(way: Way, offsets: list[int]) -> None:
+    progress = table()
+
+    for at, offset in enumerate(sorted(offsets)):
+        assert commit(progress, offset, by=f"client {at}", way=way) is Outcome.STORED
+        assert progress.query("T", "g", 0) == offset
+
+
+# Going back.
+
+
+def test_a_pull_never_moves_progress_back() -> None:
+    progress = table()
+    commit(progress, 100, by="one", way=Way.PULL)
+
+    assert commit(progress, 50, by="one", way=Way.PULL, now=1000.0) is Outcome.REFUSED
+    assert progress.query("T", "g", 0) == 100
+    assert progress.refused == 1
+
+
+def test_a_straggler_cannot_undo_what_the_new_owner_reported() -> None:
+    progress = table()
+    commit(progress, 500, by="paused", now=0.0)
+    commit(progress, 1000, by="new owner", now=100.0)
+
+    assert commit(progress, 500, by="paused", now=120.0) is Outcome.REFUSED
+    assert progress.query("T", "g", 0) == 1000
+
+
+def test_an_owner_that_repeats_its_report_stays_the_owner() -> None:
+    progress = table()
+    for now in range(0, 100, 5):
+        commit(progress, 1000, by="owner", now=float(now))
+
+    assert commit(progress, 500, by="other", now=95.0 + OWNERSHIP) is Outcome.REFUSED
+    assert commit(progress, 500, by="other", now=95.1 + OWNERSHIP) is Outcome.MOVED_BACK
+
+
+def test_a_consumer_that_seeks_back_is_believed() -> None:
+    progress = table()
+    commit(progress, 1000, by="lite pull", now=0.0)
+
+    assert commit(progress, 200, by="lite pull", now=5.0) is Outcome.MOVED_BACK
+    assert progress.query("T", "g", 0) == 200
+
+
+def test_a_new_owner_that_was_told_of_an_illegal_offset_corrects_it_at_once() -> None:
+    progress = table()
+    commit(progress, 1000, by="dead", now=0.0)
+
+    progress.permit("T", "g", 0, 800, now=1.0)
+
+    assert commit(progress, 790, by="new", now=2.0) is Outcome.REFUSED
+    assert commit(progress, 800, by="new", now=2.0) is Outcome.MOVED_BACK
+    commit(progress, 900, by="new", now=3.0)
+    assert commit(progress, 800, by="straggler", now=4.0) is Outcome.REFUSED
+
+
+def test_a_correction_that_comes_too_late_is_a_straggler_again() -> None:
+    progress = table()
+    progress.permit("T", "g", 0, 0, now=0.0)
+    commit(progress, 1000, by="one", now=0.0)
+    progress.permit("T", "g", 0, 800, now=0.0)
+    commit(progress, 1000, by="one", now=PERMIT_LIFE)
+
+    assert commit(progress, 800, by="two", now=PERMIT_LIFE + 0.1) is Outcome.REFUSED
+
+
+def test_a_tool_that_waits_for_its_answer_may_move_back() -> None:
+    progress = table(CommitRule(backward=BackwardRule.NEVER))
+    commit(progress, 1000, by="owner", now=0.0)
+
+    assert commit(progress, 10, by="mqadmin", way=Way.REQUEST, now=1.0) is Outcome.MOVED_BACK
+
+
+def test_progress_from_before_a_restart_is_nobodys() -> None:
+    progress = table()
+    progress.load(ProgressFile(offset_table={"T@g": {0: 1000}}))
+
+    assert commit(progress, 10, by="anybody", now=0.0) is Outcome.MOVED_BACK
+
+
+def test_the_rule_of_apache_stores_everything() -> None:
+    progress = table(CommitRule(backward=BackwardRule.APACHE))
+    commit(progress, 1000, by="one")
+
+    assert commit(progress, 10, by="two", way=Way.PULL) is Outcome.MOVED_BACK
+    assert progress.query("T", "g", 0) == 10
+
+
+def test_the_strict_rule_knows_permission_only() -> None:
+    progress = table(CommitRule(backward=BackwardRule.NEVER))
+    commit(progress, 1000, by="one", now=0.0)
+
+    assert commit(progress, 10, by="one", now=1000.0) is Outcome.REFUSED
+    progress.permit("T", "g", 0, 10, now=1000.0)
+    assert commit(progress, 10, by="two", now=1000.0) is Outcome.MOVED_BACK
+
+
+def test_going_back_is_logged_and_refusals_are_logged_once_in_a_thousand(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    progress = table()
+    commit(progress, 10, by="one")
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
+        commit(progress, 5, by="one")
+        for _ in range(1001):
+            commit(progress, 1, by="two")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "progress moved back",
+        "commit of a lower offset refused (time 1)",
+        "commit of a lower offset refused (time 1001)",
+    ]
+    assert caplog.records[1].__dict__["stored"] == 5
+
+
+# Resets.
+
+
+def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_it() -> None:
+    progress = table()
+    commit(progress, 100)
+    progress.reset("T", "g", 0, 20)
+
+    assert progress.query("T", "g", 0) == 20
+    for way in Way:
+        assert commit(progress, 101, way=way) is Outcome.RESET_PENDING
+    assert commit(progress, 101, queue=1) is Outcome.STORED
+    assert progress.take_reset("T", "g", 1) is None
+    assert progress.take_reset("T", "g", 0) == 20
+    assert progress.take_reset("T", "g", 0) is None
+    assert progress.query("T", "g", 0) == 20
+    assert commit(progress, 21) is Outcome.STORED
+
+
+def test_a_reset_works_for_a_group_that_never_consumed() -> None:
+    progress = table()
+
+    progress.reset("T", "g", 3, 0)
+
+    assert progress.query("T", "g", 3) == 0
+    assert progress.topics_of("g") == {"T"}
+
+
+def test_a_reset_survives_a_restart_as_progress() -> None:
+    progress = table()
+    commit(progress, 100)
+    progress.reset("T", "g", 0, 20)
+
+    again = table()
+    again.load(progress.file(wall=WALL))
+
+    assert again.query("T", "g", 0) == 20
+    assert again.pending_reset("T", "g", 0) is None
+
+
+# Groups and topics.
+
+
+def test_a_group_takes_over_the_progress_of_another() -> None:
+    progress = table()
+    commit(progress, 5, queue=0)
+    commit(progress, 7, queue=1)
+    commit(progress, 9, topic="U")
+    commit(progress, 1000, group="h", queue=9)
+
+    assert progress.clone("g", "h", "T") == {"T": {0: 5, 1: 7}}
+    assert progress.offsets("T", "h") == {0: 5, 1: 7}
+    assert progress.offsets("U", "h") == {}
+
+    assert set(progress.clone("g", "h")) == {"T", "U"}
+    assert progress.offsets("U", "h") == {0: 9}
+    commit(progress, 6, group="h", queue=0)
+    assert progress.offsets("T", "g") == {0: 5, 1: 7}
+
+
+def test_a_clone_of_nothing_changes_nothing() -> None:
+    progress = table()
+    commit(progress, 5, group="h")
+
+    assert progress.clone("g", "h", "T") == {}
+    assert progress.offsets("T", "h") == {0: 5}
+
+
+def test_a_removed_group_or_topic_leaves_nothing_behind() -> None:
+    progress = table()
+    for group in ("g", "gg", "g2"):
+        for topic in ("T", "TT"):
+            commit(progress, 5, group=group, topic=topic)
+            progress.reset(topic, group, 1, 3)
+
+    assert progress.remove_group("g") == 2
+    assert progress.remove_topic("TT") == 2
+
+    assert progress.groups_of("T") == {"gg", "g2"}
+    assert progress.groups_of("TT") == frozenset()
+    assert progress.topics_of("gg") == {"T"}
+    assert progress.take_reset("T", "g", 1) is None
+    assert progress.take_reset("TT", "gg", 1) is None
+    assert progress.take_reset("T", "gg", 1) == 3
+    assert set(progress.file(wall=WALL).offset_table) == {"T@gg", "T@g2"}
+    assert progress.remove_group("nobody") == 0
+
+
+def test_the_lowest_progress_of_all_groups_leaves_out_whom_it_is_told_and_deletes_nobody() -> None:
+    progress = table()
+    for group, offset in (("a", 5), ("b", 9), ("c", 1), ("d", 2)):
+        commit(progress, offset, group=group)
+
+    assert progress.lowest("T", {0: 2}, without=["d"]) == {0: 5}
+    assert progress.groups_of("T") == {"a", "b", "c", "d"}
+
+
+def test_where_a_group_pulls_is_known_besides_what_it_finished() -> None:
+    progress = table()
+    assert progress.pulled("T", "g", 0) is None
+    commit(progress, 5)
+
+    assert progress.pulled("T", "g", 0) == 5
+    progress.note_pull("T", "g", 0, 37)
+    assert progress.pulled("T", "g", 0) == 37
+    assert progress.query("T", "g", 0) == 5
+
+
+# The file.
+
+
+@pytest.mark.feature("H1")
+@pytest.mark.parametrize("text", [APACHE_FILE, NEW_FILE, OLD_FILE])
+def test_the_file_of_an_apache_broker_is_read_with_its_bare_keys(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "consumerOffset.json"
+    path.write_text(text)
+
+    loaded = ConfigFile(path, ProgressFile).load().value
+    assert loaded is not None
+    progress = table()
+    progress.load(loaded)
+
+    assert progress.offsets("T", "g") == {0: 5, 1: 7}
+    assert progress.query("%RETRY%g", "g", 0) == 0
+    assert progress.topics_of("g") == {"T", "%RETRY%g"}
+
+
+@pytest.mark.feature("H1")
+def test_the_file_has_the_shape_that_apache_reads(tmp_path: Path) -> None:
+    progress = table()
+    commit(progress, 5, queue=2)
+    commit(progress, 7, queue=10)
+    path = tmp_path / "consumerOffset.json"
+
+    file = ConfigFile(path, ProgressFile, encode=encode_progress)
+    file.save(progress.file(wall=WALL))
+
+    assert path.read_text() == (
+        '{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":1700000000000},'
+        '"groupTopicMap":{"g":["T"]},"offsetTable":{"T@g":{"2":5,"10":7}}}'
+    )
+    assert file.load().value == progress.file(wall=WALL)
+
+
+def test_an_entry_without_a_group_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    progress = table()
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
+        progress.load(ProgressFile(offset_table={"nonsense": {0: 1}, "T@g": {0: 2}}))
+
+    assert progress.query("T", "g", 0) == 2
+    assert caplog.records[0].__dict__["key"] == "nonsense"
+
+
+def test_saving_an_idle_table_costs_nothing() -> None:
+    progress = table()
+    commit(progress, 5)
+    saved = progress.revision
+
+    for _ in range(1000):
+        commit(progress, 5)
+    commit(progress, 3, by="two", way=Way.PULL)
+
+    assert progress.revision == saved
+    commit(progress, 6)
+    assert progress.revision > saved
+
+
+def test_the_version_goes_on_with_every_five_hundred_commits() -> None:
+    progress = table()
+
+    for _ in range(2 * COMMITS_PER_VERSION - 1):
+        commit(progress, 5)
+    assert progress.version(wall=WALL + 1).counter == 1
+    assert progress.version(wall=WALL + 2).timestamp == round((WALL + 1) * 1000)
+    commit(progress, 5)
+    assert progress.body(wall=WALL + 3).data_version is not None
+    assert progress.version(wall=WALL + 4).counter == 2
+
+
+def test_a_slave_takes_the_masters_entries_over_its_own() -> None:
+    master, slave = table(), table()
+    commit(master, 5)
+    commit(slave, 9)
+    commit(slave, 1, group="h")
+
+    slave.load(master.body(wall=WALL))
+
+    assert slave.query("T", "g", 0) == 5
+    assert slave.query("T", "h", 0) == 1
+
+
+# Against a model.
+
+topics = st.sampled_from(("T", "U", "%RETRY%g"))
+groups = st.sampled_from(("g", "h"))
+queues = st.integers(0, 2)
+offsets = st.integers(0, 50)
+
+
+class ProgressModel(RuleBasedStateMachine):
+    """The table against plain dictionaries, with restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.table = table()
+        self.stored: dict[tuple[str, str, int], int] = {}
+        self.owner: dict[tuple[str, str, int], tuple[str, float]] = {}
+        self.resets: dict[tuple[str, str, int], int] = {}
+
+    @rule(seconds=st.sampled_from((1.0, 10.0, 29.0, 31.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        topic=topics,
+        group=groups,
+        queue=queues,
+        offset=offsets,
+        by=st.sampled_from(("one", "two")),
+        way=st.sampled_from(list(Way)),
+    )
+    def commits(self, topic: str, group: str, queue: int, offset: int, by: str, way: Way) -> None:
+        key = (topic, group, queue)
+        before = self.stored.get(key)
+        owner, at = self.owner.get(key, (None, 0.0))
+        is_stored = key not in self.resets and (
+            before is None
+            or offset >= before
+            or way is Way.REQUEST
+            or (way is Way.REPORT and (owner in (None, by) or self.now - at > OWNERSHIP))
+        )
+
+        outcome = self.table.commit(topic, group, queue, offset, by=by, way=way, now=self.now)
+
+        assert (outcome in (Outcome.STORED, Outcome.MOVED_BACK)) == is_stored
+        if is_stored:
+            assert (outcome is Outcome.MOVED_BACK) == (before is not None and offset < before)
+            self.stored[key] = offset
+            self.owner[key] = (by, self.now)
+
+    @rule(topic=topics, group=groups, queue=queues, offset=offsets)
+    def is_reset(self, topic: str, group: str, queue: int, offset: int) -> None:
+        key = (topic, group, queue)
+        self.table.reset(topic, group, queue, offset)
+        self.resets[key] = self.stored[key] = offset
+        self.owner.pop(key, None)
+
+    @rule(topic=topics, group=groups, queue=queues)
+    def pulls(self, topic: str, group: str, queue: int) -> None:
+        expected = self.resets.pop((topic, group, queue), None)
+        assert self.table.take_reset(topic, group, queue) == expected
+
+    @rule(group=groups)
+    def group_is_removed(self, group: str) -> None:
+        self.table.remove_group(group)
+        for entries in (self.stored, self.owner, self.resets):
+            for key in [key for key in entries if key[1] == group]:
+                del entries[key]
+
+    @rule(topic=topics)
+    def topic_is_removed(self, topic: str) -> None:
+        self.table.remove_topic(topic)
+        for entries in (self.stored, self.owner, self.resets):
+            for key in [key for key in entries if key[0] == topic]:
+                del entries[key]
+
+    @rule()
+    def broker_restarts(self) -> None:
+        file = decode_body(ProgressFile, encode_progress(self.table.file(wall=WALL)))
+        self.table = table()
+        self.table.load(file)
+        self.owner.clear()
+        self.resets.clear()
+
+    @invariant()
+    def every_query_agrees(self) -> None:
+        for topic in ("T", "U", "%RETRY%g"):
+            for group in ("g", "h"):
+                for queue in range(3):
+                    key = (topic, group, queue)
+                    expected = self.resets.get(key, self.stored.get(key))
+                    assert self.table.query(topic, group, queue) == expected
+        for group in ("g", "h"):
+            assert self.table.topics_of(group) == {key[0] for key in self.stored if key[1] == group}
+        for topic in ("T", "U"):
+            assert self.table.groups_of(topic) == {key[1] for key in self.stored if key[0] == topic}
+
+
+ProgressModel.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestProgressModel = ProgressModel.TestCase
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(("T@g", "U@g", "T@h")),
+        st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), min_size=1),
+    )
+)
+def test_the_file_brings_back_what_was_written(entries: dict[str, dict[int, int]]) -> None:
+    progress = table()
+    progress.load(ConsumerOffsets(offset_table=entries))
+
+    again = decode_body(ProgressFile, encode_progress(progress.file(wall=WALL)))
+
+    assert again.offset_table == entries

@@ -1,0 +1,545 @@
+"""Topics: what there is from the start, what sending makes, what administration may do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.broker import names
+from orbitmq.broker.attributes import parse_changes
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.dataversion import version_text
+from orbitmq.broker.errors import Refused, SettingError
+from orbitmq.broker.paging import PageRequest
+from orbitmq.broker.permissions import Perm, perm_text
+from orbitmq.broker.topics import TopicSettings, TopicTable
+from orbitmq.wire.bodies.topics import TopicConfig, TopicConfigTable, TopicFilterType
+from orbitmq.wire.codes import ResponseCode
+
+NOW = 1_700_000_000.0
+
+
+def table(**settings: object) -> TopicTable:
+    return TopicTable(TopicSettings(**settings), now=NOW)  # type: ignore[arg-type]  # by name
+
+
+def config(topic: str, queues: int = 4, **fields: object) -> TopicConfig:
+    return msgspec.structs.replace(
+        TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues), **fields
+    )
+
+
+def shape(topics: TopicTable) -> dict[str, tuple[int, int, str]]:
+    return {
+        topic.topic_name: (topic.read_queue_nums, topic.write_queue_nums, perm_text(topic.perm))
+        for topic in topics
+    }
+
+
+# From the start.
+
+
+def test_a_broker_has_apaches_system_topics_from_the_start() -> None:
+    assert shape(table()) == {
+        "SELF_TEST_TOPIC": (1, 1, "RW-"),
+        "TBW102": (8, 8, "RWX"),
+        "BenchmarkTest": (1024, 1024, "RW-"),
+        "DefaultCluster": (16, 16, "RWX"),
+        "broker-a": (1, 1, "RWX"),
+        "OFFSET_MOVED_EVENT": (1, 1, "RW-"),
+        "SCHEDULE_TOPIC_XXXX": (18, 18, "RW-"),
+        "DefaultCluster_REPLY_TOPIC": (1, 1, "RW-"),
+        "rmq_sys_REVIVE_LOG_DefaultCluster": (8, 8, "RW-"),
+        "rmq_sys_SYNC_BROKER_MEMBER_broker-a": (1, 1, "--X"),
+        "RMQ_SYS_TRANS_HALF_TOPIC": (1, 1, "RW-"),
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 1, "RW-"),
+        "rmq_sys_wheel_timer": (1, 1, "RW-"),
+    }
+
+
+def test_settings_decide_about_some_of_them() -> None:
+    topics = shape(
+        table(
+            cluster="C",
+            broker_name="b",
+            auto_create=False,
+            cluster_topic_enabled=False,
+            broker_topic_enabled=False,
+            trace_topic_enabled=True,
+            timer_enabled=False,
+        )
+    )
+
+    assert "TBW102" not in topics
+    assert "rmq_sys_wheel_timer" not in topics
+    assert topics["C"] == (16, 16, "--X")
+    assert topics["b"] == (1, 1, "--X")
+    assert topics["RMQ_SYS_TRACE_TOPIC"] == (1, 1, "RW-")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("default_queues", 0), ("cluster", "a b"), ("broker_name", "")]
+)
+def test_a_setting_that_cannot_work_is_named(setting: str, value: object) -> None:
+    with pytest.raises(SettingError, match=setting):
+        table(**{setting: value})
+
+
+# Names.
+
+allowed_names = st.text("%|abzABZ019_-", min_size=1, max_size=127).filter(
+    lambda name: not name.startswith(("%RETRY%", "%DLQ%"))
+)
+
+
+@given(allowed_names)
+def test_letters_digits_and_four_signs_make_a_name(name: str) -> None:
+    names.check_topic(name)
+    assert names.group_problem(name[:120]) is None
+
+
+@given(st.text(min_size=1, max_size=50).filter(lambda text: not text.isascii() or "." in text))
+def test_anything_else_is_refused_with_what_is_allowed(name: str) -> None:
+    with pytest.raises(Refused) as refusal:
+        names.check_topic(name)
+
+    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fine"),
+    [
+        ("a" * 127, True),
+        ("a" * 128, False),
+        ("%RETRY%" + "a" * 248, True),
+        ("%RETRY%" + "a" * 249, False),
+        ("%DLQ%" + "a" * 250, True),
+        ("%DLQ%" + "a" * 251, False),
+        ("", False),
+        ("   ", False),
+        ("a/b", False),
+        ("a\n", False),
+    ],
+)
+def test_names_have_a_length(name: str, is_fine: bool) -> None:
+    assert (names.topic_problem(name) is None) == is_fine
+
+
+@pytest.mark.parametrize(("length", "is_fine"), [(120, True), (121, False), (0, False)])
+def test_groups_have_a_length_too(length: int, is_fine: bool) -> None:
+    assert (names.group_problem("g" * length) is None) == is_fine
+
+
+def test_a_group_and_its_topics_know_each_other() -> None:
+    assert names.retry_topic("g") == "%RETRY%g"
+    assert names.dead_letter_topic("g") == "%DLQ%g"
+    assert names.group_of_retry_topic("%RETRY%g") == "g"
+    assert names.group_of_retry_topic("T") is None
+
+
+# Permissions.
+
+
+@pytest.mark.parametrize(
+    ("perm", "text"),
+    [(0, "---"), (1, "--X"), (2, "-W-"), (4, "R--"), (6, "RW-"), (7, "RWX"), (15, "RWX")],
+)
+def test_permissions_have_letters(perm: int, text: str) -> None:
+    assert perm_text(perm) == text
+    assert Perm(perm) & Perm.READ == (Perm.READ if "R" in text else 0)
+
+
+# Sending.
+
+
+@pytest.mark.parametrize("topic", sorted(names.NOT_FOR_PRODUCERS))
+def test_topics_of_the_broker_itself_are_not_for_producers(topic: str) -> None:
+    with pytest.raises(Refused) as refusal:
+        table().check_for_send(topic)
+
+    assert refusal.value.code == ResponseCode.NO_PERMISSION
+
+
+def test_a_bad_name_is_refused_before_anything_else() -> None:
+    with pytest.raises(Refused) as refusal:
+        table().check_for_send("no such.topic")
+
+    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
+    table().check_for_send("T")
+    table().check_for_send("TBW102")
+
+
+@pytest.mark.parametrize(("wanted", "made"), [(4, 4), (8, 8), (16, 8), (0, 0), (-3, 0)])
+def test_sending_makes_a_topic_like_the_template(wanted: int, made: int) -> None:
+    topics = table()
+
+    topic = topics.for_send("T", template="TBW102", queues=wanted, now=NOW + 1)
+
+    assert topic == config("T", made, perm=6)
+    assert topics.get("T") == topic
+    assert topics.take_changed() == {"T"}
+    assert (topics.data_version.counter, topics.data_version.timestamp) == (1, 1_700_000_001_000)
+
+
+def test_the_template_gives_its_permission_and_filter_type() -> None:
+    topics = table()
+    topics.update(
+        config("template", 3, perm=5, topic_filter_type=TopicFilterType.MULTI_TAG), now=NOW
+    )
+
+    topic = topics.for_send("T", template="template", queues=9, now=NOW)
+
+    assert topic == config("T", 3, perm=4, topic_filter_type=TopicFilterType.MULTI_TAG)
+
+
+def test_a_topic_that_exists_is_not_made_again() -> None:
+    topics = table()
+    topics.update(config("T", 2), now=NOW)
+    version = topics.data_version
+
+    assert topics.for_send("T", template="TBW102", queues=8, now=NOW + 9) == config("T", 2)
+    assert topics.data_version == version
+
+
+@pytest.mark.parametrize("template", ["missing", "BenchmarkTest"])
+def test_without_a_template_to_inherit_from_nothing_is_made(template: str) -> None:
+    topics = table()
+
+    with pytest.raises(Refused, match="orbitmq topic create T") as refusal:
+        topics.for_send("T", template=template, queues=4, now=NOW)
+
+    assert refusal.value.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "T" not in topics
+
+
+def test_auto_creation_that_was_turned_off_stays_off_with_an_old_file() -> None:
+    topics = table(auto_create=False)
+    topics.load(table().file())
+    assert "TBW102" in topics
+
+    with pytest.raises(Refused):
+        topics.for_send("T", template="TBW102", queues=4, now=NOW)
+
+
+def test_a_retry_topic_is_made_in_any_case() -> None:
+    topics = table(auto_create=False)
+
+    made = topics.for_send("%RETRY%g", template="TBW102", queues=4, now=NOW)
+
+    assert made == config("%RETRY%g", 1)
+
+
+@pytest.mark.parametrize(("topic", "flag"), [("T", 1), ("%RETRY%g", 2)])
+def test_unit_mode_marks_what_it_makes(topic: str, flag: int) -> None:
+    made = table().for_send(topic, template="TBW102", queues=1, unit_mode=True, now=NOW)
+
+    assert made.topic_sys_flag == flag
+
+
+# What groups need.
+
+
+def test_a_groups_topics_are_made_once() -> None:
+    topics = table()
+
+    assert topics.ensure_retry("g", 2, now=NOW) == config("%RETRY%g", 2)
+    assert topics.ensure_dead_letter("g", now=NOW) == config("%DLQ%g", 1)
+    version = topics.data_version
+    assert topics.ensure_retry("g", 5, now=NOW) == config("%RETRY%g", 2)
+    assert topics.ensure_dead_letter("g", now=NOW) == config("%DLQ%g", 1)
+    assert topics.data_version == version
+
+
+def test_a_retry_topic_follows_the_order_of_what_its_group_consumes() -> None:
+    topics = table()
+    topics.ensure_retry("g", 1, is_order=True, now=NOW)
+
+    assert topics.ensure_retry("g", 1, now=NOW).order
+    assert not topics.ensure_retry("g", 1, is_order=False, now=NOW).order
+    assert topics.data_version.counter == 2
+
+
+# Administration.
+
+
+def test_a_topic_is_created_changed_and_deleted() -> None:
+    topics = table()
+
+    topics.update(config("T", 4), now=NOW)
+    topics.update(config("T", 8, perm=4), now=NOW)
+    assert topics.get("T") == config("T", 8, perm=4)
+    assert topics.delete("T", now=NOW) == config("T", 8, perm=4)
+    assert topics.delete("T", now=NOW) is None
+    assert topics.data_version.counter == 3
+    assert topics.take_changed() == {"T"}
+    assert topics.take_changed() == frozenset()
+
+
+def test_an_update_that_changes_nothing_is_no_change() -> None:
+    topics = table()
+    topics.update(config("T", 4), now=NOW)
+    revision = topics.revision
+
+    topics.update(config("T", 4), now=NOW + 5)
+
+    assert topics.revision == revision
+    assert topics.data_version.counter == 1
+
+
+@pytest.mark.parametrize(
+    "topic",
+    sorted(
+        names.SYSTEM_TOPICS
+        | {"rmq_sys_any", "DefaultCluster", "broker-a", "DefaultCluster_REPLY_TOPIC"}
+    ),
+)
+def test_administration_leaves_system_topics_alone(topic: str) -> None:
+    topics = table()
+
+    with pytest.raises(Refused, match="changed") as refusal:
+        topics.update(config(topic), now=NOW)
+    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
+    with pytest.raises(Refused, match="deleted") as refusal:
+        topics.delete(topic, now=NOW)
+    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
+    assert topics.is_system(topic)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"perm": 8}, "perm"),
+        ({"perm": -1}, "perm"),
+        ({"read_queue_nums": -1}, "readQueueNums"),
+        ({"write_queue_nums": -5}, "writeQueueNums"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(changed: dict[str, int], named: str) -> None:
+    with pytest.raises(Refused, match=named):
+        table().update(config("T", 4, **changed), now=NOW)
+
+
+def test_a_blank_name_cannot_be_deleted() -> None:
+    with pytest.raises(Refused, match="blank"):
+        table().delete(" ", now=NOW)
+
+
+def test_order_topics_are_marked_as_the_name_server_says() -> None:
+    topics = table()
+    topics.update(config("T"), now=NOW)
+
+    topics.apply_order_config(["T", "unknown"], now=NOW)
+    topics.apply_order_config(["T"], now=NOW)
+
+    assert topics.is_order("T")
+    assert not topics.is_order("unknown")
+    assert topics.data_version.counter == 2
+
+
+# Attributes.
+
+
+def test_attributes_are_set_changed_and_taken_away() -> None:
+    topics = table()
+
+    def change(text: str) -> dict[str, str]:
+        return topics.update(config("T", attributes=parse_changes(text)), now=NOW).attributes
+
+    assert change("+cleanup.policy=COMPACTION,+message.type=FIFO") == {
+        "cleanup.policy": "COMPACTION",
+        "message.type": "FIFO",
+    }
+    assert change("-message.type,+reserve.time=-1") == {
+        "cleanup.policy": "COMPACTION",
+        "reserve.time": "-1",
+    }
+    assert change("")["cleanup.policy"] == "COMPACTION"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("key=value", "not of the form"),
+        ("+key", "not of the form"),
+        ("-key=value", "not of the form"),
+        ("+key=", "not of the form"),
+        ("+message.type=FIFO,+message.type=DELAY", "twice"),
+        ("+message.type=FIFO,-message.type", "twice"),
+        ("+no.such=1", "unsupported.*cleanup.policy, message.type"),
+        ("+message.type=fifo", "NORMAL"),
+        ("+reserve.time=-2", "from -1"),
+        ("+reserve.time=soon", "a whole number"),
+        ("+reserve.time=9223372036854775808", "a whole number"),
+        ("-message.type", "not set"),
+        ("+queue.type=BatchCQ", "fixed"),
+        ("-cleanup.policy", "fixed"),
+        ("+-a=1", "without them"),
+    ],
+)
+def test_a_change_of_attributes_that_makes_no_sense_is_refused_as_a_whole(
+    text: str, reason: str
+) -> None:
+    topics = table()
+    before = topics.update(config("T", attributes={"+cleanup.policy": "DELETE"}), now=NOW)
+
+    with pytest.raises(Refused, match=reason) as refusal:
+        topics.update(config("T", 9, attributes=parse_changes(text)), now=NOW)
+
+    assert refusal.value.code == ResponseCode.SYSTEM_ERROR
+    assert topics.get("T") == before
+
+
+def test_a_new_topic_has_nothing_to_take_away() -> None:
+    with pytest.raises(Refused, match="does not exist yet"):
+        table().update(config("T", attributes={"-message.type": ""}), now=NOW)
+
+
+def test_topics_of_mixed_types_have_to_be_allowed() -> None:
+    mixed = config("T", attributes={"+message.type": "MIXED"})
+
+    with pytest.raises(Refused) as refusal:
+        table().update(mixed, now=NOW)
+
+    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
+    made = table(mixed_types_allowed=True).update(mixed, now=NOW)
+    assert made.attributes == {"message.type": "MIXED"}
+
+
+# The file, name servers and tools.
+
+APACHE_FILE = (
+    '{\n\t"dataVersion":{\n\t\t"counter":2,\n\t\t"stateVersion":0,\n\t\t"timestamp":1700000000123'
+    '\n\t},\n\t"topicConfigTable":{\n\t\t"T":{\n\t\t\t"attributes":{},\n\t\t\t"order":false,'
+    '\n\t\t\t"perm":6,\n\t\t\t"readQueueNums":4,\n\t\t\t"topicFilterType":"SINGLE_TAG",'
+    '\n\t\t\t"topicName":"T",\n\t\t\t"topicSysFlag":0,\n\t\t\t"writeQueueNums":4\n\t\t}\n\t}\n}'
+)
+
+
+def test_the_file_of_an_apache_broker_is_read_over_the_system_topics(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text(APACHE_FILE)
+    topics = table()
+
+    loaded = ConfigFile(path, TopicConfigTable).load().value
+    assert loaded is not None
+    topics.load(loaded)
+
+    assert topics.get("T") == config("T", 4)
+    assert topics.data_version.counter == 2
+    assert "SCHEDULE_TOPIC_XXXX" in topics
+
+
+def test_the_file_has_the_two_keys_that_apache_reads(tmp_path: Path) -> None:
+    topics = table()
+    topics.update(config("T", 4), now=NOW)
+    file = ConfigFile(tmp_path / "topics.json", TopicConfigTable)
+
+    file.save(topics.file())
+
+    document = json.loads((tmp_path / "topics.json").read_text())
+    assert set(document) == {"dataVersion", "topicConfigTable"}
+    assert document["topicConfigTable"]["T"] == json.loads(APACHE_FILE)["topicConfigTable"]["T"]
+    again = table()
+    loaded = file.load().value
+    assert loaded is not None
+    again.load(loaded)
+    assert list(again) == list(topics)
+
+
+def test_a_copy_for_the_file_does_not_change_with_the_table() -> None:
+    topics = table()
+    copy = topics.file()
+
+    topics.update(config("T"), now=NOW)
+
+    assert "T" not in copy.topic_config_table
+
+
+def test_name_servers_are_told_what_the_broker_allows() -> None:
+    topics = table()
+    topics.update(config("T", attributes={"+message.type": "FIFO"}, order=True), now=NOW)
+
+    whole = topics.registration(6).topic_config_table
+    reading = topics.registration(4).topic_config_table
+
+    assert whole["T"].perm == 6
+    assert whole["TBW102"].perm == 7
+    assert reading["T"] == config("T", perm=4, attributes={"message.type": "FIFO"}, order=True)
+    assert reading["TBW102"].perm == 4
+    assert topics.get("T") is not None
+    assert set(whole) == {topic.topic_name for topic in topics}
+
+
+def test_a_single_topic_can_be_registered() -> None:
+    topics = table()
+    topics.update(config("T"), now=NOW)
+
+    part = topics.registration(6, only=["T", "gone"])
+
+    assert set(part.topic_config_table) == {"T"}
+    assert part.data_version == topics.data_version
+    assert part.topic_queue_mapping_info_map == {}
+
+
+def test_a_slave_becomes_a_copy_of_its_master() -> None:
+    master, slave = table(), table()
+    master.update(config("T"), now=NOW + 1)
+    slave.update(config("old"), now=NOW + 2)
+
+    slave.replace(master.file())
+
+    assert list(slave) == list(master)
+    assert slave.data_version == master.data_version
+
+
+@given(size=st.integers(1, 60), count=st.integers(0, 40))
+def test_pages_together_are_the_table(size: int, count: int) -> None:
+    topics = table()
+    for number in range(count):
+        topics.update(config(f"T{number}"), now=NOW)
+    received: list[str] = []
+    version = ""
+
+    while True:
+        answer = topics.page(PageRequest(len(received), version, size))
+        received += answer.table.topic_config_table
+        version = version_text(topics.data_version)
+        if len(received) >= answer.total:
+            break
+
+    assert received == sorted(topic.topic_name for topic in topics)
+
+
+def test_a_table_that_changed_between_pages_is_begun_anew() -> None:
+    topics = table()
+    first = topics.page(PageRequest(0, "", 5))
+    quoted = version_text(topics.data_version)
+    topics.update(config("AAA"), now=NOW)
+
+    again = topics.page(PageRequest(5, quoted, 5))
+
+    assert len(first.table.topic_config_table) == 5
+    assert next(iter(again.table.topic_config_table)) == "AAA"
+
+
+@pytest.mark.parametrize("version", ["", "nonsense", '{"counter":1}', "{}", "\ud800"])
+def test_a_version_that_is_not_ours_begins_anew(version: str) -> None:
+    page = table().page(PageRequest(5, version, 3)).table.topic_config_table
+
+    assert list(page) == sorted(topic.topic_name for topic in table())[:3]
+
+
+def test_old_tools_get_everything() -> None:
+    answer = table().page(PageRequest(), largest=2)
+
+    assert len(answer.table.topic_config_table) == answer.total == len(table())
+
+
+def test_no_page_is_larger_than_the_broker_allows() -> None:
+    assert len(table().page(PageRequest(0, "", 100), largest=2).table.topic_config_table) == 2
+    assert len(table().page(PageRequest(0, "", -1), largest=2).table.topic_config_table) == 0
