@@ -1,0 +1,33 @@
+"""Apache RocketMQ of each version, or a skip that says why it cannot be had.
+
+``ORBITMQ_INTEROP_VERSIONS=4.9.8,5.3.3 make interop`` asks for other versions.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.interop.apache import VERSIONS, NameServer, Release, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+ASKED_FOR = os.environ.get("ORBITMQ_INTEROP_VERSIONS", ",".join(VERSIONS)).split(",")
+
+
+@pytest.fixture(scope="session", params=ASKED_FOR)
+def release(request: pytest.FixtureRequest) -> Release:
+    try:
+        return Release.obtain(request.param)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def name_server(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer]:
+    with NameServer.running(release, tmp_path_factory.mktemp("names")) as running:
+        yield running

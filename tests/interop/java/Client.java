@@ -1,0 +1,530 @@
+import java.io.PrintStream;
+import java.net.InetSocketAddress;
+import java.net.SocketAddress;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+
+/**
+ * Drives Apache's client from the command line: {@code Client <command> [name=value ...]}.
+ *
+ * <p>Every result is one JSON object per line on standard output; bodies are base64. The exit
+ * status is 0 when the command did all it was asked for before its deadline. The address of the
+ * name server is always given by {@code namesrv=}.
+ */
+public final class Client {
+    /** The stream results are printed on; the libraries may print on System.out as they like. */
+    private static final PrintStream OUT = System.out;
+
+    /** What the client library itself says when no broker has a message with the key. */
+    private static final int NO_MESSAGE = 208;
+
+    private final Map<String, String> options = new HashMap<>();
+
+    public static void main(String[] args) {
+        System.setOut(System.err);
+        try {
+            System.exit(run(args) ? 0 : 3);
+        } catch (Exception e) {
+            e.printStackTrace();
+            System.exit(1); // the client's own threads would keep the process alive
+        }
+    }
+
+    private static boolean run(String[] args) throws Exception {
+        Client client = new Client();
+        for (int i = 1; i < args.length; i++) {
+            int at = args[i].indexOf('=');
+            client.options.put(args[i].substring(0, at), args[i].substring(at + 1));
+        }
+        return client.run(args[0]);
+    }
+
+    private boolean run(String command) throws Exception {
+        switch (command) {
+            case "topic":
+                return createTopic();
+            case "send":
+                return send();
+            case "transaction":
+                return transaction();
+            case "consume":
+                return consume();
+            case "pull":
+                return pull();
+            case "offsets":
+                return offsets();
+            case "query-key":
+                return queryKey();
+            case "view":
+                return view();
+            case "admin":
+                return admin();
+            default:
+                throw new IllegalArgumentException("no command " + command);
+        }
+    }
+
+    private boolean createTopic() throws Exception {
+        DefaultMQAdminExt admin = startAdmin();
+        for (String topic : text("topics").split(",")) {
+            TopicConfig config =
+                new TopicConfig(topic, number("queues", 4), number("queues", 4), 6);
+            admin.createAndUpdateTopicConfig(text("broker"), config);
+        }
+        admin.shutdown();
+        return true;
+    }
+
+    /** Sends count messages, in batches when batch is given, to one queue when queue is given. */
+    private boolean send() throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(text("group", "driver-producer"));
+        configure(producer);
+        producer.start();
+        int count = number("count", 1);
+        int batch = number("batch", 0);
+        List<Message> waiting = new ArrayList<>();
+        for (int i = 0; i < count; i++) {
+            Message message = message(i);
+            if (batch == 0) {
+                if (options.containsKey("oneway")) {
+                    producer.sendOneway(message);
+                } else {
+                    print(sent(sendOne(producer, message)));
+                }
+                continue;
+            }
+            waiting.add(message);
+            if (waiting.size() == batch || i == count - 1) {
+                print(sent(sendMany(producer, waiting)));
+                waiting = new ArrayList<>();
+            }
+        }
+        producer.shutdown();
+        return true;
+    }
+
+    private SendResult sendOne(DefaultMQProducer producer, Message message) throws Exception {
+        if (!options.containsKey("queue")) {
+            return producer.send(message);
+        }
+        int wanted = number("queue", 0);
+        return producer.send(message, (queues, m, id) -> queues.get((int) id), wanted);
+    }
+
+    private SendResult sendMany(DefaultMQProducer producer, List<Message> messages)
+        throws Exception {
+        if (!options.containsKey("queue")) {
+            return producer.send(messages);
+        }
+        for (MessageQueue queue : producer.fetchPublishMessageQueues(text("topic"))) {
+            if (queue.getQueueId() == number("queue", 0)) {
+                return producer.send(messages, queue);
+            }
+        }
+        throw new IllegalStateException("no queue " + number("queue", 0));
+    }
+
+    /**
+     * Sends half messages whose number decides their fate: commit, roll back, or leave it to the
+     * broker's check, which then commits. Ends when every check that is due has come.
+     */
+    private boolean transaction() throws Exception {
+        int count = number("count", 3);
+        CountDownLatch checks = new CountDownLatch(count / 3);
+        TransactionMQProducer producer =
+            new TransactionMQProducer(text("group", "driver-transactions"));
+        configure(producer);
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object i) {
+                switch ((int) i % 3) {
+                    case 0:
+                        return LocalTransactionState.COMMIT_MESSAGE;
+                    case 1:
+                        return LocalTransactionState.ROLLBACK_MESSAGE;
+                    default:
+                        return LocalTransactionState.UNKNOW;
+                }
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                print(received(message));
+                checks.countDown();
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+        producer.start();
+        for (int i = 0; i < count; i++) {
+            print(sent(producer.sendMessageInTransaction(message(i), i)));
+        }
+        boolean done = checks.await(number("deadline", 60), TimeUnit.SECONDS);
+        producer.shutdown();
+        return done;
+    }
+
+    /** Consumes until count messages were taken; the first fail deliveries of each fail. */
+    private boolean consume() throws Exception {
+        int fail = number("fail", 0);
+        CountDownLatch taken = new CountDownLatch(number("count", 1));
+        Map<String, AtomicInteger> deliveries = new ConcurrentHashMap<>();
+        DefaultMQPushConsumer consumer = newConsumer(text("group"));
+        if (options.containsKey("sql")) {
+            consumer.subscribe(text("topic"), MessageSelector.bySql(text("sql")));
+        } else {
+            consumer.subscribe(text("topic"), text("expression", "*"));
+        }
+        if (options.containsKey("orderly")) {
+            consumer.setSuspendCurrentQueueTimeMillis(100);
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) ->
+                takeAll(messages, deliveries, fail, taken)
+                    ? ConsumeOrderlyStatus.SUCCESS
+                    : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT);
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                context.setDelayLevelWhenNextConsume(number("retry-level", 0));
+                return takeAll(messages, deliveries, fail, taken)
+                    ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+                    : ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            });
+        }
+        consumer.start();
+        boolean done = taken.await(number("deadline", 60), TimeUnit.SECONDS);
+        consumer.shutdown();
+        return done;
+    }
+
+    private static boolean takeAll(List<MessageExt> messages,
+        Map<String, AtomicInteger> deliveries, int fail, CountDownLatch taken) {
+        for (MessageExt message : messages) {
+            print(received(message));
+            AtomicInteger seen =
+                deliveries.computeIfAbsent(message.getMsgId(), id -> new AtomicInteger());
+            if (seen.incrementAndGet() <= fail) {
+                return false;
+            }
+            taken.countDown();
+        }
+        return true;
+    }
+
+    /** Reads every queue of each topic from its first to its last offset. */
+    private boolean pull() throws Exception {
+        DefaultMQPullConsumer consumer = startPuller();
+        for (String topic : text("topics").split(",")) {
+            for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+                long next = consumer.minOffset(queue);
+                long end = consumer.maxOffset(queue);
+                while (next < end) {
+                    var found =
+                        consumer.pull(queue, text("expression", "*"), next, number("batch", 32));
+                    if (found.getPullStatus() == PullStatus.FOUND) {
+                        found.getMsgFoundList().forEach(m -> print(received(m)));
+                    }
+                    if (found.getNextBeginOffset() <= next) {
+                        throw new IllegalStateException(queue + " stays at " + next + ": " + found);
+                    }
+                    next = found.getNextBeginOffset();
+                }
+            }
+        }
+        consumer.shutdown();
+        return true;
+    }
+
+    private boolean offsets() throws Exception {
+        DefaultMQPullConsumer consumer = startPuller();
+        for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(text("topic"))) {
+            Map<String, Object> line = new LinkedHashMap<>();
+            line.put("queueId", queue.getQueueId());
+            line.put("min", consumer.minOffset(queue));
+            line.put("max", consumer.maxOffset(queue));
+            line.put("at", consumer.searchOffset(queue, Long.parseLong(text("time", "0"))));
+            line.put("earliest", consumer.earliestMsgStoreTime(queue));
+            consumer.updateConsumeOffset(queue, consumer.maxOffset(queue));
+            consumer.getDefaultMQPullConsumerImpl().getOffsetStore().persist(queue);
+            line.put("consumed", consumer.fetchConsumeOffset(queue, true));
+            print(line);
+        }
+        consumer.shutdown();
+        return true;
+    }
+
+    private boolean queryKey() throws Exception {
+        DefaultMQAdminExt admin = startAdmin();
+        long until = System.currentTimeMillis() + 3_600_000;
+        for (String key : text("keys").split(",")) {
+            try {
+                var found = admin.queryMessage(text("topic"), key, number("max", 64), 0, until);
+                found.getMessageList().forEach(m -> print(received(m)));
+            } catch (MQClientException refused) {
+                if (refused.getResponseCode() != NO_MESSAGE) {
+                    throw refused;
+                }
+            }
+        }
+        admin.shutdown();
+        return true;
+    }
+
+    private boolean view() throws Exception {
+        DefaultMQAdminExt admin = startAdmin();
+        for (String id : text("ids").split(",")) {
+            print(received(admin.viewMessage(text("topic"), id)));
+        }
+        admin.shutdown();
+        return true;
+    }
+
+    /** Every question an operator's tool asks; each prints one line with the answer as text. */
+    private boolean admin() throws Exception {
+        String topic = text("topic");
+        String group = text("group");
+        DefaultMQPushConsumer consumer = startConsumerAndAwaitMessage(topic, group);
+        DefaultMQAdminExt admin = startAdmin();
+        String broker = text("broker");
+        Map<String, Question> questions = new LinkedHashMap<>();
+        questions.put("route", () -> admin.examineTopicRouteInfo(topic));
+        questions.put("cluster", () -> admin.examineBrokerClusterInfo());
+        questions.put("topics", () -> admin.fetchAllTopicList());
+        questions.put("topics-of-cluster",
+            () -> admin.fetchTopicsByCLuster(text("cluster", "DefaultCluster")));
+        questions.put("topic-stats", () -> admin.examineTopicStats(topic));
+        questions.put("consume-stats", () -> admin.examineConsumeStats(group));
+        questions.put("consume-stats-of-topic", () -> admin.examineConsumeStats(group, topic));
+        questions.put("runtime", () -> admin.fetchBrokerRuntimeStats(broker));
+        questions.put("broker-config", () -> admin.getBrokerConfig(broker));
+        questions.put("topic-config", () -> admin.examineTopicConfig(broker, topic));
+        questions.put("all-topic-configs", () -> admin.getAllTopicConfig(broker, 3000));
+        questions.put("all-groups", () -> admin.getAllSubscriptionGroup(broker, 3000));
+        questions.put("group-config", () -> admin.examineSubscriptionGroupConfig(broker, group));
+        questions.put("topic-groups", () -> admin.queryTopicConsumeByWho(topic));
+        questions.put("consumers", () -> admin.examineConsumerConnectionInfo(group));
+        questions.put("producers",
+            () -> admin.examineProducerConnectionInfo("driver-producer", topic));
+        questions.put("running-info",
+            () -> admin.getConsumerRunningInfo(group, consumer.buildMQClientId(), false)
+                .formatString());
+        questions.put("max-offset", () -> admin.maxOffset(
+            admin.examineTopicStats(topic).getOffsetTable().keySet().iterator().next()));
+        questions.put("consume-span", () -> admin.queryConsumeTimeSpan(topic, group));
+        questions.put("set-config", () -> {
+            admin.putKVConfig("DRIVER", "key", "value");
+            return admin.getKVConfig("DRIVER", "key");
+        });
+        questions.put("no-such-topic", () -> admin.examineTopicRouteInfo("NoSuchTopic"));
+        for (String unwanted : text("except", "").split(",")) {
+            questions.remove(unwanted);
+        }
+        for (Map.Entry<String, Question> question : questions.entrySet()) {
+            Map<String, Object> line = new LinkedHashMap<>();
+            line.put("question", question.getKey());
+            try {
+                line.put("answer", String.valueOf(question.getValue().ask()));
+            } catch (Exception refused) {
+                line.put("refused", String.valueOf(refused));
+            }
+            print(line);
+        }
+        admin.shutdown();
+        consumer.shutdown();
+        return true;
+    }
+
+    /** A member of the group for the questions about it; the topic must hold a message. */
+    private DefaultMQPushConsumer startConsumerAndAwaitMessage(String topic, String group)
+        throws Exception {
+        CountDownLatch arrived = new CountDownLatch(1);
+        DefaultMQPushConsumer consumer = newConsumer(group);
+        consumer.subscribe(topic, "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            arrived.countDown();
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        if (!arrived.await(number("deadline", 60), TimeUnit.SECONDS)) {
+            throw new IllegalStateException("no message of " + topic + " arrived");
+        }
+        return consumer;
+    }
+
+    private interface Question {
+        Object ask() throws Exception;
+    }
+
+    private void configure(DefaultMQProducer producer) {
+        producer.setNamesrvAddr(text("namesrv"));
+        producer.setInstanceName(text("instance", "driver"));
+        producer.setClientIP(text("client-ip", "127.0.0.1"));
+        producer.setSendMsgTimeout(10_000);
+        producer.setCompressMsgBodyOverHowmuch(number("compress-above", 4096));
+        producer.setDefaultTopicQueueNums(number("queues", 4));
+    }
+
+    private DefaultMQPushConsumer newConsumer(String group) {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(text("namesrv"));
+        consumer.setInstanceName(text("instance", "driver"));
+        consumer.setClientIP(text("client-ip", "127.0.0.1"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeMessageBatchMaxSize(1);
+        return consumer;
+    }
+
+    private DefaultMQAdminExt startAdmin() throws Exception {
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
+        admin.setNamesrvAddr(text("namesrv"));
+        admin.setInstanceName(text("instance", "driver"));
+        admin.setClientIP(text("client-ip", "127.0.0.1"));
+        admin.start();
+        return admin;
+    }
+
+    private DefaultMQPullConsumer startPuller() throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(text("group", "driver-pull"));
+        consumer.setNamesrvAddr(text("namesrv"));
+        consumer.setInstanceName(text("instance", "driver"));
+        consumer.setClientIP(text("client-ip", "127.0.0.1"));
+        consumer.start();
+        return consumer;
+    }
+
+    private Message message(int i) {
+        StringBuilder body = new StringBuilder(text("prefix", "body-") + i);
+        for (int size = number("size", 0); body.length() < size; ) {
+            body.append(" and on ").append(body.length());
+        }
+        Message message =
+            new Message(text("topic"), body.toString().getBytes(StandardCharsets.UTF_8));
+        if (options.containsKey("tag")) {
+            String[] tags = text("tag").split(",");
+            message.setTags(tags[i % tags.length]);
+        }
+        if (options.containsKey("keys")) {
+            message.setKeys(text("keys") + i);
+        }
+        if (options.containsKey("delay")) {
+            message.setDelayTimeLevel(number("delay", 0));
+        }
+        if (options.containsKey("property")) {
+            for (String property : text("property").split(",")) {
+                int at = property.indexOf(':');
+                message.putUserProperty(property.substring(0, at), property.substring(at + 1));
+            }
+            message.putUserProperty("number", String.valueOf(i));
+        }
+        return message;
+    }
+
+    private static Map<String, Object> sent(SendResult result) {
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("status", result.getSendStatus().name());
+        line.put("msgId", result.getMsgId());
+        line.put("offsetMsgId", result.getOffsetMsgId());
+        line.put("queueId", result.getMessageQueue().getQueueId());
+        line.put("queueOffset", result.getQueueOffset());
+        return line;
+    }
+
+    private static Map<String, Object> received(MessageExt message) {
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("topic", message.getTopic());
+        line.put("queueId", message.getQueueId());
+        line.put("queueOffset", message.getQueueOffset());
+        line.put("commitLogOffset", message.getCommitLogOffset());
+        line.put("msgId", message.getMsgId());
+        line.put("bornTimestamp", message.getBornTimestamp());
+        line.put("storeTimestamp", message.getStoreTimestamp());
+        line.put("bornHost", host(message.getBornHost()));
+        line.put("storeHost", host(message.getStoreHost()));
+        line.put("sysFlag", message.getSysFlag());
+        line.put("flag", message.getFlag());
+        line.put("reconsumeTimes", message.getReconsumeTimes());
+        line.put("properties", new TreeMap<>(message.getProperties()));
+        // The client's decoder leaves an empty body out.
+        byte[] body = message.getBody() == null ? new byte[0] : message.getBody();
+        line.put("body", Base64.getEncoder().encodeToString(body));
+        return line;
+    }
+
+    private static String host(SocketAddress address) {
+        InetSocketAddress host = (InetSocketAddress) address;
+        return host.getAddress().getHostAddress() + ":" + host.getPort();
+    }
+
+    private String text(String name) {
+        String value = options.get(name);
+        if (value == null) {
+            throw new IllegalArgumentException("missing " + name + "=");
+        }
+        return value;
+    }
+
+    private String text(String name, String otherwise) {
+        return options.getOrDefault(name, otherwise);
+    }
+
+    private int number(String name, int otherwise) {
+        return Integer.parseInt(text(name, String.valueOf(otherwise)));
+    }
+
+    private static synchronized void print(Map<String, Object> line) {
+        OUT.println(json(line));
+        OUT.flush();
+    }
+
+    private static String json(Object value) {
+        if (value instanceof Map) {
+            StringBuilder text = new StringBuilder("{");
+            ((Map<?, ?>) value).forEach((name, each) -> {
+                if (text.length() > 1) {
+                    text.append(',');
+                }
+                text.append(json(String.valueOf(name))).append(':').append(json(each));
+            });
+            return text.append('}').toString();
+        }
+        if (value == null || value instanceof Number || value instanceof Boolean) {
+            return String.valueOf(value);
+        }
+        StringBuilder text = new StringBuilder("\"");
+        for (char c : String.valueOf(value).toCharArray()) {
+            if (c == '"' || c == '\\' || c < 0x20 || c > 0x7e) {
+                text.append(String.format("\\u%04x", (int) c));
+            } else {
+                text.append(c);
+            }
+        }
+        return text.append('"').toString();
+    }
+}

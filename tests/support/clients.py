@@ -1,0 +1,180 @@
+"""Third-party clients for tests: how they are obtained, and a process that runs one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "requirements" / "clients.txt"
+FOLDER = ROOT / "build" / "clients"
+DRIVER = ROOT / "tests" / "clients" / "cpp_driver.py"
+
+#: For anything that the client does without waiting for its own timers.
+DEADLINE = 30.0
+_DOWNLOAD_DEADLINE = 60.0
+
+
+class Unobtainable(Exception):
+    """The package could not be installed here."""
+
+
+def obtain(package: str) -> Path:
+    """The folder that holds a package of the lock, installed once. Raises `Unobtainable`."""
+    pinned = rf"^{re.escape(package)}==[^\n]*\\\n[^\n]*sha256:\w+"
+    (entry,) = re.findall(pinned, LOCK.read_text(), re.MULTILINE)
+    version = entry.split("==")[1].split()[0]
+    target = FOLDER / f"{package}-{version}"
+    if target.is_dir():
+        return target
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
+        wanted = Path(scratch) / "wanted.txt"
+        wanted.write_text(entry + "\n")
+        made = Path(scratch) / "made"
+        command = [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "10"),
+            *("--require-hashes", "--target", str(made), "-r", str(wanted)),
+        ]
+        try:
+            ran = subprocess.run(
+                command, capture_output=True, timeout=_DOWNLOAD_DEADLINE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Unobtainable(f"{package} {version}: no package index answered in time") from None
+        if ran.returncode != 0:
+            raise Unobtainable(f"{package} {version} could not be installed with pip here")
+        try:
+            made.rename(target)
+        except OSError:
+            # Somebody else was as far at the same time.
+            shutil.rmtree(made, ignore_errors=True)
+    return target
+
+
+class CppClient:
+    """A process with the C++ client, and what it has told so far."""
+
+    def __init__(self, package: Path, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.messages: list[dict[str, Any]] = []
+        self.checked: list[str] = []
+        self._answers: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._has_ended = False
+        # The library logs and keeps progress below the home directory.
+        environment = {
+            "HOME": str(home),
+            "PATH": os.environ.get("PATH", ""),
+            "PYTHONPATH": str(package),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(DRIVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=home,
+            text=True,
+        )
+        self._errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._listen, daemon=True),
+            threading.Thread(target=self._collect_errors, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Have something done; what it gave. Fails the test when it failed."""
+        answer = self.try_to(do, **arguments)
+        assert "failed" not in answer, answer["failed"]
+        return answer["done"]
+
+    def try_to(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Have something done that may fail; the answer as it is."""
+        before = len(self._answers)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+        self.until(lambda: len(self._answers) > before, f"an answer to {do}")
+        return self._answers[-1]
+
+    def produce(self, group: str, name_server: str) -> None:
+        self.ask("produce", group=group, name_server=name_server)
+
+    def send(self, how: str, *messages: dict[str, Any], group: str = "makers") -> list[list[Any]]:
+        done: list[list[Any]] = self.ask("send", group=group, how=how, messages=list(messages))
+        return done
+
+    def until(self, condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
+        """Return when the condition holds; fail when it does not in time or the client is gone."""
+        end = time.monotonic() + deadline
+        with self._news:
+            while not condition():
+                assert not self._has_ended, f"the client ended: {''.join(self._errors)[-2000:]}"
+                left = end - time.monotonic()
+                assert left > 0, f"{what} did not come within {deadline:g} s; had {self.messages}"
+                # Conditions may speak of other clients or of the broker, which wake nobody here.
+                self._news.wait(min(left, 0.05))
+
+    def until_bodies(self, bodies: Sequence[str], deadline: float = DEADLINE) -> None:
+        """Wait until messages of these bodies have come, at least once each."""
+        wanted = set(bodies)
+        self.until(lambda: wanted <= set(self.bodies()), f"{sorted(wanted)}", deadline)
+
+    def bodies(self) -> list[str]:
+        return [message["body"] for message in self.messages]
+
+    def close(self) -> None:
+        """End it, which it does by itself when its input ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for reader in self._readers:
+            reader.join(timeout=10)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            with self._news:
+                if "message" in told:
+                    self.messages.append(told["message"])
+                elif "checked" in told:
+                    self.checked.append(told["checked"])
+                else:
+                    self._answers.append(told)
+                self._news.notify_all()
+        with self._news:
+            self._has_ended = True
+            self._news.notify_all()
+
+    def _collect_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._errors.append(line)
