@@ -83,7 +83,7 @@ class Selling:
 
 def main() -> int:
     options = arguments()
-    screen = Console()
+    screen = Console(record=options.picture is not None)
     folder = options.folder
     if folder.exists():
         shutil.rmtree(folder)
@@ -97,6 +97,8 @@ def main() -> int:
     settings = StoreSettings(read=ReadSettings(memory_count=READ, memory_bytes=8 << 20))
     with Store(folder, settings) as store:
         adds_up = show(store, sold, folder, screen)
+    if options.picture is not None:
+        screen.save_svg(str(options.picture), title="make demo")
     if options.keep:
         screen.print(f"[dim]The store is kept in {folder}[/dim]")
     else:
@@ -114,6 +116,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to sell (10)")
     parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="where to keep it")
     parser.add_argument("--keep", action="store_true", help="keep the store when done")
+    parser.add_argument("--picture", type=Path, help="write the screen to this SVG file as well")
     options = parser.parse_args()
     if options.seconds <= 0:
         parser.error(f"--seconds must be positive, got {options.seconds:g}")
