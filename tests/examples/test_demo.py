@@ -18,7 +18,7 @@ def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={"PATH": "", "COLUMNS": "120", "PYTHONPATH": str(ROOT)},
+        env={"PATH": "", "COLUMNS": "120", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
     )
 
 

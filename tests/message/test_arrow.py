@@ -155,6 +155,12 @@ def test_chosen_columns_come_in_the_order_asked_for() -> None:
     assert batch.to_pylist() == [{"queueOffset": 0, "tags": "A", "queueId": 1}]
 
 
+def test_no_columns_still_count_the_messages() -> None:
+    batch = messages_to_arrow([GOOD, GOOD, GOOD], broker_name="b", columns=[])
+
+    assert (batch.num_rows, batch.num_columns) == (3, 0)
+
+
 def test_unknown_columns_are_refused_by_name() -> None:
     with pytest.raises(ColumnUnknown, match="no column 'boddy'; they have topic, brokerName"):
         messages_to_arrow(GOOD, broker_name="b", columns=["boddy"])

@@ -71,6 +71,27 @@ async def _send_in_chunks(peer: RawPeer, stream: bytes, chance: random.Random) -
         await asyncio.sleep(0)
 
 
+async def test_a_callback_that_fails_on_its_answer_does_not_cost_the_rest_of_the_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turns: list[Connection] = []
+    connection, transport = _open(Dispatcher({ECHO: _echo}, turn_done=turns.append))
+
+    def fail(_: object) -> None:
+        raise ValueError("a mistake of the caller's")
+
+    opaque = connection.submit(ECHO, None, fail)
+    connection.flush()
+    written = len(transport.written)
+    answer = Command.request(ECHO, opaque=opaque).answer(0)
+
+    connection.data_received(encode_command(answer) + _requests(1))
+
+    assert turns == [connection]
+    assert len(transport.written) > written
+    assert "a callback failed on an answer" in caplog.text
+
+
 async def test_answers_may_come_in_any_order() -> None:
     held: list[Command] = []
 

@@ -107,6 +107,11 @@ def messages_to_arrow(
     schema = MESSAGE_SCHEMA if columns is None else _chosen(tuple(columns))
     data = _joined(buffers)
     records = _within(_whole_records(data, buffers), first_offset, end_offset)
+    if not schema.names:
+        # A count needs no column, and a batch without columns would otherwise have no rows.
+        return pa.RecordBatch.from_struct_array(
+            pa.Array.from_buffers(pa.struct([]), len(records), [None])
+        )
     chunk = _Chunk(data, records, broker_name, bad_body, check_crc, max_body)
     return pa.RecordBatch.from_arrays([_COLUMNS[n](chunk) for n in schema.names], schema=schema)
 

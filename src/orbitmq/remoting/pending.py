@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -21,6 +22,8 @@ from orbitmq.remoting.errors import (
     TooManyRequests,
 )
 from orbitmq.wire.command import Command
+
+log = logging.getLogger(__name__)
 
 #: Gets the answer, or why there is none. Called once, on the loop.
 Outcome: TypeAlias = Callable[[Command | RemotingError], None]
@@ -68,7 +71,7 @@ class PendingRequests:
         waiting = self._waiting.pop(answer.opaque, None)
         if waiting is None:
             return False
-        waiting.outcome(answer)
+        _tell(waiting, answer)
         return True
 
     def give_up(self, opaque: int) -> None:
@@ -99,7 +102,7 @@ class PendingRequests:
             _, opaque = heapq.heappop(self._deadlines)
             late = self._waiting.pop(opaque, None)
             if late is not None:
-                late.outcome(RequestTimedOut(self._remote, late.code, late.timeout))
+                _tell(late, RequestTimedOut(self._remote, late.code, late.timeout))
         if self._deadlines:
             self._set_timer()
 
@@ -107,6 +110,14 @@ class PendingRequests:
         waiting = self._waiting
         self._deadlines = [entry for entry in self._deadlines if entry[1] in waiting]
         heapq.heapify(self._deadlines)
+
+
+def _tell(waiting: _Waiting, outcome: Command | RemotingError) -> None:
+    """Hand the outcome over; a callback that fails must not take the rest of the turn with it."""
+    try:
+        waiting.outcome(outcome)
+    except Exception:
+        log.exception("a callback failed on an answer", extra={"code": waiting.code})
 
 
 def settling(answered: asyncio.Future[Command]) -> Outcome:
