@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself: a virtual environment in the checkout, made from
-# exact versions, and made again only when the lock changes.
+# exact versions, and looked at again only when the lock or pyproject.toml changes.
 
-PYTHON ?= python3.11
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3),python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -15,16 +15,19 @@ help: ## What there is
 
 setup: $(READY) ## Make the virtual environment (the other targets do it when needed)
 
+# A set-up that was cut short leaves no stamp; one without pip (a system Python without ensurepip)
+# is made anew instead of failing for ever.
 $(READY): $(LOCK) pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "OrbitMQ needs Python 3.11 or newer; set PYTHON=... to name it" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "OrbitMQ needs Python 3.11 or newer; name it with: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "Setting up $(VENV) (once; about a minute)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
-	@$(BIN)/python -m pytest --ignore=tests/interop $(ARGS)
+	@$(BIN)/python -m pytest --ignore=tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
 
 lint: $(READY) ## Format, lint, types, layers
 	@$(BIN)/ruff format --check .
@@ -46,10 +49,10 @@ features: $(READY) ## Which capabilities are proven by a passing test
 	@$(BIN)/python -m tools.features $(ARGS)
 
 interop: $(READY) ## Against Apache RocketMQ itself; needs Java and Maven Central
-	@$(BIN)/python -m pytest tests/interop $(ARGS)
+	@$(BIN)/python -m pytest tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
 
 lock: $(READY) ## Resolve the dependencies anew
 	@$(BIN)/python -m tools.lock
 
 clean: ## Remove what the targets made
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .pytest_cache .import_linter_cache

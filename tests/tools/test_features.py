@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from tools.features import read_rows
 
 ROOT = Path(__file__).parent.parent.parent
