@@ -6,11 +6,15 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
+from orbitmq.store.errors import TopicRefused
 from orbitmq.store.settings import FlushSettings, StoreSettings
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from orbitmq.store.store import Store
 
@@ -153,3 +157,25 @@ def test_a_store_of_many_queues_opens_quickly_after_a_crash(
     assert store.recovery.records == 1000
     for queue_id in range(0, 1000, 37):
         assert bodies(store, f"T{queue_id % 50}", queue_id) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    "topic", ["", ".", "..", "../commitlog", "../../victim", "a/b", "\0", "\ud800"]
+)
+def test_deleting_a_topic_never_leaves_the_folder_of_the_queues(
+    open_store: OpenStore, tmp_path: Path, topic: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    store = open_store()
+    put(store, "T", 0, b"kept")
+    store.write()
+    store.tick()
+
+    with pytest.raises(TopicRefused, match="cannot name a folder"):
+        store.delete_topic(topic)
+
+    assert victim.exists()
+    assert bodies(store, "T", 0) == [b"kept"]
+    assert (store.root / "commitlog").exists()
+    assert store.delete_topic("unknown") == 0

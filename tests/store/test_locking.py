@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from errno import ENOSPC
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orbitmq.store.errors import StoreError, StoreLocked
 from orbitmq.store.store import Store
-from tests.support.store import SMALL, bodies, put
+from tests.support.store import SMALL, FailingFiles, bodies, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,3 +99,15 @@ def test_the_abort_marker_exists_only_while_the_store_is_open(open_store: OpenSt
     assert (store.root / "abort").read_text().isdigit()
     store.close()
     assert not (store.root / "abort").exists()
+
+
+def test_a_full_disk_does_not_keep_a_store_locked(open_store: OpenStore) -> None:
+    disk = FailingFiles()
+    disk.fail("pwrite", ENOSPC)
+
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot be"):
+            open_store(files=disk)
+    disk.heal()
+
+    open_store().close()

@@ -9,6 +9,7 @@ file. That is what the register is for.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orbitmq.store.errors import StoreError, StoreLocked
@@ -41,12 +42,19 @@ class FolderLock:
                 fd = self._files.open(self._root / "lock", create=True)
             except OSError as error:
                 raise StoreError(f"the folder {self._root} cannot be used: {error}") from error
-            if not self._files.lock(fd):
-                holder = self._holder(fd)
+            try:
+                is_ours = self._files.lock(fd)
+                holder = None if is_ours else self._holder(fd)
+            except BaseException:
+                self._files.close(fd)
+                raise
+            if not is_ours:
                 self._files.close(fd)
                 raise StoreLocked(self._root, holder)
-            self._files.truncate(fd, 0)
-            self._files.pwrite(fd, f"lock {self._files.process_id()}\n".encode(), 0)
+            # Only for people who look: on a full disk the lock holds without it.
+            with suppress(OSError):
+                self._files.truncate(fd, 0)
+                self._files.pwrite(fd, f"lock {self._files.process_id()}\n".encode(), 0)
             self._fd = fd
             _open_here.add(self._name)
 

@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_NAMES = frozenset({"", ".", ".."})
+_LONGEST_NAME = 255  #: what file systems take
+
+
+def check_topic(topic: str) -> None:
+    """Refuse a topic whose name would not stay inside the folder of the queues."""
+    if topic in _NO_NAMES or "/" in topic or "\0" in topic:
+        raise TopicRefused(topic)
+    try:
+        size = len(topic.encode())
+    except UnicodeEncodeError as error:
+        raise TopicRefused(topic) from error
+    if size > _LONGEST_NAME:
+        raise TopicRefused(topic)
 
 
 class QueueTable:
@@ -44,8 +57,7 @@ class QueueTable:
 
     def create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """A new, empty queue; its topic becomes the name of a folder."""
-        if topic in _NO_NAMES or "/" in topic or "\0" in topic or len(topic.encode()) > 255:
-            raise TopicRefused(topic)
+        check_topic(topic)
         if not 0 <= queue_id <= 0x7FFFFFFF:
             raise TopicRefused(topic, queue_id)
         queue = ConsumeQueue(
@@ -64,7 +76,10 @@ class QueueTable:
 
     def delete_topic(self, topic: str) -> int:
         """Forget the queues of a topic and delete their files; how many queues there were."""
+        check_topic(topic)
         doomed = [key for key in self.by_key if key[0] == topic]
+        if not doomed:
+            return 0
         for key in doomed:
             queue = self.by_key.pop(key)
             queue.restart()
