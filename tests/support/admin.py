@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +27,12 @@ OLD_VERSION = 399
 
 
 async def ask(
-    client: RawClient, code: int, header: Header | None = None, *, body: Bytes = b"", **extra: str
+    client: RawClient,
+    code: int,
+    header: Header | None = None,
+    *,
+    body: Bytes = b"",
+    extra: Mapping[str, str] | None = None,
 ) -> Command:
     """A question and its answer, whatever it says."""
     return await client.connection.request(code, header, body=body, extra=extra, timeout=20)
@@ -40,10 +45,10 @@ async def told(
     header: Header | None = None,
     *,
     body: Bytes = b"",
-    **extra: str,
+    extra: Mapping[str, str] | None = None,
 ) -> B:
     """The body of an answer that must be a success."""
-    answer = await ask(client, code, header, body=body, **extra)
+    answer = await ask(client, code, header, body=body, extra=extra)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return decode_body(kind, answer.body)
 

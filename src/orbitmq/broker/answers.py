@@ -1,0 +1,74 @@
+"""Answers to sends: from templates when they say the usual, through the encoder otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from orbitmq.wire.codes import ResponseCode, Serialization
+from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.frame import Bytes
+from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.templates import AnswerTemplate
+
+#: Offset id, queue, number in the queue, unique id: what nearly every answer to a send says.
+Place: TypeAlias = tuple[str, int, int, str]
+
+_JSON = Serialization.JSON
+
+#: Put outcomes after which the message is stored, and the answer says where.
+_STORED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+
+
+class SendAnswers:
+    """Makes the answers of one broker to sends."""
+
+    def __init__(self, region: str, *, trace_on: bool) -> None:
+        self._region = region
+        self._trace_on = trace_on
+        self._extra = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
+        constant = {"region": region, "trace_on": trace_on}
+        varying = ("msg_id", "queue_id", "queue_offset", "transaction_id")
+        self._templates = {
+            int(code): AnswerTemplate(
+                SendMessageResponse,
+                varying,
+                constant=constant,
+                code=code,
+                remark=None if code is ResponseCode.SUCCESS else code.name,
+            )
+            for code in _STORED
+        }
+        #: The head of the most frequent answer; the other arguments are those of a `Place`.
+        self.success = self._templates[0].head
+
+    def stored(
+        self, code: int, request: Command, place: Place | SendMessageResponse
+    ) -> Sequence[Bytes]:
+        """The answer to a send whose message is in the log."""
+        if request.serialization is _JSON and isinstance(place, tuple):
+            return (self._templates[code].head(request.opaque, *place),)
+        header = place if isinstance(place, SendMessageResponse) else self.header(place)
+        remark = None if code == ResponseCode.SUCCESS else ResponseCode(code).name
+        return command_pieces(request.answer(code, self._marked(header), remark=remark))
+
+    def refused(self, request: Command, code: int, remark: str) -> Command:
+        """The answer to a send that was not stored."""
+        return request.answer(code, remark=remark, extra=self._extra)
+
+    def header(self, place: Place) -> SendMessageResponse:
+        """A place as a header, to add what is not usual."""
+        msg_id, queue_id, queue_offset, unique_id = place
+        return SendMessageResponse(
+            msg_id=msg_id, queue_id=queue_id, queue_offset=queue_offset, transaction_id=unique_id
+        )
+
+    def _marked(self, header: SendMessageResponse) -> SendMessageResponse:
+        return msgspec.structs.replace(header, region=self._region, trace_on=self._trace_on)

@@ -1,0 +1,265 @@
+"""A broker: a store and its tables, served on a port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from orbitmq.broker.access import open_access
+from orbitmq.broker.addresses import advertised_host
+from orbitmq.broker.answers import SendAnswers
+from orbitmq.broker.background import Background
+from orbitmq.broker.configfile import ConfigDisk
+from orbitmq.broker.consumers import ConsumerTable
+from orbitmq.broker.counters import Counters
+from orbitmq.broker.delivering import begin_delivering
+from orbitmq.broker.disagreements import Disagreements
+from orbitmq.broker.endpoint import Endpoint
+from orbitmq.broker.filters import FilterTable
+from orbitmq.broker.groups import GroupTable
+from orbitmq.broker.handlers.family import MakeFamily
+from orbitmq.broker.handlers.table import FAMILIES, handlers_of
+from orbitmq.broker.health import pages_of
+from orbitmq.broker.holding import Holding
+from orbitmq.broker.keeping import Keeping
+from orbitmq.broker.locks import OrderLocks
+from orbitmq.broker.pacing import Pacing
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.peers import meet
+from orbitmq.broker.producers import ProducerTable
+from orbitmq.broker.progress import ProgressTable
+from orbitmq.broker.registration import Registration
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.topics import TopicTable
+from orbitmq.broker.turns import Turns
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.errors import OrbitError
+from orbitmq.message.hosts import pack_host
+from orbitmq.message.ids import UniqueIds
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.owner import Owner
+from orbitmq.remoting.server import Server
+from orbitmq.store.files import DiskFiles
+from orbitmq.store.store import Store
+from orbitmq.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+
+class Broker:
+    """One broker. It lives on the loop that it is started on."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        clock: Clock | None = None,
+        chance: random.Random | None = None,
+        files: DiskFiles | None = None,
+        disk: ConfigDisk | None = None,
+        families: tuple[MakeFamily, ...] = FAMILIES,
+    ) -> None:
+        """`files` is the disk of the store, `disk` that of the configuration."""
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._chance = chance or random.Random()  # noqa: S311  # spreads load, guards nothing
+        self._files = files
+        self._disk = disk
+        self._families = families
+        self._front = _Front()
+        self._server: Server | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._keeping: Keeping | None = None
+        self._parts: Parts | None = None
+        self._endpoint = Endpoint(settings.http, pages_of(lambda: self._parts))
+
+    @property
+    def parts(self) -> Parts:
+        """What the handlers share, from the start on."""
+        if self._parts is None:
+            raise OrbitError("the broker is not started; call start() first")
+        return self._parts
+
+    @property
+    def address(self) -> Address:
+        """Where clients reach it, with the real port."""
+        return self.parts.address
+
+    @property
+    def http_address(self) -> Address | None:
+        """Where metrics and the state of health can be had; None when nowhere."""
+        return self._endpoint.address
+
+    async def start(self) -> None:
+        """Open the store, which repairs it after a crash, and serve.
+
+        Returns when requests are answered; the name servers are told in the background. Raises
+        `SettingError`, `ListenFailed`, `StoreLocked` and whatever else the store has to say.
+        """
+        await self._endpoint.start()
+        try:
+            await self._open()
+        except BaseException:
+            await self._endpoint.stop()
+            raise
+
+    async def _open(self) -> None:
+        settings = self._settings
+        host, port = await advertised_host(settings)
+        self._server = Server(self._front, settings.server, clock=self._clock)
+        await self._server.start()
+        # From here on without giving control to the loop: whoever has connected waits.
+        try:
+            address = Address(host, port or self._server.address.port)
+            self._parts = parts = self._assemble(address)
+        except BaseException:
+            await self._server.stop(grace=0)
+            raise
+        parts.registration.start()
+        parts.background.start()
+        log.info("broker started", extra={"broker": settings.name, "address": str(address)})
+
+    async def stop(self) -> None:
+        """Accept nothing more, answer what was asked, tell the name servers, save, close."""
+        parts = self._parts
+        if parts is None or self._server is None or self._keeping is None:
+            return
+        await parts.registration.stop()
+        await self._endpoint.stop()
+        parts.turns.finish()
+        parts.held.stop()
+        await self._server.stop(parts.settings.stop_grace)
+        if self._dispatcher is not None:
+            await self._dispatcher.stop()
+        await parts.background.stop()
+        parts.stopping()
+        parts.turns.finish()
+        try:
+            await self._keeping.close()
+        finally:
+            parts.store.close()
+            self._parts = None
+        log.info("broker stopped", extra={"broker": parts.settings.name})
+
+    # Putting it together.
+
+    def _assemble(self, address: Address) -> Parts:
+        settings, clock = self._settings, self._clock
+        loop = asyncio.get_running_loop()
+        parts = Parts()
+        parts.settings = settings
+        parts.clock = clock
+        parts.chance = self._chance
+        parts.loop = loop
+        parts.address = address
+        parts.store_host = pack_host(*address)
+        parts.started_at = clock.now()
+        parts.counters = Counters()
+        parts.unique_ids = UniqueIds(address.host, clock=clock)
+        parts.consumers = ConsumerTable(life=settings.client_life)
+        parts.producers = ProducerTable(life=settings.client_life)
+        parts.disagreements = Disagreements(parts.consumers)
+        pause = settings.lock_pause
+        parts.locks = OrderLocks(granting_from=clock.monotonic() + pause if pause else None)
+        parts.topics = TopicTable(settings.topics, now=clock.now())
+        parts.groups = GroupTable(auto_create=settings.auto_create_group, now=clock.now())
+        parts.progress = ProgressTable(wall=clock.now(), rule=settings.progress.rule)
+        parts.filters = FilterTable(is_enabled=settings.pull.enable_property_filter)
+        parts.background = Background(loop)
+        parts.store = Store(
+            settings.root,
+            settings.store,
+            store_host=(address.host, address.port),
+            clock=clock,
+            files=self._files,
+            post=_posting(loop),
+        )
+        try:
+            self._keeping = Keeping(parts, self._disk)
+            self._keeping.load()
+            self._serve(parts)
+        except BaseException:
+            parts.store.close()
+            raise
+        return parts
+
+    def _serve(self, parts: Parts) -> None:
+        settings, store, loop = parts.settings, parts.store, parts.loop
+        answers = SendAnswers(settings.send.region, trace_on=settings.send.trace_on)
+        parts.turns = Turns(store, answers, settings.send, loop)
+        parts.pacing = Pacing(loop, settings.pull.step_bytes)
+        parts.held = Holding(store, parts.pacing, loop, settings.pull.held_requests)
+        parts.registration = Registration(
+            lambda: parts.settings, parts.topics, parts.address, parts.clock
+        )
+        parts.access = open_access(parts)
+        store.on_arrival(parts.held.arrived)
+        begin_delivering(parts, self._disk)
+        parts.background.every(settings.tick, lambda: self._tick(parts))
+        parts.background.every(settings.clean_interval, lambda: _clean(parts))
+        self._dispatcher = Dispatcher(
+            handlers_of(parts, self._families),
+            before=parts.access.hook,
+            opened=meet,
+            turn_done=self._end_of_turn(parts),
+            closed=parts.connection_closed,
+        )
+        self._front.become(self._dispatcher)
+
+    def _end_of_turn(self, parts: Parts) -> Callable[[Connection], None]:
+        end_turn, pacing, notice = parts.turns.end, parts.pacing, parts.registration.notice
+
+        def end(connection: Connection) -> None:
+            end_turn(connection)
+            pacing.spent = 0
+            notice()
+
+        return end
+
+    def _tick(self, parts: Parts) -> None:
+        """A few times a second: the store's own work, and what changed outside of turns."""
+        parts.store.tick()
+        parts.registration.notice()
+        if self._keeping is not None:
+            self._keeping.save_changed()
+
+
+def _clean(parts: Parts) -> None:
+    parts.store.clean()
+    parts.filters.clean(parts.clock.now())
+
+
+def _posting(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+    """Hands calls of the store's threads to the loop, as long as there is one."""
+
+    def post(call: Callable[[], None]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(call)
+
+    return post
+
+
+class _Front:
+    """The owner of connections, which becomes the real one before any connection is made.
+
+    The server has to listen before the store is opened, because messages carry the port; and the
+    handlers need the store.
+    """
+
+    __slots__ = ("connection_closed", "connection_opened", "request_received", "turn_done")
+
+    connection_opened: Callable[[Connection], None]
+    request_received: Callable[[Connection, Command], None]
+    turn_done: Callable[[Connection], None]
+    connection_closed: Callable[[Connection], None]
+
+    def become(self, owner: Owner) -> None:
+        # Bound methods, so that a request makes no detour.
+        self.connection_opened = owner.connection_opened
+        self.request_received = owner.request_received
+        self.turn_done = owner.turn_done
+        self.connection_closed = owner.connection_closed

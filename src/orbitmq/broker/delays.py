@@ -1,0 +1,255 @@
+"""Delay levels: messages that are delivered a fixed time after they were stored.
+
+A message of level n lies in queue n-1 of the schedule topic. All messages of a queue wait for the
+same time, so they come due in the order in which they lie there, and one number per level is all
+there is to know: the first that has not been delivered. A level delivers by putting a batch into
+the topics where its messages belong, and goes on when the store has all of them; what the store did
+not take is put again a little later. So nothing is ever skipped, order within a level is kept, and
+after a crash the messages delivered since the progress was last saved are delivered once more.
+
+The step does a bounded part of the work, the longest overdue level first: a hundred thousand
+messages that come due at once share the loop with everybody else.
+
+Apache polls every level ten times a second. Here a level says when its first message is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orbitmq.broker import names
+from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq.broker.dataversion import first_version, next_version
+from orbitmq.broker.drafts import Draft, Stage
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.logfollowing import LogFollowingFile
+from orbitmq.broker.parking import Reading, park, released
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.releasing import Release, Retrying
+from orbitmq.message.properties import property_value, replace_property
+from orbitmq.message.stored import StoredMessage
+from orbitmq.message.sysflag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_NONE,
+    transaction_type,
+)
+from orbitmq.message.wellknown import DELAY
+from orbitmq.wire.bodies.offsets import DelayOffsets
+from orbitmq.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "delayOffset.json"
+#: A due time later than this after "now plus the delay" comes from a clock that was wrong.
+_CLOCK_SLACK_MS = 1000
+_DELIVERABLE = (TRANSACTION_NONE, TRANSACTION_COMMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelState:
+    """How a level stands."""
+
+    level: int
+    delay: float
+    pending: int
+    #: When the first message is due; None when nothing waits, or nobody has looked yet.
+    first_due: float | None
+
+
+class Delays:
+    """The delay levels of a broker."""
+
+    def __init__(self, parts: Parts, *, disk: ConfigDisk | None = None) -> None:
+        self._store = parts.store
+        self._turns = parts.turns
+        self._clock = parts.clock
+        self._batch = parts.settings.delays.step_messages
+        #: Called when the step may have something to do earlier than it said.
+        self.wake: Callable[[], None] = _nobody
+        self._levels = [
+            _Level(number, round(delay * 1000))
+            for number, delay in enumerate(parts.settings.store.delay_levels, start=1)
+        ]
+        self._version = first_version(parts.clock.now())
+        #: Counts what the file would say differently.
+        self.revision = 0
+        self._versioned = 0
+        file = ConfigFile(parts.settings.root / "config" / FILE_NAME, DelayOffsets, disk=disk)
+        self._load(file.load().value)
+        self.file = LogFollowingFile(
+            file, self.offsets, lambda: self.revision, parts.store, parts.background
+        )
+        parts.turns.transformations.add(DELAY + "\x01", Stage.DELAY_LEVEL, self.park)
+
+    # Parking.
+
+    def park(self, draft: Draft) -> None:
+        """Store a message that asks for a level in the schedule topic; a transformation."""
+        level = asked_level(draft.properties)
+        if level <= 0 or transaction_type(draft.sys_flag) not in _DELIVERABLE:
+            return
+        if level > len(self._levels):
+            level = len(self._levels)
+            draft.properties = replace_property(draft.properties, DELAY, str(level))
+        park(draft, names.SCHEDULE_TOPIC, level - 1)
+        self.wake()
+
+    # Delivering.
+
+    def step(self, now: float) -> float | None:
+        """Deliver a bounded part of what is due; when there will be more."""
+        now_ms = int(now * 1000)
+        waiting: list[tuple[int, int, _Level]] = []
+        for level in self._levels:
+            due = self._due(level, now_ms)
+            if due is not None:
+                waiting.append((due, level.number, level))
+        waiting.sort()
+        left = self._batch
+        for due, _, level in waiting:
+            if due > now_ms:
+                return due / 1000
+            if left <= 0:
+                return now
+            left -= self._deliver(level, now_ms, left)
+        return None
+
+    def _due(self, level: _Level, now_ms: int) -> int | None:
+        """When the level has something to do; None: not by itself, or not yet known."""
+        if level.release is not None:
+            return None
+        if level.first_due is None:
+            reading = Reading(self._store, names.SCHEDULE_TOPIC, level.number - 1, level.next)
+            for messages in reading.batches(1):
+                level.first_due = level.due(messages[0], now_ms)
+                break
+            self._advance(level, reading.offset)
+        if level.first_due is None:
+            return None
+        return max(level.first_due, level.retrying.not_before)
+
+    def _deliver(self, level: _Level, now_ms: int, most: int) -> int:
+        """Put what is due of one level, at most so many; how many there were."""
+        reading = Reading(self._store, names.SCHEDULE_TOPIC, level.number - 1, level.next)
+        release = Release(lambda failed: self._delivered(level, release, failed))
+        count = 0
+        first_due: int | None = None
+        for messages in reading.batches(most):
+            for message in messages:
+                due = level.due(message, now_ms)
+                if due > now_ms:
+                    first_due = due
+                    break
+                count += 1
+                release.end = message.queue_offset + 1
+                draft = released(message)
+                if draft is not None:
+                    release.put(self._turns, draft, message.queue_offset)
+            if first_due is not None:
+                break
+        else:
+            release.end = max(release.end, reading.offset)
+        release.next_due = first_due
+        level.release = release
+        release.close()
+        return count
+
+    def _delivered(self, level: _Level, release: Release, failed: int | None) -> None:
+        level.release = None
+        if failed is None:
+            level.retrying.succeeded()
+            level.first_due = release.next_due
+            self._advance(level, release.end)
+        else:
+            self._advance(level, failed)
+            level.first_due = 0
+            level.retrying.failed(int(self._clock.now() * 1000))
+        self.wake()
+
+    def _advance(self, level: _Level, offset: int) -> None:
+        if offset != level.next:
+            level.next = offset
+            self.revision += 1
+
+    # What is known about it.
+
+    def offsets(self) -> DelayOffsets:
+        """A copy of the progress, for the file and for slaves."""
+        if self.revision != self._versioned:
+            self._versioned = self.revision
+            self._version = next_version(self._version, self._clock.now())
+        return DelayOffsets(
+            data_version=self._version,
+            offset_table={level.number: level.next for level in self._levels},
+        )
+
+    def levels(self) -> tuple[LevelState, ...]:
+        """What waits, by level, for people who ask."""
+        return tuple(
+            LevelState(
+                level.number,
+                level.delay_ms / 1000,
+                self._store.max_offset(names.SCHEDULE_TOPIC, level.number - 1) - level.next,
+                None if level.first_due is None else level.first_due / 1000,
+            )
+            for level in self._levels
+        )
+
+    def _load(self, file: DelayOffsets | None) -> None:
+        if file is not None and file.data_version is not None:
+            self._version = file.data_version
+        table = {} if file is None else file.offset_table
+        for level in self._levels:
+            low = self._store.min_offset(names.SCHEDULE_TOPIC, level.number - 1)
+            high = self._store.max_offset(names.SCHEDULE_TOPIC, level.number - 1)
+            saved = table.get(level.number, low)
+            level.next = min(max(saved, low), high)
+            if level.next != saved:
+                log.warning(
+                    "saved progress of delay level %d is outside of its queue",
+                    level.number,
+                    extra={"offset": level.next, "stored": saved},
+                )
+
+
+class _Level:
+    """One level."""
+
+    __slots__ = ("delay_ms", "first_due", "next", "number", "release", "retrying")
+
+    def __init__(self, number: int, delay_ms: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        #: The first message that is not delivered.
+        self.next = 0
+        #: When it is due; None when that is not known.
+        self.first_due: int | None = None
+        #: What is on its way into the store.
+        self.release: Release | None = None
+        self.retrying = Retrying()
+
+    def due(self, message: StoredMessage, now_ms: int) -> int:
+        """When a message is due, by the delay that its level has now."""
+        due = message.store_ms + self.delay_ms
+        # It was stored by a clock that was far ahead, and would wait until that time comes.
+        return now_ms if due > now_ms + self.delay_ms + _CLOCK_SLACK_MS else due
+
+
+def asked_level(properties: bytes) -> int:
+    """The level that a message asks for; 0 or less: none."""
+    text = property_value(properties, DELAY)
+    if text is None:
+        return 0
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 10:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"property {DELAY} must be a level, a number from 1 on, got {text[:64]!r}",
+        )
+    return int(text)
+
+
+def _nobody() -> None:
+    """Before there is somebody to wake."""

@@ -1,0 +1,189 @@
+"""Who is there: heartbeats, goodbyes, the members of a group (34, 35, 38, 46)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from orbitmq.broker.clients import Client
+from orbitmq.broker.consumers import GroupChange
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.parts import Parts
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import Handler
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.bodies.membership import (
+    CheckClientRequest,
+    ConsumerData,
+    HeartbeatData,
+    LanguageName,
+)
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.membership import (
+    GetConsumerListRequest,
+    HeartbeatResponse,
+    NotifyConsumerIdsChangedRequest,
+    UnregisterClientRequest,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """Keeps the tables of clients, and tells groups about their members."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        parts.on_connection_closed(self.connection_closed)
+        parts.background.every(parts.settings.scan_interval, self.scan)
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check_config,
+        }
+
+    # Coming.
+
+    def heartbeat(self, connection: Connection, request: Command) -> Command:
+        """Note all groups of a client."""
+        data = decode_body(HeartbeatData, request.body)
+        client = Client(
+            data.client_id,
+            LanguageName[request.language.name],
+            request.version,
+            str(connection.remote),
+        )
+        wants_subscriptions = False
+        for consumer in data.consumer_data_set:
+            wants_subscriptions |= self._consumer(connection, client, data, consumer)
+        now = self._parts.clock.monotonic()
+        for producer in data.producer_data_set:
+            self._parts.producers.heartbeat(producer.group_name, connection, client, now)
+        # A full heartbeat is told that everything is new, as Apache does: who sends those does
+        # not look, and who is about to send short ones begins with a full one.
+        is_short = data.heartbeat_fingerprint != 0
+        return request.answer(
+            ResponseCode.SUCCESS,
+            HeartbeatResponse(
+                supports_v2=True, is_sub_change=wants_subscriptions if is_short else True
+            ),
+        )
+
+    def _consumer(
+        self, connection: Connection, client: Client, data: HeartbeatData, consumer: ConsumerData
+    ) -> bool:
+        """Note one group; whether the client has to say again what it wants."""
+        parts = self._parts
+        now = parts.clock.now()
+        group = parts.groups.find(consumer.group_name, now=now)
+        if group is None:
+            log.warning(
+                "heartbeat of a group that does not exist and may not be made",
+                extra={"group": consumer.group_name[:128], "client": client.id[:128]},
+            )
+            return False
+        parts.topics.ensure_retry(
+            consumer.group_name,
+            group.retry_queue_nums,
+            is_order=self._is_order(consumer),
+            unit_mode=consumer.unit_mode,
+            now=now,
+        )
+        result = parts.consumers.heartbeat(
+            connection,
+            client,
+            consumer,
+            now=parts.clock.monotonic(),
+            notifies=group.notify_consumer_ids_changed_enable,
+            fingerprint=data.heartbeat_fingerprint,
+            without_subscriptions=data.without_sub,
+        )
+        if result.change is not None:
+            self._register_filters(result.change.group)
+            self._tell(result.change)
+        return result.wants_subscriptions
+
+    def _is_order(self, consumer: ConsumerData) -> bool:
+        return any(
+            self._parts.topics.is_order(each.topic) for each in consumer.subscription_data_set
+        )
+
+    def _register_filters(self, group: str) -> None:
+        subscriptions = self._parts.consumers.subscriptions(group).values()
+        self._parts.filters.register(group, subscriptions, self._parts.clock.now())
+
+    # Going.
+
+    def unregister(self, connection: Connection, request: Command) -> Command:
+        """A client says goodbye to a group, or to one of each kind."""
+        asked = request.header(UnregisterClientRequest)
+        if asked.producer_group:
+            self._parts.producers.leave(asked.producer_group, connection)
+        if asked.consumer_group:
+            change = self._parts.consumers.leave(asked.consumer_group, connection)
+            self._left((change,) if change is not None else ())
+        return request.answer(ResponseCode.SUCCESS)
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Whoever came over this connection is gone."""
+        self._parts.producers.close(connection)
+        self._left(self._parts.consumers.close(connection))
+
+    def scan(self) -> None:
+        """Let go of clients that were silent for too long, and report groups that disagree."""
+        parts = self._parts
+        now = parts.clock.monotonic()
+        silent, changes = parts.consumers.expire(now)
+        self._left(changes)
+        for channel in dict.fromkeys((*silent, *parts.producers.expire(now))):
+            if isinstance(channel, Connection):
+                channel.close("no heartbeat came in time")
+        parts.locks.forget_expired(now)
+        for event in parts.disagreements.check(now):
+            if event.is_resolved:
+                log.info("resolved: %s", event.finding)
+            else:
+                log.warning("%s", event.finding)
+
+    def _left(self, changes: Iterable[GroupChange]) -> None:
+        for change in changes:
+            if change.is_gone:
+                self._parts.filters.leave(change.group, self._parts.clock.now())
+            else:
+                self._register_filters(change.group)
+            self._tell(change)
+
+    def _tell(self, change: GroupChange) -> None:
+        """Have the members of a group share the queues anew."""
+        for client in change.joined:
+            log.info("consumer joined", extra={"group": change.group, "client": client.id})
+        for client in change.left:
+            log.info("consumer left", extra={"group": change.group, "client": client.id})
+        if not self._parts.settings.notify_consumers:
+            return
+        header = NotifyConsumerIdsChangedRequest(consumer_group=change.group)
+        for channel in change.notify:
+            self._parts.notify(channel, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+
+    # Asking.
+
+    def consumer_list(self, _: Connection, request: Command) -> Command:
+        asked = request.header(GetConsumerListRequest)
+        found = self._parts.consumers.consumer_list(asked.consumer_group)
+        if found is None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {asked.consumer_group}"
+            )
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(found))
+
+    def check_config(self, _: Connection, request: Command) -> Command:
+        """Whether a subscription can be served, before a consumer begins with it."""
+        asked = decode_body(CheckClientRequest, request.body)
+        subscription = asked.subscription_data
+        if subscription is not None:
+            self._parts.filters.check(subscription.sub_string, subscription.expression_type)
+        return request.answer(ResponseCode.SUCCESS)

@@ -1,0 +1,62 @@
+"""What a slave copies besides messages, and how replication stands (43, 45, 402, 907)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.progress import encode_progress
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import Handler
+from orbitmq.wire.bodies.base import Body, encode_body
+from orbitmq.wire.bodies.membership import RequestModes
+from orbitmq.wire.bodies.stats import HARuntimeInfo
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.versions import Gate
+
+
+class Replication:
+    """Answers from the tables that slaves keep a copy of."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.request_modes,
+            RequestCode.GET_BROKER_HA_STATUS: self.status,
+        }
+
+    def consumer_offsets(self, _: Connection, request: Command) -> Command:
+        table = self._parts.progress.body(wall=self._parts.clock.now())
+        if _reads_bare_keys(request):
+            return _answer(request, table)
+        # Slaves ask every few seconds, and the table may be long: the fast writer.
+        return request.answer(ResponseCode.SUCCESS, body=encode_progress(table))
+
+    def delay_offsets(self, _: Connection, request: Command) -> Command:
+        return _answer(request, self._parts.delays.offsets())
+
+    def request_modes(self, _: Connection, request: Command) -> Command:
+        """Every group pulls, so there is nothing to say about any."""
+        return _answer(request, RequestModes())
+
+    def status(self, _: Connection, request: Command) -> Command:
+        state = self._parts.store.statistics()
+        is_master = not self._parts.settings.is_slave
+        body = HARuntimeInfo(
+            master=is_master, master_commit_log_max_offset=state.log_end if is_master else 0
+        )
+        return _answer(request, body)
+
+
+def _reads_bare_keys(request: Command) -> bool:
+    return request.version < Gate.STANDARD_JSON
+
+
+def _answer(request: Command, body: Body) -> Command:
+    encoded = encode_body(body, bare_integer_keys=_reads_bare_keys(request))
+    return request.answer(ResponseCode.SUCCESS, body=encoded)

@@ -1,0 +1,404 @@
+"""Sending: one message, or a batch of one topic (10, 310, 320).
+
+The checks come in the order of Apache's broker, because what a client does next depends on which of
+two possible refusals it gets. The usual message passes them with a handful of lookups: its header
+is decoded once, its property string is never taken apart, and its answer comes from a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orbitmq.broker import names
+from orbitmq.broker.answers import SendAnswers
+from orbitmq.broker.drafts import Draft
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.peers import peer_of
+from orbitmq.broker.permissions import may_write
+from orbitmq.broker.retries import given_up_properties
+from orbitmq.broker.turns import refusal_code
+from orbitmq.message.batch import split_batch
+from orbitmq.message.errors import MessageError, PropertiesRefused
+from orbitmq.message.properties import (
+    append_property,
+    property_value,
+    remove_properties,
+    replace_property,
+)
+from orbitmq.message.record import MAX_PROPERTIES
+from orbitmq.message.sysflag import INNER_BATCH
+from orbitmq.message.wellknown import (
+    CLUSTER,
+    DELAY,
+    INNER_NUM,
+    KEYS,
+    MSG_REGION,
+    POP_CK,
+    TRACE_SWITCH,
+    UNIQ_KEY,
+    WAIT,
+)
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import Handler, Result
+from orbitmq.store.errors import StoreError
+from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.codes import Flag, RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
+from orbitmq.wire.versions import Gate
+
+REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
+OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
+
+#: Attribute and value of topics that keep the newest message of every key.
+_CLEANUP_POLICY = "cleanup.policy"
+_COMPACTION = "COMPACTION"
+
+_ONE_WAY = int(Flag.ONE_WAY)
+_UNIQ_KEY = UNIQ_KEY + "\x01"
+_POP_CK = POP_CK + "\x01"
+_INNER_NUM = INNER_NUM + "\x01"
+_ITEM_END = "\x02"
+_RETRY = names.RETRY_PREFIX
+_NOT_FOR_PRODUCERS = names.NOT_FOR_PRODUCERS
+_LONGEST_PLAIN_TOPIC = 127
+
+
+class Sending:
+    """Takes messages from producers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._turns = parts.turns
+        self._topics = parts.topics
+        self._append = parts.store.append
+        self._concern = parts.turns.transformations.concern
+        self._count = parts.counters.topic
+        self._counts = parts.counters.topics
+        #: The beginning of every offset id.
+        self._id_prefix = parts.store_host.hex().upper()
+        self._apply_settings()
+        parts.on_settings_changed(self._apply_settings)
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_BATCH_MESSAGE: self.send,
+        }
+
+    def _apply_settings(self) -> None:
+        settings = self._parts.settings
+        self._settings = settings.send
+        self._turns.settings = settings.send
+        self._answers = self._turns.answers = SendAnswers(
+            settings.send.region, trace_on=settings.send.trace_on
+        )
+        #: What every message carries beside its producer's own properties.
+        self._marks = "".join(
+            append_property("", name, value)
+            for name, value in (
+                (MSG_REGION, settings.send.region),
+                (TRACE_SWITCH, "true" if settings.send.trace_on else "false"),
+                (CLUSTER, settings.cluster),
+            )
+        )
+        #: Whether something about the broker itself has to be looked at for every send.
+        self._is_restricted = (
+            settings.is_slave
+            or not may_write(settings.permission)
+            or settings.send.accept_from > self._parts.clock.now()
+        )
+
+    def send(self, connection: Connection, request: Command) -> Result:
+        """Take a message or a batch; it is answered when its turn is written."""
+        header = request.header(SendMessageRequest)
+        try:
+            if header.batch:
+                self._take_batch(connection, request, header)
+            else:
+                self._take(connection, request, header)
+        except (Refused, StoreError, MessageError) as error:
+            self._parts.counters.failed_puts += 1
+            return self._answers.refused(request, refusal_code(error), str(error))
+        return None
+
+    # One message.
+
+    def _take(self, connection: Connection, request: Command, header: SendMessageRequest) -> None:
+        body = request.body
+        topic = header.topic
+        config = self._topics.get(topic)
+        if config is None or not body or self._is_restricted or topic in _NOT_FOR_PRODUCERS:
+            config = self._config(request, header)
+        queue_id = header.queue_id
+        if not 0 <= queue_id < config.write_queue_nums:
+            queue_id = self._queue(header, config)
+        asked_queue = queue_id
+        properties = header.properties or ""
+        if topic[0] == "%" and topic.startswith(_RETRY):
+            topic, queue_id, properties = self._retried(request, header, queue_id, properties)
+        if _POP_CK in properties:
+            properties = remove_properties(properties, (POP_CK,))
+        unique_id = unique_id_of(properties)
+        if unique_id is None:
+            unique_id = self._parts.unique_ids()
+            properties = append_property(properties, UNIQ_KEY, unique_id)
+        if config.attributes or header.sys_flag & INNER_BATCH or _INNER_NUM in properties:
+            self._check_kind(config, header, properties)
+        turns = self._turns
+        if turns.is_busy:
+            raise self._busy()
+        if properties[-1:] != _ITEM_END:
+            properties += _ITEM_END
+        raw = encoded(properties + self._marks)
+        if len(body) > self._settings.max_message_size or len(raw) > MAX_PROPERTIES:
+            raise self._too_large(len(body), len(raw))
+        waits = not turns.is_sync or waits_for_flush(properties)
+        born_host: bytes = connection.context.born_host
+        if self._concern(properties):
+            draft = Draft(
+                topic,
+                queue_id,
+                body,
+                raw,
+                header.born_timestamp,
+                born_host,
+                header.sys_flag,
+                header.flag,
+                header.reconsume_times or 0,
+                waits=waits,
+            )
+            self._take_draft(connection, request, draft, asked_queue, unique_id)
+            return
+        at, number = self._append(
+            topic,
+            queue_id,
+            body,
+            raw,
+            header.born_timestamp,
+            born_host,
+            header.sys_flag,
+            header.flag,
+            header.reconsume_times or 0,
+        )
+        counts = self._counts.get(topic) or self._count(topic)
+        counts.puts += 1
+        counts.put_bytes += len(body)
+        turns.is_dirty = True
+        if not request.flag & _ONE_WAY:
+            place = (f"{self._id_prefix}{at:016X}", asked_queue, number, unique_id)
+            turn = turns.patient if waits else turns.hasty
+            turn.senders.append((connection, request, place))
+
+    def _take_draft(
+        self,
+        connection: Connection,
+        request: Command,
+        draft: Draft,
+        asked_queue: int,
+        unique_id: str,
+    ) -> None:
+        """Store a message that may belong somewhere else for a while."""
+        counts = self._count(draft.topic)
+        size = len(draft.body)
+        self._turns.transformations.apply(draft)
+        at, number = self._turns.append(draft)
+        counts.puts += 1
+        counts.put_bytes += size
+        self._turns.answer_later(
+            connection,
+            request,
+            SendMessageResponse(
+                msg_id=f"{self._id_prefix}{at:016X}",
+                queue_id=asked_queue,
+                queue_offset=number,
+                transaction_id=unique_id,
+                recall_handle=draft.recall_handle,
+            ),
+            waits=draft.waits,
+        )
+
+    # A batch.
+
+    def _take_batch(
+        self, connection: Connection, request: Command, header: SendMessageRequest
+    ) -> None:
+        config = self._config(request, header)
+        topic = config.topic_name
+        queue_id = self._queue(header, config)
+        if len(topic) > _LONGEST_PLAIN_TOPIC:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"message topic length too long {len(topic)}; a batch takes topics of up to "
+                f"{_LONGEST_PLAIN_TOPIC} characters",
+            )
+        if topic.startswith(_RETRY):
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "batch request does not support retry group " + topic[len(_RETRY) :],
+            )
+        turns = self._turns
+        if turns.is_busy:
+            raise self._busy()
+        body = request.body
+        if len(body) > self._settings.max_message_size:
+            raise self._too_large(len(body), 0)
+        elements = split_batch(body)
+        offsets, number = self._parts.store.append_batch(
+            topic,
+            queue_id,
+            elements,
+            header.born_timestamp,
+            peer_of(connection).born_host,
+            header.sys_flag,
+            header.reconsume_times or 0,
+        )
+        counts = self._count(topic)
+        counts.puts += len(elements)
+        counts.put_bytes += len(body)
+        properties = header.properties or ""
+        prefix = self._id_prefix
+        turns.answer_later(
+            connection,
+            request,
+            SendMessageResponse(
+                msg_id=",".join([f"{prefix}{at:016X}" for at in offsets]),
+                queue_id=queue_id,
+                queue_offset=number,
+                transaction_id=unique_id_of(properties),
+            ),
+            waits=not turns.is_sync or waits_for_flush(properties),
+        )
+
+    # Checks, in their order.
+
+    def _config(self, request: Command, header: SendMessageRequest) -> TopicConfig:
+        """The topic, which may be made now: checks 0 to 7."""
+        topic = header.topic
+        settings = self._parts.settings
+        if settings.is_slave:
+            raise Refused(ResponseCode.SYSTEM_BUSY, REJECTED)
+        if not request.body:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"a message to topic {topic!r} without a body is not stored; send at least a byte",
+            )
+        accept_from = settings.send.accept_from
+        if accept_from > self._parts.clock.now():
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"broker unable to service, until {accept_from:.3f} (seconds since the epoch)",
+            )
+        if not may_write(settings.permission) and self._topics.is_order(topic):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._parts.address}] sending message is forbidden: it may not be "
+                "written now; send to another broker of the topic",
+            )
+        self._topics.check_for_send(topic)
+        return self._topics.for_send(
+            topic,
+            template=header.default_topic,
+            queues=header.default_topic_queue_nums,
+            unit_mode=bool(header.unit_mode),
+            now=self._parts.clock.now(),
+        )
+
+    def _queue(self, header: SendMessageRequest, config: TopicConfig) -> int:
+        """The queue that was asked for, or any: checks 8 and 9."""
+        queue_id = header.queue_id
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, topic {config.topic_name!r} has "
+                f"{max(config.write_queue_nums, config.read_queue_nums)} queues",
+            )
+        if queue_id >= 0:
+            return queue_id
+        if not config.write_queue_nums:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"topic {config.topic_name!r} has no queue that can be written; update the topic",
+            )
+        return int(self._parts.chance.random() * config.write_queue_nums)
+
+    def _retried(
+        self, request: Command, header: SendMessageRequest, queue_id: int, properties: str
+    ) -> tuple[str, int, str]:
+        """Where a message to a retry topic goes: there, or to the dead letters; 10 and 11."""
+        parts = self._parts
+        now = parts.clock.now()
+        name = header.topic[len(_RETRY) :]
+        group = parts.groups.find(name, now=now)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group not exist, {name}; create it, or allow that it is created",
+            )
+        most = group.retry_max_times
+        if request.version >= Gate.MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
+            most = header.max_reconsume_times
+        is_dead = (header.reconsume_times or 0) > most
+        # A group with order locks consumes in order, and its clients come here only to give up.
+        if is_dead or parts.locks.group_has_lock(name, parts.clock.monotonic()):
+            config = parts.topics.ensure_dead_letter(name, now=now)
+            reason = "its attempts are used up" if is_dead else "its consumer, in order, gave it up"
+            properties = given_up_properties(properties, reason)
+            return config.topic_name, 0, replace_property(properties, DELAY, "-1")
+        return header.topic, queue_id, properties
+
+    def _check_kind(self, config: TopicConfig, header: SendMessageRequest, properties: str) -> None:
+        """What only some topics ask of a message: 13 and 19."""
+        is_compacted = config.attributes.get(_CLEANUP_POLICY) == _COMPACTION
+        if is_compacted and not (property_value(properties, KEYS) or "").strip():
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"Required message key is missing: topic {config.topic_name!r} keeps the newest "
+                "message of every key",
+            )
+        if header.sys_flag & INNER_BATCH or property_value(properties, INNER_NUM) is not None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a batch inside one message is not supported; send it with the batch flag",
+            )
+
+    def _busy(self) -> Refused:
+        self._parts.counters.busy_puts += 1
+        return Refused(ResponseCode.SYSTEM_BUSY, OVERLOADED)
+
+    def _too_large(self, body: int, properties: int) -> Refused:
+        return Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the message is illegal, maybe msg body or properties length not matched. msg body "
+            f"length limit {self._settings.max_message_size}B, msg properties length limit 32KB; "
+            f"this one has a body of {body} and properties of {properties} bytes",
+        )
+
+
+def unique_id_of(properties: str) -> str | None:
+    """The unique id in a property string; None when there is none."""
+    at = properties.find(_UNIQ_KEY)
+    if at < 0:
+        return None
+    begin = at + len(_UNIQ_KEY)
+    if (at and properties[at - 1] != _ITEM_END) or properties.find(_UNIQ_KEY, begin) >= 0:
+        # In a value, or more than once: the careful way.
+        return property_value(properties, UNIQ_KEY)
+    end = properties.find(_ITEM_END, begin)
+    return (properties[begin:end] if end >= 0 else properties[begin:]) or None
+
+
+def waits_for_flush(properties: str) -> bool:
+    """Whether the sender of a message wants to know that it is on the disk."""
+    wait = property_value(properties, WAIT)
+    return wait is None or wait.lower() == "true"
+
+
+def encoded(properties: str) -> bytes:
+    """Properties as they are stored."""
+    try:
+        return properties.encode()
+    except UnicodeEncodeError as error:
+        raise PropertiesRefused(f"properties that UTF-8 cannot express: {error.reason}") from error

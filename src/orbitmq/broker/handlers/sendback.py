@@ -1,0 +1,160 @@
+"""Messages that a consumer could not process come back (36)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from orbitmq.broker import names
+from orbitmq.broker.drafts import Draft
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.permissions import may_write
+from orbitmq.broker.retries import Failure
+from orbitmq.broker.turns import PutResult, PutStatus
+from orbitmq.message.errors import MessageError
+from orbitmq.message.properties import property_value
+from orbitmq.message.stored import StoredMessage, decode_message
+from orbitmq.message.wellknown import UNIQ_KEY
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Handler, Result
+from orbitmq.store.errors import StoreError
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from orbitmq.wire.versions import Gate
+
+log = logging.getLogger(__name__)
+
+#: Fields that Apache's clients do not send: what went wrong, and a delay in milliseconds that
+#: counts in the place of a level.
+REASON_FIELD = "reason"
+DELAY_FIELD = "delayMs"
+
+
+class SendingBack:
+    """Takes failed messages back."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, connection: Connection, request: Command) -> Result:
+        """Store the copy for the next attempt, or the dead letter; answered when it is stored."""
+        parts = self._parts
+        header = request.header(ConsumerSendBackRequest)
+        group = self._group(header)
+        if group.retry_queue_nums <= 0:
+            return request.answer(ResponseCode.SUCCESS)
+        now = parts.clock.now()
+        topic = parts.topics.ensure_retry(
+            group.group_name, group.retry_queue_nums, unit_mode=header.unit_mode, now=now
+        )
+        if not may_write(topic.perm):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{topic.topic_name}] sending message is forbidden",
+            )
+        fields = request.ext_fields
+        failure = Failure(
+            self._message(header.offset),
+            header.delay_level,
+            self._allowed(request, header, group),
+            fields.get(REASON_FIELD),
+        )
+        try:
+            if failure.is_final:
+                dead = parts.topics.ensure_dead_letter(group.group_name, now=now)
+                draft = failure.dead_letter(dead.topic_name)
+            else:
+                # The topic may have got fewer queues than the group's setting says by now.
+                queues = max(1, min(group.retry_queue_nums, topic.read_queue_nums))
+                queue_id = int(parts.chance.random() * queues)
+                draft = failure.retry(topic.topic_name, queue_id)
+                self._delay(draft, fields.get(DELAY_FIELD), now)
+        except MessageError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        counts = parts.counters.group(failure.origin_topic, group.group_name)
+
+        def stored(result: PutResult) -> None:
+            if result.status is PutStatus.PUT_OK:
+                counts.sent_back += 1
+                if failure.is_final:
+                    counts.dead_letters += 1
+                    self._log_dead(draft, group.group_name, failure)
+                connection.reply(request, request.answer(ResponseCode.SUCCESS))
+            else:
+                remark = result.status.name
+                if result.error is not None:
+                    remark += f": {result.error}"
+                answer = request.answer(ResponseCode.SYSTEM_ERROR, remark=remark)
+                connection.reply(request, answer)
+
+        parts.turns.put(draft, stored, transform=False)
+        return LATER
+
+    # Its steps.
+
+    def _group(self, header: ConsumerSendBackRequest) -> SubscriptionGroupConfig:
+        parts = self._parts
+        if parts.settings.is_slave:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"no master available along with {parts.address.host}"
+            )
+        group = parts.groups.find(header.group, now=parts.clock.now())
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group not exist, {header.group}; create it, or allow that it is "
+                "created",
+            )
+        if not may_write(parts.settings.permission):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{parts.address}] sending message is forbidden",
+            )
+        return group
+
+    def _message(self, offset: int) -> StoredMessage:
+        try:
+            return decode_message(self._parts.store.message_at(offset))
+        except (StoreError, MessageError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}: {error}"
+            ) from error
+
+    @staticmethod
+    def _allowed(
+        request: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig
+    ) -> int:
+        if request.version >= Gate.MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
+            return header.max_reconsume_times
+        return group.retry_max_times
+
+    def _delay(self, draft: Draft, delay_ms: str | None, now: float) -> None:
+        """Park the copy for as long as its level says, or as the consumer does."""
+        if delay_ms is None:
+            self._parts.delays.park(draft)
+            return
+        if not delay_ms.isascii() or not delay_ms.isdecimal() or len(delay_ms) > 15:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"field {DELAY_FIELD} must be milliseconds, got {delay_ms[:32]!r}",
+            )
+        if int(delay_ms):
+            now_ms = int(now * 1000)
+            # Never early: the part of a millisecond that has passed counts as one.
+            due_ms = now_ms + 1 + int(delay_ms)
+            self._parts.timers.check_time(due_ms, now_ms)
+            self._parts.timers.park_until(draft, due_ms)
+
+    def _log_dead(self, draft: Draft, group: str, failure: Failure) -> None:
+        log.info(
+            "message became a dead letter",
+            extra={"group": group, "topic": failure.origin_topic}
+            | {"dead_letters": names.dead_letter_topic(group)}
+            | {"message_id": property_value(draft.properties, UNIQ_KEY) or failure.origin_id},
+        )

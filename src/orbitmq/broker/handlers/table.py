@@ -1,0 +1,60 @@
+"""The families that a broker has."""
+
+from __future__ import annotations
+
+from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.handlers.configuration import Configuration
+from orbitmq.broker.handlers.connections import Connections
+from orbitmq.broker.handlers.family import Family, MakeFamily, refusing
+from orbitmq.broker.handlers.groups import Groups
+from orbitmq.broker.handlers.locks import Locking
+from orbitmq.broker.handlers.membership import Membership
+from orbitmq.broker.handlers.messages import Messages
+from orbitmq.broker.handlers.offsets import Offsets
+from orbitmq.broker.handlers.pull import Pulling
+from orbitmq.broker.handlers.recall import Recalling
+from orbitmq.broker.handlers.relaying import Relaying
+from orbitmq.broker.handlers.replication import Replication
+from orbitmq.broker.handlers.replies import Replying
+from orbitmq.broker.handlers.resetting import Resetting
+from orbitmq.broker.handlers.send import Sending
+from orbitmq.broker.handlers.sendback import SendingBack
+from orbitmq.broker.handlers.statistics import Statistics
+from orbitmq.broker.handlers.topics import Topics
+from orbitmq.broker.handlers.transactions import Transactions
+from orbitmq.broker.parts import Parts
+from orbitmq.remoting.dispatch import Handler
+
+#: In the order in which they are made.
+FAMILIES: tuple[MakeFamily, ...] = (
+    Sending,
+    Pulling,
+    Offsets,
+    Membership,
+    Locking,
+    SendingBack,
+    Transactions,
+    Replying,
+    Recalling,
+    Messages,
+    Topics,
+    Groups,
+    Resetting,
+    Relaying,
+    Connections,
+    Statistics,
+    Configuration,
+    Replication,
+)
+
+
+def handlers_of(parts: Parts, families: tuple[MakeFamily, ...] = FAMILIES) -> dict[int, Handler]:
+    """Make all families, and join what they answer."""
+    table: dict[int, Handler] = {}
+    for make in families:
+        family: Family = make(parts)
+        for code, handler in family.handlers().items():
+            if code in table:
+                raise BrokerError(f"two families answer request code {int(code)}")
+            table[int(code)] = refusing(handler)
+    return table

@@ -1,0 +1,123 @@
+"""What outlives the broker besides its messages: the files in `config`, in Apache's format.
+
+    topics.json  subscriptionGroup.json       written when they change
+    consumerOffset.json                       every five seconds
+    consumerFilter.json                       every ten
+
+All of them once more at a stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from orbitmq.broker.background import SavedTable
+from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq.broker.filters import FilterFile
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.permissions import READ_WRITE
+from orbitmq.broker.progress import ProgressFile, encode_progress
+from orbitmq.wire.bodies.topics import SubscriptionGroupTable, TopicConfig, TopicConfigTable
+
+log = logging.getLogger(__name__)
+
+_FILTER_INTERVAL = 10.0
+
+
+class Keeping:
+    """Loads the tables of a broker from its files, and keeps the files up to date."""
+
+    def __init__(self, parts: Parts, disk: ConfigDisk | None = None) -> None:
+        self._parts = parts
+        folder = parts.settings.root / "config"
+        self._topics = ConfigFile(folder / "topics.json", TopicConfigTable, disk=disk)
+        self._groups = ConfigFile(
+            folder / "subscriptionGroup.json", SubscriptionGroupTable, disk=disk
+        )
+        self._progress = ConfigFile(
+            folder / "consumerOffset.json", ProgressFile, disk=disk, encode=encode_progress
+        )
+        self._filters = ConfigFile(folder / "consumerFilter.json", FilterFile, disk=disk)
+        #: Saved as soon as they change.
+        self._at_once: tuple[SavedTable[Any], ...] = ()
+        self._later: tuple[SavedTable[Any], ...] = ()
+
+    def load(self) -> None:
+        """Take over what earlier runs left, and begin to watch for changes."""
+        parts = self._parts
+        if (topics := self._topics.load().value) is not None:
+            parts.topics.load(topics)
+        if (groups := self._groups.load().value) is not None:
+            parts.groups.load(groups)
+        if (progress := self._progress.load().value) is not None:
+            parts.progress.load(progress)
+        if (filters := self._filters.load().value) is not None:
+            parts.filters.load(filters, parts.clock.now())
+        self._watch()
+        self._adopt_orphans()
+
+    def _watch(self) -> None:
+        parts, clock = self._parts, self._parts.clock
+        background = parts.background
+        topics = SavedTable(
+            self._topics,
+            revision=lambda: parts.topics.revision,
+            document=parts.topics.file,
+            clock=clock,
+        )
+        groups = SavedTable(
+            self._groups,
+            revision=lambda: parts.groups.revision,
+            document=parts.groups.file,
+            clock=clock,
+        )
+        progress = SavedTable(
+            self._progress,
+            revision=lambda: parts.progress.revision,
+            document=lambda: parts.progress.file(wall=clock.now()),
+            clock=clock,
+        )
+        filters = SavedTable(
+            self._filters,
+            revision=lambda: parts.filters.revision,
+            document=parts.filters.file,
+            clock=clock,
+        )
+        self._at_once = (topics, groups)
+        self._later = (progress, filters)
+        background.every(parts.settings.progress.save_interval, progress.save_soon)
+        background.every(_FILTER_INTERVAL, filters.save_soon)
+
+    def _adopt_orphans(self) -> None:
+        """Make topics of queues that have messages and no topic.
+
+        A topic that was made by sending is saved a moment after its first message is answered, and
+        a crash may come in between: the message is there, and its topic has to be.
+        """
+        parts = self._parts
+        queues: dict[str, int] = {}
+        for queue in parts.store.queues():
+            if queue.topic not in parts.topics:
+                queues[queue.topic] = max(queues.get(queue.topic, 0), queue.queue_id + 1)
+        for topic, count in queues.items():
+            log.warning("topic found in the store only", extra={"topic": topic, "queues": count})
+            parts.topics.ensure(
+                TopicConfig(
+                    topic_name=topic,
+                    read_queue_nums=count,
+                    write_queue_nums=count,
+                    perm=READ_WRITE,
+                ),
+                now=parts.clock.now(),
+            )
+
+    def save_changed(self) -> None:
+        """Begin to save what has to be saved at once."""
+        for table in self._at_once:
+            table.save_soon()
+
+    async def close(self) -> None:
+        """Save everything. Raises `ConfigNotSaved`."""
+        for table in (*self._later, *self._at_once):
+            await table.close()

@@ -1,0 +1,73 @@
+"""Bounded work per turn, so that reading a long backlog does not hold up what is live.
+
+Sending a mebibyte of old messages takes longer than storing and delivering dozens of new ones, and
+a consumer that replays a topic asks for many at once. So each turn may send so many bytes of
+pulled messages. The pulls beyond wait, each connection's in their order, and the connections get
+turns in rotation after whatever else is ready by then: somebody at the tail never waits behind
+what somebody else has asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from orbitmq.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class Pacing:
+    """How much of the current turn is used up, and what waits for a later one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
+        self.limit = limit
+        #: Bytes sent by pulls in this turn; whoever begins a turn sets it to 0.
+        self.spent = 0
+        self._loop = loop
+        self._waiting: dict[Connection, deque[Callable[[], None]]] = {}
+        self._is_scheduled = False
+
+    def __len__(self) -> int:
+        return sum(len(calls) for calls in self._waiting.values())
+
+    def must_wait(self, connection: Connection) -> bool:
+        """Whether further work for a connection has to wait for a turn of its own."""
+        return self.spent >= self.limit or (bool(self._waiting) and connection in self._waiting)
+
+    def later(self, connection: Connection, call: Callable[[], None]) -> None:
+        """Have `call` called in a later turn, after what waits for the same connection."""
+        calls = self._waiting.get(connection)
+        if calls is None:
+            calls = self._waiting[connection] = deque()
+        calls.append(call)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection was closed: what it asked for is not needed any more."""
+        self._waiting.pop(connection, None)
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        if not self._waiting:
+            return
+        connection = next(iter(self._waiting))
+        calls = self._waiting.pop(connection)
+        self.spent = 0
+        while calls and self.spent < self.limit:
+            call = calls.popleft()
+            try:
+                call()
+            except Exception:
+                log.exception("work that waited for its turn failed")
+        if calls:
+            # To the end of the line, with whatever was added meanwhile.
+            calls.extend(self._waiting.pop(connection, ()))
+            self._waiting[connection] = calls
+        if self._waiting:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)

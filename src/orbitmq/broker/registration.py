@@ -1,0 +1,214 @@
+"""Telling the name servers which topics are here.
+
+Every name server is told separately and as often as necessary: all topics at the start and every 30
+seconds, what changed as soon as it changes. A name server that did not answer is told everything
+the next time. One that cannot be reached is logged once, and again when it is back. The broker
+serves whoever knows its address in the meantime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.topics import TopicTable
+from orbitmq.clock import Clock
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.channels import Channels
+from orbitmq.remoting.errors import RemotingError
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.bodies.registration import body_crc32
+from orbitmq.wire.bodies.route import KVTable
+from orbitmq.wire.bodies.topics import RegisterBroker
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.namesrv import BrokerRequest, RegisterBrokerRequest
+
+log = logging.getLogger(__name__)
+
+#: How long a stop waits for the name servers.
+_GOODBYE = 2.0
+
+
+class _NameServer:
+    """What is known about one name server."""
+
+    __slots__ = ("address", "is_reachable", "knows_all")
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        #: Whether it has had the whole table since it was last unreachable.
+        self.knows_all = False
+        #: None before the first attempt.
+        self.is_reachable: bool | None = None
+
+
+class Registration:
+    """Keeps all name servers informed."""
+
+    def __init__(
+        self,
+        settings: Callable[[], BrokerSettings],
+        topics: TopicTable,
+        address: Address,
+        clock: Clock,
+        channels: Channels | None = None,
+    ) -> None:
+        """`settings` gives those in force: the permission of the broker may change."""
+        self._settings = settings
+        self._topics = topics
+        self._address = address
+        self._clock = clock
+        self._channels = channels or Channels(clock=clock)
+        self._servers = [_NameServer(each) for each in settings().name_server_addresses()]
+        self._changed = asyncio.Event()
+        self._wants_all = False
+        self._task: asyncio.Task[None] | None = None
+        #: The state of the topics that was last noticed.
+        self._revision = topics.revision
+
+    def start(self) -> None:
+        """Begin to register; returns at once."""
+        if self._servers:
+            self._topics.take_changed()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(_log_failure)
+
+    def notice(self) -> None:
+        """Register soon if the topics have changed; cheap when they have not."""
+        if self._topics.revision != self._revision:
+            self._revision = self._topics.revision
+            self._changed.set()
+
+    def register_all(self) -> None:
+        """Register everything soon: something has changed that concerns all topics."""
+        self._wants_all = True
+        self._changed.set()
+
+    @property
+    def name_servers(self) -> tuple[Address, ...]:
+        return tuple(server.address for server in self._servers)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether any name server knows this broker, as of the last time it was told."""
+        return any(server.is_reachable for server in self._servers)
+
+    @property
+    def unreachable(self) -> tuple[Address, ...]:
+        """The name servers that did not answer the last time."""
+        return tuple(server.address for server in self._servers if server.is_reachable is False)
+
+    async def stop(self) -> None:
+        """Say goodbye to those who knew us, for a short time at most."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            self._task = None
+        known = [server for server in self._servers if server.is_reachable]
+        if known:
+            await asyncio.gather(*(self._unregister(server) for server in known))
+        await self._channels.close()
+
+    async def _run(self) -> None:
+        interval = self._settings().registration.interval
+        only: frozenset[str] | None = None
+        while True:
+            await asyncio.gather(*(self._register(server, only) for server in self._servers))
+            try:
+                async with asyncio.timeout(interval):
+                    await self._changed.wait()
+            except TimeoutError:
+                only = None
+                continue
+            self._changed.clear()
+            only = self._only()
+
+    def _only(self) -> frozenset[str] | None:
+        """The topics to tell about; None for all of them."""
+        changed = self._topics.take_changed()
+        wants_all, self._wants_all = self._wants_all, False
+        # One that is gone can only be told by what remains.
+        if wants_all or not changed or any(name not in self._topics for name in changed):
+            return None
+        return changed
+
+    async def _register(self, server: _NameServer, only: frozenset[str] | None) -> None:
+        settings = self._settings()
+        is_whole = only is None or not server.knows_all
+        table = self._topics.registration(settings.permission, None if is_whole else only)
+        body = encode_body(RegisterBroker(topic_config_serialize_wrapper=table))
+        life = settings.registration.heartbeat_timeout
+        header = RegisterBrokerRequest(
+            broker_name=settings.name,
+            broker_addr=str(self._address),
+            cluster_name=settings.cluster,
+            ha_server_addr=str(Address(self._address.host, self._address.port + 1)),
+            broker_id=settings.broker_id,
+            heartbeat_timeout_millis=None if life is None else round(life * 1000),
+            body_crc32=body_crc32(body),
+        )
+        try:
+            answer = await self._channels.request(
+                server.address,
+                RequestCode.REGISTER_BROKER,
+                header,
+                body=body,
+                timeout=settings.registration.timeout,
+            )
+            if answer.code != ResponseCode.SUCCESS:
+                raise _NotRegistered(answer.remark or f"code {answer.code}")
+            self._learn(answer)
+        except OrbitError as error:
+            server.knows_all = False
+            self._note(server, is_reachable=False, problem=error)
+        else:
+            server.knows_all = True
+            self._note(server, is_reachable=True)
+
+    def _learn(self, answer: Command) -> None:
+        """The answer names the topics that are consumed in order."""
+        if answer.body:
+            table = decode_body(KVTable, answer.body)
+            self._topics.apply_order_config(table.table, now=self._clock.now())
+
+    def _note(
+        self, server: _NameServer, *, is_reachable: bool, problem: OrbitError | None = None
+    ) -> None:
+        before, server.is_reachable = server.is_reachable, is_reachable
+        if is_reachable and not before:
+            log.info("registered", extra={"name_server": str(server.address)})
+        elif not is_reachable and before is not False:
+            log.warning(
+                "not registered with name server %s: %s; it is tried again every %g s",
+                server.address,
+                problem,
+                self._settings().registration.interval,
+            )
+
+    async def _unregister(self, server: _NameServer) -> None:
+        settings = self._settings()
+        header = BrokerRequest(
+            broker_name=settings.name,
+            broker_addr=str(self._address),
+            cluster_name=settings.cluster,
+            broker_id=settings.broker_id,
+        )
+        try:
+            await self._channels.request(
+                server.address, RequestCode.UNREGISTER_BROKER, header, timeout=_GOODBYE
+            )
+        except RemotingError as error:
+            log.info("not unregistered: %s", error, extra={"name_server": str(server.address)})
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("registration ended; name servers will forget this broker", exc_info=error)
+
+
+class _NotRegistered(OrbitError):
+    """A name server answered, but not with success."""

@@ -1,0 +1,290 @@
+"""Every setting of a broker, with RocketMQ's default unless a comment says otherwise.
+
+Seconds and bytes. What Apache calls it is in the comment where the name differs much. A value that
+cannot work fails at construction, and the error names the setting.
+
+Some settings may be changed while the broker runs (`Parts.change_settings`): the permission, and
+those of `SendSettings` and `PullSettings`. The others say who and where the broker is, and need a
+restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orbitmq.broker import names
+from orbitmq.broker.clients import CLIENT_LIFE
+from orbitmq.broker.commitrule import CommitRule
+from orbitmq.broker.errors import SettingError
+from orbitmq.broker.permissions import READ_WRITE
+from orbitmq.broker.topics import TopicSettings
+from orbitmq.remoting.address import Address, parse_address
+from orbitmq.remoting.errors import AddressError
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.store.settings import StoreSettings
+
+KIB = 1024
+MIB = 1024 * KIB
+
+DEFAULT_PORT = 10911
+NAME_SERVER_PORT = 9876
+
+#: Addresses that mean "every interface"; nobody can send anything back to them.
+WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  # compared with, not bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendSettings:
+    """What a producer may send, and what it is told."""
+
+    max_message_size: int = 4 * MIB  #: body of a message, or of a whole batch
+    region: str = "DefaultRegion"  #: goes into every message and answer (`regionId`)
+    trace_on: bool = True  #: likewise
+    accept_from: float = 0.0  #: epoch seconds before which sends are refused
+    reject_transactions: bool = False  #: `rejectTransactionMessage`
+    flush_timeout: float = 5.0  #: wait for a synchronous flush, then FLUSH_DISK_TIMEOUT
+    #: Sends that may wait for a flush before others are answered SYSTEM_BUSY, and their bytes.
+    waiting_messages: int = 10_000
+    waiting_bytes: int = 256 * MIB
+
+    def __post_init__(self) -> None:
+        _positive("send", self, "max_message_size", "flush_timeout", "waiting_messages")
+        _positive("send", self, "waiting_bytes")
+        if not self.region.replace("-", "").replace("_", "").isalnum():
+            raise SettingError(
+                f"send.region must consist of letters, digits, - and _, got {self.region!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSettings:
+    """What a consumer may pull, and how long it may wait for it."""
+
+    long_polling: bool = True  #: off: empty pulls are held for `short_hold`, whatever they ask
+    short_hold: float = 1.0
+    longest_hold: float = 120.0  #: whatever a client asks; clients ask for 15 s
+    #: Pulls that may wait for messages; one more is answered at once. Apache has no bound.
+    held_requests: int = 100_000
+    lite_pull: bool = True  #: whether code 361 is served
+    slave_read_enable: bool = False
+    reject_pull_consumer: bool = False  #: serve only groups that send heartbeats
+    #: SQL92 subscriptions. Apache's default is off, which surprises everybody who writes one.
+    enable_property_filter: bool = True
+    #: Bytes that the pulls of a connection may send in one turn. What exceeds them waits for the
+    #: next, so that somebody who reads a long backlog does not hold up those at the tail.
+    step_bytes: int = 256 * KIB
+
+    def __post_init__(self) -> None:
+        _positive("pull", self, "short_hold", "longest_hold", "step_bytes")
+        if self.held_requests < 0:
+            raise SettingError(f"pull.held_requests must not be negative, got {self.held_requests}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSettings:
+    """How the progress of groups is kept."""
+
+    save_interval: float = 5.0  #: a crash costs at most so much of it
+    rule: CommitRule = field(default_factory=CommitRule)  #: who may move it back
+    #: A group without progress begins at 0 in a queue whose first message is still there and in
+    #: memory, even if it asks for the last offset, as Apache does. Strict: it begins at the end.
+    strict_last: bool = False
+    #: Whether a queue without messages is answered 0 (as 4.x does) and not "not found".
+    zero_for_empty: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("progress", self, "save_interval")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelaySettings:
+    """How delayed and timer messages are delivered. The delays of levels are the store's."""
+
+    save_interval: float = 10.0  #: a crash repeats at most what was delivered in this time
+    step_messages: int = 256  #: delivered in one step of the loop
+    timer_max_delay: float = 259_200.0  #: never longer than messages are kept (`timerMaxDelaySec`)
+    #: Timer messages that may wait; each takes about 45 bytes of memory. Apache limits the rate.
+    timer_max_pending: int = 5_000_000
+    #: Whether timer messages can be taken back (`recallMessageEnable`, which is off in Apache).
+    recall: bool = True
+
+    def __post_init__(self) -> None:
+        _positive("delays", self, "save_interval", "step_messages", "timer_max_delay")
+        _positive("delays", self, "timer_max_pending")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSettings:
+    """When producers are asked about half messages that they left open."""
+
+    check_interval: float = 30.0
+    timeout: float = 6.0  #: time since its birth in which nobody asks about a half message
+    check_max: int = 15  #: after so many questions it is given up
+    step_messages: int = 256  #: half messages looked at in one step of the loop
+
+    def __post_init__(self) -> None:
+        _positive("transactions", self, "check_interval", "check_max", "step_messages")
+        if self.timeout < 0:
+            raise SettingError(f"transactions.timeout must not be negative, got {self.timeout}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplySettings:
+    """How replies reach those who asked."""
+
+    store: bool = True  #: whether replies are stored as well (`storeReplyMessageEnable`)
+    push_timeout: float = 10.0  #: for the requester to take it
+
+    def __post_init__(self) -> None:
+        _positive("replies", self, "push_timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrationSettings:
+    """How the name servers hear of this broker."""
+
+    interval: float = 30.0
+    timeout: float = 6.0  #: for one name server to answer; Apache waits for 24 s
+    #: Silence after which name servers forget the broker; None leaves it to them (120 s).
+    heartbeat_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive("registration", self, "interval", "timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """Who may use the broker."""
+
+    accounts: Path | None = None  #: a file of accounts (see `accounts`); None: everybody may
+    check_interval: float = 2.0  #: how often the file is looked at for changes
+
+    def __post_init__(self) -> None:
+        _positive("access", self, "check_interval")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Where metrics and the state of health can be had."""
+
+    port: int | None = None  #: None: nowhere; 0: any free one. Apache serves metrics on 5557
+    host: str = "127.0.0.1"  #: the pages ask nobody for credentials
+    connections: int = 32  #: above this, others are turned away
+    timeout: float = 10.0  #: for a client to ask, and for it to take the answer
+
+    def __post_init__(self) -> None:
+        _positive("http", self, "connections", "timeout")
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise SettingError(f"http.port must be from 0 to 65535, got {self.port}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Who a broker is, where it keeps its data and how it behaves."""
+
+    root: Path  #: the folder of the store, and of `config`
+    name: str = "broker-a"
+    cluster: str = "DefaultCluster"
+    broker_id: int = 0  #: 0: the master
+    #: `host:port` of every name server; none: clients are told the broker's address directly.
+    name_servers: tuple[str, ...] = ()
+    #: The address that clients are given, `host` or `host:port`. It is written into every message,
+    #: and clients send back to it. By default the one listened on, or the machine's own.
+    advertised: str | None = None
+    permission: int = READ_WRITE
+    auto_create_topic: bool = True
+    auto_create_group: bool = True
+    default_topic_queues: int = 8
+    cluster_topic: bool = True
+    broker_topic: bool = True
+    trace_topic: bool = False
+    timer: bool = True
+    client_life: float = CLIENT_LIFE  #: silence after which a client counts as gone
+    notify_consumers: bool = True  #: tell the members of a group when one comes or goes
+    #: No order lock is granted for so long after a start. Locks are not kept: after a restart a
+    #: queue may be given to another client while its owner still believes in its lock, for up to
+    #: 30 s. That much closes the gap, and makes consumers in order wait; Apache leaves it open.
+    lock_pause: float = 0.0
+    clean_interval: float = 10.0  #: how often old files are looked for
+    scan_interval: float = 10.0  #: how often silent clients are looked for
+    tick: float = 0.1  #: how often the store does a part of its own work
+    stop_grace: float = 3.0  #: how long a stop waits for answers that are on their way
+    send: SendSettings = field(default_factory=SendSettings)
+    pull: PullSettings = field(default_factory=PullSettings)
+    progress: ProgressSettings = field(default_factory=ProgressSettings)
+    delays: DelaySettings = field(default_factory=DelaySettings)
+    transactions: TransactionSettings = field(default_factory=TransactionSettings)
+    replies: ReplySettings = field(default_factory=ReplySettings)
+    registration: RegistrationSettings = field(default_factory=RegistrationSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DEFAULT_PORT))
+
+    def __post_init__(self) -> None:
+        _positive("broker", self, "default_topic_queues", "client_life", "clean_interval")
+        _positive("broker", self, "scan_interval", "tick")
+        if self.stop_grace < 0:
+            raise SettingError(f"broker.stop_grace must not be negative, got {self.stop_grace}")
+        if self.lock_pause < 0:
+            raise SettingError(f"broker.lock_pause must not be negative, got {self.lock_pause}")
+        if self.broker_id < 0:
+            raise SettingError(f"broker.broker_id must be 0 or more, got {self.broker_id}")
+        if not 0 <= self.permission <= 7:
+            raise SettingError(f"broker.permission must be from 0 to 7, got {self.permission}")
+        for setting in ("name", "cluster"):
+            problem = names.topic_problem(getattr(self, setting))
+            if problem is not None:
+                raise SettingError(f"broker.{setting}: {problem}")
+        _address("broker.advertised", self.advertised)
+        if self.advertised is not None and _host(self.advertised) in WILDCARDS:
+            raise SettingError(
+                f"broker.advertised must be an address that clients can reach, got "
+                f"{self.advertised!r}; clients would send back to it"
+            )
+        for name_server in self.name_servers:
+            _address("broker.name_servers", name_server)
+
+    @property
+    def is_slave(self) -> bool:
+        return self.broker_id > 0
+
+    @property
+    def topics(self) -> TopicSettings:
+        """What the table of topics needs to know."""
+        return TopicSettings(
+            cluster=self.cluster,
+            broker_name=self.name,
+            auto_create=self.auto_create_topic,
+            default_queues=self.default_topic_queues,
+            cluster_topic_enabled=self.cluster_topic,
+            broker_topic_enabled=self.broker_topic,
+            trace_topic_enabled=self.trace_topic,
+            timer_enabled=self.timer,
+            delay_levels=len(self.store.delay_levels),
+        )
+
+    def name_server_addresses(self) -> tuple[Address, ...]:
+        return tuple(
+            parse_address(text, default_port=NAME_SERVER_PORT) for text in self.name_servers
+        )
+
+
+def _address(setting: str, text: str | None) -> None:
+    if text is None:
+        return
+    try:
+        parse_address(text, default_port=NAME_SERVER_PORT)
+    except AddressError as error:
+        raise SettingError(f"{setting}: {error}") from error
+
+
+def _host(text: str) -> str:
+    return parse_address(text, default_port=0).host
+
+
+def _positive(role: str, settings: object, *names_of_settings: str) -> None:
+    for name in names_of_settings:
+        if not (value := getattr(settings, name)) > 0:
+            raise SettingError(f"{role}.{name} must be positive, got {value}")

@@ -1,0 +1,349 @@
+"""Timer messages: delivered at any time that their producer named, or recalled before.
+
+They lie in one queue of a system topic in the order in which they came. What is known about them in
+memory is one number each, their time and their place in that queue, in a heap: a million of them
+take some forty megabytes. The bodies stay on the disk until they are due.
+
+**Everything is learnt from the queue.** A message that was parked is not remembered then, but when
+the store has it: the step reads on from where it was. That is also all that a start does, from the
+first place that may still have a message to deliver. A recall is a message in the same queue, with
+the same time as the one it cancels. Nothing is delivered before the queue was read to its end, so
+a recall that was acknowledged is never overlooked.
+
+**What has been delivered** is said by one number as well: messages are delivered in the order of
+the heap, hence all up to `_delivered`. The exceptions, messages that are pending although their
+number is lower (the clock was set back, or the store refused them), are listed one by one. Of what
+was parked after the file was saved the file says nothing, and all of it counts as pending. So after
+a crash nothing is lost, and what was delivered since the last save is delivered again.
+
+Apache rounds times down to whole seconds and delivers up to a second early. Here a message is due
+at its millisecond and never delivered before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import re
+from collections.abc import Callable
+
+from orbitmq.broker import names
+from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq.broker.delays import asked_level
+from orbitmq.broker.drafts import Draft, Stage
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.logfollowing import LogFollowingFile
+from orbitmq.broker.parking import Reading, park, released
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.recalls import RecallHandle, recall_key
+from orbitmq.broker.releasing import Release, Retrying
+from orbitmq.broker.timerfile import FILE_NAME, TimerFile, left_by_apache
+from orbitmq.message.properties import property_value, remove_properties, replace_property
+from orbitmq.message.stored import StoredMessage
+from orbitmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_NONE, transaction_type
+from orbitmq.message.wellknown import (
+    REAL_TOPIC,
+    TIMER_DEL_UNIQKEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    UNIQ_KEY,
+)
+from orbitmq.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+#: Messages of the queue read in one step.
+SCAN = 1024
+
+#: In every property by which a producer asks for a time.
+_MARK = "TIMER_DEL"
+_ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+_DELIVERABLE = (TRANSACTION_NONE, TRANSACTION_COMMIT)
+#: A place in the queue takes so many bits of a number in the heap.
+_PLACE_BITS = 40
+_PLACE = (1 << _PLACE_BITS) - 1
+#: Pending messages are counted per stretch of so many places, to know where the first one is.
+_STRETCH_BITS = 12
+
+_is_number = re.compile(r"[+-]?[0-9]{1,18}").fullmatch
+
+
+class Timers:
+    """The timer messages of a broker."""
+
+    def __init__(self, parts: Parts, *, disk: ConfigDisk | None = None, scan: int = SCAN) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._clock = parts.clock
+        self._batch = parts.settings.delays.step_messages
+        self._scan = scan
+        #: Called when the step may have something to do earlier than it said.
+        self.wake: Callable[[], None] = _nobody
+        #: Time and place of what is to be delivered.
+        self._heap: list[int] = []
+        #: By time, the messages that were recalled.
+        self._recalled: dict[int, set[str]] = {}
+        self._in_stretch: dict[int, int] = {}
+        self._delivered = 0
+        self._late: set[int] = set()
+        self._release: Release | None = None
+        self._retrying = Retrying()
+        #: Counts what the file would say differently.
+        self.revision = 0
+        file = ConfigFile(parts.settings.root / "config" / FILE_NAME, TimerFile, disk=disk)
+        self._before = file.load().value or left_by_apache(parts.settings.root, disk)
+        self._scanned = self._load()
+        self.file = LogFollowingFile(
+            file, self._document, lambda: self.revision, parts.store, parts.background
+        )
+        parts.turns.transformations.add(_MARK, Stage.TIMER, self.park)
+
+    @property
+    def pending(self) -> int:
+        """How many messages wait, recalled ones among them."""
+        return len(self._heap)
+
+    @property
+    def longest(self) -> float:
+        """How far ahead a message may be: no further than the log is kept."""
+        settings = self._parts.settings
+        return min(settings.delays.timer_max_delay, settings.store.retention.keep)
+
+    # Parking.
+
+    def park(self, draft: Draft) -> None:
+        """Store a message that asks for a time in the timer topic; a transformation."""
+        if transaction_type(draft.sys_flag) not in _DELIVERABLE:
+            return
+        if asked_level(draft.properties) > 0:
+            draft.properties = remove_properties(draft.properties, _ASKED)
+            return
+        if property_value(draft.properties, TIMER_OUT_MS) is not None:
+            return
+        now_ms = int(self._clock.now() * 1000)
+        due_ms = asked_time(draft.properties, now_ms)
+        if due_ms is None:
+            return
+        self._check_enabled()
+        if due_ms <= now_ms:
+            if property_value(draft.properties, TIMER_DEL_UNIQKEY) is not None:
+                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a recall of a message that is due")
+            return
+        self.check_time(due_ms, now_ms)
+        self.park_until(draft, due_ms)
+
+    def park_until(self, draft: Draft, due_ms: int) -> None:
+        """Store a message in the timer topic, whatever its properties ask for."""
+        self._check_enabled()
+        if self.pending >= self._parts.settings.delays.timer_max_pending:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"timer message is under flow control: {self.pending} messages wait for their "
+                "time, more than delays.timer_max_pending allows",
+            )
+        topic = draft.topic
+        draft.properties = replace_property(draft.properties, TIMER_OUT_MS, str(due_ms))
+        unique_id = property_value(draft.properties, UNIQ_KEY)
+        park(draft, names.TIMER_TOPIC, 0)
+        if unique_id is not None and not topic.startswith(names.RETRY_PREFIX):
+            broker = self._parts.settings.name
+            draft.recall_handle = RecallHandle(topic, broker, due_ms, unique_id).encode()
+        self.wake()
+
+    def check_time(self, due_ms: int, now_ms: int) -> None:
+        """Refuse a time that is too far ahead."""
+        if due_ms - now_ms > self.longest * 1000:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"timer message illegal, the delay time should not be bigger than the max delay "
+                f"{self.longest:.0f} s",
+            )
+
+    def _check_enabled(self) -> None:
+        if not self._parts.settings.timer:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                "accurate timer message is not enabled, broker.timer is off",
+            )
+
+    # Reading the queue.
+
+    def step(self, now: float) -> float | None:
+        """Read what is new, deliver a bounded part of what is due; when there will be more."""
+        if not self._read_on():
+            return now
+        if self._release is not None or not self._heap:
+            return None
+        due_ms = max(self._heap[0] >> _PLACE_BITS, self._retrying.not_before)
+        if due_ms > int(now * 1000):
+            return due_ms / 1000
+        self._deliver(int(now * 1000))
+        return None
+
+    def _read_on(self) -> bool:
+        """Learn of messages that were parked; whether there are no more."""
+        end = self._store.max_offset(names.TIMER_TOPIC, 0)
+        if self._scanned == end:
+            return True
+        reading = Reading(self._store, names.TIMER_TOPIC, 0, self._scanned)
+        for messages in reading.batches(self._scan):
+            for message in messages:
+                self._learn(message)
+        self.revision += self._scanned != reading.offset
+        # An offset that does not go on is corrected in the next step, or there is nothing there.
+        is_stuck = self._scanned == reading.offset
+        self._scanned = reading.offset
+        return is_stuck or self._scanned >= end
+
+    def _learn(self, message: StoredMessage) -> None:
+        due_ms = _number(message.get_property(TIMER_OUT_MS))
+        if due_ms is None or not 0 <= due_ms < 1 << 62:
+            log.error("a timer message without a time", extra={"offset": message.queue_offset})
+            return
+        place = message.queue_offset
+        entry = due_ms << _PLACE_BITS | place
+        before = self._before
+        if entry <= self._delivered:
+            if place < before.scanned and place not in self._late:
+                return
+            self._late.add(place)
+        recalled = message.get_property(TIMER_DEL_UNIQKEY)
+        if recalled is not None:
+            self._recalled.setdefault(due_ms, set()).add(recalled)
+        heapq.heappush(self._heap, entry)
+        stretch = place >> _STRETCH_BITS
+        self._in_stretch[stretch] = self._in_stretch.get(stretch, 0) + 1
+
+    # Delivering.
+
+    def _deliver(self, now_ms: int) -> None:
+        heap = self._heap
+        taken: list[int] = []
+        release = Release(lambda failed: self._done(taken, failed))
+        self._release = release
+        while heap and heap[0] >> _PLACE_BITS <= now_ms and len(taken) < self._batch:
+            entry = heapq.heappop(heap)
+            taken.append(entry)
+            draft = self._draft(entry)
+            if draft is not None:
+                # In the order of the heap, so that the first that failed is known by its number.
+                release.put(self._parts.turns, draft, len(taken) - 1)
+        self._delivered = max(self._delivered, taken[-1])
+        release.close()
+
+    def _draft(self, entry: int) -> Draft | None:
+        """What is to be delivered for an entry; None when that is nothing."""
+        place = entry & _PLACE
+        message = self._message(place)
+        if message is None:
+            log.error("a timer message is gone", extra={"offset": place})
+            return None
+        if message.get_property(TIMER_DEL_UNIQKEY) is not None:
+            return None
+        recalled = self._recalled.get(entry >> _PLACE_BITS)
+        if recalled is not None:
+            topic = message.get_property(REAL_TOPIC) or ""
+            if recall_key(topic, message.get_property(UNIQ_KEY) or "") in recalled:
+                return None
+        return released(message)
+
+    def _message(self, place: int) -> StoredMessage | None:
+        reading = Reading(self._store, names.TIMER_TOPIC, 0, place)
+        for messages in reading.batches(1):
+            return messages[0] if messages[0].queue_offset == place else None
+        return None
+
+    def _done(self, taken: list[int], failed: int | None) -> None:
+        self._release = None
+        kept = taken if failed is None else taken[:failed]
+        for entry in kept:
+            self._forget(entry)
+        if failed is None:
+            self._retrying.succeeded()
+        else:
+            self._retrying.failed(int(self._clock.now() * 1000))
+            for entry in taken[failed:]:
+                self._late.add(entry & _PLACE)
+                heapq.heappush(self._heap, entry)
+        # Recalls of a time are needed until all messages of that time are through.
+        first = self._heap[0] >> _PLACE_BITS if self._heap else 1 << 62
+        for due_ms in {entry >> _PLACE_BITS for entry in kept}:
+            if due_ms < first:
+                self._recalled.pop(due_ms, None)
+        self.revision += 1
+        self.wake()
+
+    def _forget(self, entry: int) -> None:
+        place = entry & _PLACE
+        self._late.discard(place)
+        stretch = place >> _STRETCH_BITS
+        self._in_stretch[stretch] -= 1
+        if not self._in_stretch[stretch]:
+            del self._in_stretch[stretch]
+
+    # The file.
+
+    def _document(self) -> TimerFile | None:
+        """What the file is to say; None while something is on its way."""
+        if self._release is not None:
+            return None
+        first = self._scanned
+        if self._in_stretch:
+            # Places are learnt in ascending order, so the first stretch is the lowest.
+            first = next(iter(self._in_stretch)) << _STRETCH_BITS
+        return TimerFile(
+            first_pending=first,
+            scanned=self._scanned,
+            delivered_ms=self._delivered >> _PLACE_BITS,
+            delivered_offset=self._delivered & _PLACE,
+            late=tuple(sorted(self._late)),
+        )
+
+    def _load(self) -> int:
+        """Take over what the file says; where the queue is to be read from."""
+        before = self._before
+        self._delivered = before.delivered_ms << _PLACE_BITS | before.delivered_offset
+        low = self._store.min_offset(names.TIMER_TOPIC, 0)
+        self._late = {place for place in before.late if place >= low}
+        high = self._store.max_offset(names.TIMER_TOPIC, 0)
+        if before.scanned > high:
+            # The queue is another one, or lost its end: what the file says is about other messages.
+            log.warning(
+                "the timer queue ends before its saved progress; all of it counts as pending",
+                extra={"offset": high, "stored": before.scanned},
+            )
+            self._before = TimerFile()
+            self._delivered = 0
+            self._late = set()
+            return low
+        return min(max(before.first_pending, low), high)
+
+
+def asked_time(properties: bytes, now_ms: int) -> int | None:
+    """The time that a message asks for, in milliseconds; None when it asks for none."""
+    for name, unit, start in (
+        (TIMER_DELAY_SEC, 1000, now_ms),
+        (TIMER_DELAY_MS, 1, now_ms),
+        (TIMER_DELIVER_MS, 1, 0),
+    ):
+        text = property_value(properties, name)
+        if text is None:
+            continue
+        number = _number(text)
+        if number is None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"timer message illegal, property {name} must be a number, got {text[:64]!r}",
+            )
+        return start + number * unit
+    return None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _is_number(text) else None
+
+
+def _nobody() -> None:
+    """Before there is somebody to wake."""

@@ -1,0 +1,70 @@
+"""Fixtures of the broker's tests: real brokers and name servers on free ports of this loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.namesrv.server import NameServer
+from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.owner import Prepare
+from orbitmq.remoting.settings import ServerSettings
+from tests.support.broker import RawClient, small_settings
+
+StartBroker = Callable[..., Awaitable[Broker]]
+OpenClient = Callable[..., Awaitable[RawClient]]
+
+
+@pytest.fixture
+async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
+    """Starts brokers with changed settings; stops those that the test has left running."""
+    started: list[Broker] = []
+
+    async def start(
+        *, root: str = "broker", parts: dict[str, Any] | None = None, **changes: Any
+    ) -> Broker:
+        broker = Broker(small_settings(tmp_path / root, **changes), **(parts or {}))
+        await broker.start()
+        started.append(broker)
+        return broker
+
+    yield start
+    for broker in started:
+        await broker.stop()
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    return await start_broker()
+
+
+@pytest.fixture
+async def name_server() -> AsyncIterator[NameServer]:
+    server = NameServer(NameServerSettings(server=ServerSettings(port=0)))
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def open_client() -> AsyncIterator[OpenClient]:
+    """Opens connections to a broker, and leaves none open."""
+    opened: list[RawClient] = []
+
+    async def open_one(broker: Broker, prepare: Prepare | None = None) -> RawClient:
+        client = await RawClient.open(broker, prepare)
+        opened.append(client)
+        return client
+
+    yield open_one
+    for client in opened:
+        await client.close()
+
+
+@pytest.fixture
+async def client(broker: Broker, open_client: OpenClient) -> RawClient:
+    return await open_client(broker)

@@ -1,0 +1,116 @@
+"""Looking single messages up."""
+
+from __future__ import annotations
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.pull import (
+    QueryMessageRequest,
+    QueryMessageResponse,
+    ViewMessageRequest,
+)
+from tests.support.admin import ask
+from tests.support.broker import RawClient, bodies_in
+
+ALWAYS = 2**63 - 1
+
+
+async def by_key(
+    client: RawClient,
+    key: str,
+    *,
+    topic: str = "orders",
+    most: int = 32,
+    begin: int = 0,
+    end: int = ALWAYS,
+    is_unique: bool | None = None,
+) -> Command:
+    header = QueryMessageRequest(
+        topic=topic,
+        key=key,
+        max_num=most,
+        begin_timestamp=begin,
+        end_timestamp=end,
+        is_unique_key=is_unique,
+    )
+    return await ask(client, RequestCode.QUERY_MESSAGE, header)
+
+
+async def test_messages_are_found_by_key_newest_first(client: RawClient) -> None:
+    for number in range(3):
+        await client.stored("orders", b"%d" % number, properties={"KEYS": f"all one-{number}"})
+    await client.stored("payments", b"other", properties={"KEYS": "all"})
+
+    answer = await by_key(client, "all")
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert bodies_in(answer) == [b"2", b"1", b"0"]
+    assert bodies_in(await by_key(client, "one-1")) == [b"1"]
+
+
+async def test_the_answer_says_how_far_the_index_has_come(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders", properties={"KEYS": "k"})
+
+    header = (await by_key(client, "k")).header(QueryMessageResponse)
+
+    state = broker.parts.store.statistics()
+    assert header.index_last_update_phyoffset == state.log_end
+    assert header.index_last_update_timestamp == state.indexed_ms > 0
+
+
+async def test_a_unique_id_finds_its_message_whatever_number_is_asked_for(
+    client: RawClient,
+) -> None:
+    sent = await client.stored("orders", b"found")
+    assert sent.transaction_id is not None
+
+    answer = await by_key(client, sent.transaction_id, most=0, is_unique=True)
+
+    assert bodies_in(answer) == [b"found"]
+
+
+async def test_no_message_in_the_time_asked_for_is_not_found(client: RawClient) -> None:
+    await client.stored("orders", properties={"KEYS": "k"})
+
+    too_early = await by_key(client, "k", end=1000)
+    unknown = await by_key(client, "nothing")
+
+    assert too_early.code == unknown.code == ResponseCode.QUERY_NOT_FOUND
+    assert too_early.remark == "can not find message, maybe time range not correct"
+    assert int(unknown.ext_fields["indexLastUpdatePhyoffset"]) > 0
+
+
+async def test_at_most_sixty_four_messages_are_brought(client: RawClient) -> None:
+    for _ in range(70):
+        await client.stored("orders", properties={"KEYS": "many"})
+
+    assert len(bodies_in(await by_key(client, "many", most=1000))) == 64
+    assert len(bodies_in(await by_key(client, "many", most=5))) == 5
+
+
+async def test_a_message_is_viewed_by_the_offset_in_its_id(client: RawClient) -> None:
+    await client.stored("orders", b"first")
+    sent = await client.stored("orders", b"second")
+
+    answer = await ask(
+        client,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        ViewMessageRequest(offset=int(sent.msg_id[-16:], 16)),
+    )
+
+    assert bodies_in(answer) == [b"second"]
+
+
+@pytest.mark.parametrize("offset", [-1, 7, 10**9])
+async def test_an_offset_without_a_message_is_refused(client: RawClient, offset: int) -> None:
+    await client.stored("orders")
+
+    answer = await ask(client, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset=offset))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert (answer.remark or "").startswith(f"can not find message by the offset, {offset}")

@@ -1,0 +1,298 @@
+"""Numbers about queues, groups and the broker."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.commitrule import Way
+from orbitmq.wire.bodies.route import KVTable
+from orbitmq.wire.bodies.stats import (
+    BrokerStatsData,
+    ConsumeQueueEntries,
+    ConsumeStats,
+    ConsumeStatsList,
+    ConsumeTimeSpans,
+    QueueBounds,
+    QueueProgress,
+    TopicStats,
+)
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.stats import (
+    GetBrokerConsumeStatsRequest,
+    GetConsumeStatsRequest,
+    QueryConsumeQueueRequest,
+    QueryConsumeTimeSpanRequest,
+    ViewBrokerStatsRequest,
+)
+from orbitmq.wire.headers.topics import TopicRequest
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.admin import ask, queue, subscription, told
+from tests.support.broker import GROUP, RawClient
+from tests.support.remoting import ManualClock
+
+START = 1_700_000_000.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(time=START)
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker, clock: ManualClock) -> Broker:
+    return await start_broker(parts={"clock": clock})
+
+
+@pytest.fixture
+async def client(broker: Broker, open_client: OpenClient, clock: ManualClock) -> RawClient:
+    """Five messages are in queue 0 of `orders`, a second apart."""
+    client = await open_client(broker)
+    for _ in range(5):
+        await client.stored("orders", b"12345678", properties={"TAGS": "red"})
+        clock.time += 1
+    return client
+
+
+def millis(seconds: float) -> int:
+    return round((START + seconds) * 1000)
+
+
+async def consume_stats(client: RawClient, group: str = GROUP, **fields: Any) -> ConsumeStats:
+    header = GetConsumeStatsRequest(consumer_group=group, **fields)
+    return await told(client, ConsumeStats, RequestCode.GET_CONSUME_STATS, header)
+
+
+async def test_the_bounds_of_every_queue_of_a_topic_are_told(client: RawClient) -> None:
+    stats = await told(
+        client, TopicStats, RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic="orders")
+    )
+
+    assert len(stats.offset_table) == 4
+    assert stats.offset_table[queue("orders", 0)] == QueueBounds(
+        min_offset=0, max_offset=5, last_update_timestamp=millis(4)
+    )
+    assert stats.offset_table[queue("orders", 3)] == QueueBounds()
+    assert stats.topic_put_tps == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "header"),
+    [
+        (RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic="never")),
+        (
+            RequestCode.QUERY_CONSUME_TIME_SPAN,
+            QueryConsumeTimeSpanRequest(topic="never", group=GROUP),
+        ),
+    ],
+)
+async def test_an_unknown_topic_has_no_numbers(client: RawClient, code: int, header: Any) -> None:
+    answer = await ask(client, code, header)
+
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert answer.remark == "topic[never] not exist"
+
+
+async def test_the_progress_of_a_group_is_told_in_messages_and_in_time(
+    client: RawClient,
+) -> None:
+    await client.pull("orders", max_msg_nums=4)
+    await client.report("orders", 2)
+    await client.pull("orders", offset=2, max_msg_nums=2)
+
+    stats = await consume_stats(client)
+
+    assert stats.offset_table[queue("orders", 0)] == QueueProgress(
+        broker_offset=5, consumer_offset=2, pull_offset=4, last_timestamp=millis(1)
+    )
+    assert stats.offset_table[queue("orders", 1)] == QueueProgress()
+    assert stats.consume_tps > 0
+
+
+async def test_a_group_that_gave_a_topic_up_is_not_measured_in_it(client: RawClient) -> None:
+    await client.stored("payments")
+    await client.heartbeat("me", subscription("payments"))
+    await client.report("orders", 2)
+    await client.report("payments", 1)
+
+    assert {each.topic for each in (await consume_stats(client)).offset_table} == {"payments"}
+    assert not (await consume_stats(client, topic="orders")).offset_table
+    listed = await consume_stats(client, topic_list="orders;never")
+    assert {each.topic for each in listed.offset_table} == {"orders"}
+
+
+async def test_all_groups_are_measured_together(broker: Broker, client: RawClient) -> None:
+    for group, offset in (("fast", 5), ("slow", 1)):
+        broker.parts.groups.find(group, now=0)
+        broker.parts.progress.commit("orders", group, 0, offset, by=group, way=Way.REQUEST, now=0)
+
+    stats = await told(
+        client,
+        ConsumeStatsList,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        GetBrokerConsumeStatsRequest(),
+    )
+    ordered = await told(
+        client,
+        ConsumeStatsList,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        GetBrokerConsumeStatsRequest(is_order=True),
+    )
+
+    by_group = {name: each for entry in stats.consume_stats_list for name, each in entry.items()}
+    assert stats.total_diff == 4
+    assert stats.broker_addr == str(broker.address)
+    assert by_group.keys() == {config.group_name for config in broker.parts.groups}
+    assert by_group["slow"][0].offset_table[queue("orders")].consumer_offset == 1
+    assert by_group["TOOLS_CONSUMER"] == ()
+    assert ordered.total_diff == 0
+
+
+async def test_the_time_that_a_group_lags_behind_is_told(
+    client: RawClient, clock: ManualClock
+) -> None:
+    await client.pull("orders")
+    await client.report("orders", 2)
+    clock.time = START + 60
+
+    header = QueryConsumeTimeSpanRequest(topic="orders", group=GROUP)
+    spans = await told(client, ConsumeTimeSpans, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+
+    first, second = spans.consume_time_span_set[:2]
+    local = datetime.fromtimestamp(START, UTC).astimezone()
+    assert (first.min_time_stamp, first.max_time_stamp) == (millis(0), millis(4))
+    assert first.consume_time_stamp == millis(1)
+    assert first.delay_time == 58_000
+    assert first.min_time_stamp_str == f"{local:%Y-%m-%d#%H:%M:%S}:000"
+    assert (second.min_time_stamp, second.max_time_stamp, second.delay_time) == (-1, -1, 0)
+
+
+async def test_a_group_without_progress_lags_since_the_first_message(
+    client: RawClient, clock: ManualClock
+) -> None:
+    clock.time = START + 60
+
+    header = QueryConsumeTimeSpanRequest(topic="orders", group="nobody")
+    spans = await told(client, ConsumeTimeSpans, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+
+    assert spans.consume_time_span_set[0].delay_time == 60_000
+
+
+async def test_the_entries_of_a_queue_are_shown(broker: Broker, client: RawClient) -> None:
+    header = QueryConsumeQueueRequest(
+        topic="orders", queue_id=0, index=1, count=2, consumer_group="nobody"
+    )
+
+    shown = await told(client, ConsumeQueueEntries, RequestCode.QUERY_CONSUME_QUEUE, header)
+
+    sizes = {entry.physic_size for entry in shown.queue_data}
+    assert (shown.min_queue_index, shown.max_queue_index) == (0, 5)
+    assert len(shown.queue_data) == 2
+    assert len(sizes) == 1
+    assert shown.queue_data[0].physic_offset == sizes.pop()
+    assert shown.queue_data[0].tags_code == 112785
+    assert shown.filter_data == "nobody@orders is not online!"
+    record = broker.parts.store.message_at(shown.queue_data[1].physic_offset)
+    assert len(record) == shown.queue_data[1].physic_size
+
+
+async def test_a_queue_or_an_entry_that_is_not_there_is_named(client: RawClient) -> None:
+    no_queue = await ask(
+        client,
+        RequestCode.QUERY_CONSUME_QUEUE,
+        QueryConsumeQueueRequest(topic="never", queue_id=3, count=1),
+    )
+    no_entry = await ask(
+        client,
+        RequestCode.QUERY_CONSUME_QUEUE,
+        QueryConsumeQueueRequest(topic="orders", queue_id=0, index=5, count=1),
+    )
+
+    assert (no_queue.code, no_queue.remark) == (ResponseCode.SYSTEM_ERROR, "3@never is not exist!")
+    assert no_entry.code == ResponseCode.SUCCESS
+    assert no_entry.remark == "Index 5 of 0@orders is not exist!"
+
+
+async def stats_item(client: RawClient, name: str, key: str) -> BrokerStatsData:
+    header = ViewBrokerStatsRequest(stats_name=name, stats_key=key)
+    return await told(client, BrokerStatsData, RequestCode.VIEW_BROKER_STATS_DATA, header)
+
+
+async def test_counts_of_topics_groups_and_the_broker_are_told(client: RawClient) -> None:
+    await client.pull("orders")
+
+    puts = await stats_item(client, "TOPIC_PUT_NUMS", "orders")
+    sizes = await stats_item(client, "TOPIC_PUT_SIZE", "orders")
+    gets = await stats_item(client, "GROUP_GET_NUMS", f"orders@{GROUP}")
+    all_puts = await stats_item(client, "BROKER_PUT_NUMS", "DefaultCluster")
+    plain = await stats_item(client, "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC", "DefaultCluster")
+
+    assert puts.stats_minute.sum == puts.stats_hour.sum == puts.stats_day.sum == 5
+    assert (puts.stats_minute.tps, puts.stats_minute.avgpt) == (1.0, 1.0)
+    assert (sizes.stats_day.sum, sizes.stats_day.avgpt) == (40, 8.0)
+    assert (gets.stats_minute.sum, gets.stats_minute.avgpt) == (5, 5.0)
+    assert all_puts.stats_day.sum == 5
+    assert plain.stats_day.sum == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("TOPIC_PUT_NUMS", "never"),
+        ("GROUP_GET_NUMS", "orders@nobody"),
+        ("BROKER_PUT_NUMS", "OtherCluster"),
+        ("NO_SUCH_NUMS", "orders"),
+    ],
+)
+async def test_what_was_never_counted_is_refused(client: RawClient, name: str, key: str) -> None:
+    header = ViewBrokerStatsRequest(stats_name=name, stats_key=key)
+
+    answer = await ask(client, RequestCode.VIEW_BROKER_STATS_DATA, header)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == f"The stats <{name}> <{key}> not exist"
+
+
+async def runtime(client: RawClient) -> dict[str, str]:
+    return (await told(client, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO)).table
+
+
+async def test_the_broker_tells_what_it_did_and_what_it_has(
+    broker: Broker, client: RawClient, clock: ManualClock
+) -> None:
+    await client.pull("orders")
+    clock.time = START + 90_061
+
+    info = await runtime(client)
+
+    assert info["runtime"] == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
+    assert info["bootTimestamp"] == str(millis(0))
+    assert info["msgPutTotalTodayNow"] == info["putMessageTimesTotal"] == "5"
+    assert info["msgGetTotalTodayNow"] == "5"
+    assert info["putMessageSizeTotal"] == "40"
+    assert info["putMessageAverageSize"] == "8.0"
+    assert info["earliestMessageTimeStamp"] == str(millis(0))
+    assert info["commitLogMaxOffset"] == str(broker.parts.store.statistics().log_end)
+    assert info["brokerVersionDesc"] == "V5_3_3"
+    assert 0 < float(info["commitLogDiskRatio"]) <= 1
+    assert [float(rate) for rate in info["putTps"].split(" ")] == [pytest.approx(5 / 90_061)] * 3
+
+
+async def test_an_empty_broker_has_no_earliest_message(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    client = await open_client(await start_broker(root="empty"))
+
+    info = await runtime(client)
+
+    assert info["earliestMessageTimeStamp"] == "-1"
+    assert info["putMessageTimesTotal"] == "0"
+
+
+async def test_delayed_messages_are_shown_by_level(client: RawClient) -> None:
+    await client.stored("orders", properties={"DELAY": "3"})
+
+    assert (await runtime(client))["scheduleMessageOffset_3"] == "0,1"

@@ -1,0 +1,325 @@
+"""Delay levels: parked, delivered when due, in order, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orbitmq.broker.alarms import Alarm
+from orbitmq.broker.drafts import Draft
+from orbitmq.broker.settings import DelaySettings
+from orbitmq.message.stored import decode_messages
+from orbitmq.store.settings import FlushPolicy
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.offsets import GetMaxOffsetRequest
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import SMALL_STORE, messages_in, until
+from tests.support.delivery import HandBroker, hand_broker, with_levels
+from tests.support.store import FailingFiles, HandClock, with_policy
+
+
+async def test_a_delayed_message_is_invisible_until_it_is_due(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("T", b"later", properties={"DELAY": "3"}, queue_id=2)
+
+        broker.advance(9.999)
+        early = broker.bodies("T", 2)
+        broker.advance(0.001)
+
+        assert early == []
+        assert broker.bodies("T", 2) == [b"later"]
+
+
+async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(
+    tmp_path: Path,
+) -> None:
+    async with hand_broker(tmp_path) as (broker, _):
+        # In the middle of a millisecond, so that rounding does not matter.
+        broker.advance(0.0005)
+        for number in range(3):
+            put(broker, 1, b"%d" % number)
+            broker.advance(0.001)
+
+        broker.advance(0.996)
+        found = [broker.bodies("T", 1)]
+        for _ in range(3):
+            broker.advance(0.001)
+            found.append(broker.bodies("T", 1))
+
+        assert found == [[], [b"0"], [b"0", b"1"], [b"0", b"1", b"2"]]
+
+
+async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        answer = await client.stored(
+            "T", b"x", properties={"DELAY": "1", "TAGS": "a", "KEYS": "k"}, queue_id=1, flag=7
+        )
+        parked = broker.messages("SCHEDULE_TOPIC_XXXX", 0)[0]
+        broker.advance(1)
+        message = broker.messages("T", 1)[0]
+
+        assert (answer.queue_id, answer.queue_offset) == (1, 0)
+        assert parked.properties["REAL_TOPIC"] == "T"
+        assert parked.properties["REAL_QID"] == "1"
+        assert message.properties == parked.properties
+        assert (message.tags, message.keys, message.flag) == ("a", "k", 7)
+        assert message.unique_id == answer.transaction_id
+        assert (message.born_ms, message.born_host) == (parked.born_ms, parked.born_host)
+        assert message.store_ms == int(broker.clock.now() * 1000)
+
+
+async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("T", properties={"DELAY": "99"})
+
+        parked = broker.messages("SCHEDULE_TOPIC_XXXX", 17)
+
+        assert [message.properties["DELAY"] for message in parked] == ["18"]
+
+
+@pytest.mark.parametrize("level", ["0", "-1"])
+async def test_a_level_that_is_not_positive_delays_nothing(tmp_path: Path, level: str) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("T", properties={"DELAY": level})
+
+        assert len(broker.messages("T")) == 1
+
+
+async def test_a_level_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (_, client):
+        answer = await client.send("T", properties={"DELAY": "soon"})
+
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "soon" in (answer.remark or "")
+
+
+@settings(max_examples=15)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(1, 4)),
+            st.tuples(st.just("wait"), st.integers(1, 3000)),
+            st.tuples(st.just("restart"), st.just(0)),
+        ),
+        max_size=30,
+    )
+)
+async def test_each_message_is_delivered_once_in_order_and_at_its_time(
+    steps: list[tuple[str, int]],
+) -> None:
+    """Against a model, across stops: nothing is lost, early, late, twice or out of order."""
+    delays = (0.5, 1.0, 2.5, 7.0)
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory() as folder:
+        async with hand_broker(Path(folder), store=with_levels(*delays)) as (broker, _):
+            due: list[tuple[int, int, bytes]] = []
+            for what, amount in steps:
+                if what == "send":
+                    body = b"%d" % next(numbers)
+                    put(broker, amount, body)
+                    now_ms = int(broker.clock.now() * 1000)
+                    due.append((now_ms + round(delays[amount - 1] * 1000), amount, body))
+                elif what == "wait":
+                    broker.advance(amount / 1000)
+                else:
+                    await broker.restart()
+                    broker.step()
+                now_ms = int(broker.clock.now() * 1000)
+                for level in range(1, 5):
+                    expected = [body for at, of, body in due if of == level and at <= now_ms]
+                    assert broker.bodies("T", level) == expected
+
+
+def put(broker: HandBroker, level: int, body: bytes) -> None:
+    """Put a delayed message without a connection; its queue says its level."""
+    properties = b"DELAY\x01%d\x02" % level
+    draft = Draft("T", level, body, properties, 0, broker.parts.store_host)
+    broker.parts.turns.put(draft)
+    broker.parts.turns.finish()
+
+
+async def test_after_a_crash_what_was_not_saved_is_delivered_again_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with hand_broker(tmp_path) as (broker, _):
+        for number in range(3):
+            put(broker, 1, b"%d" % number)
+        broker.advance(1)
+        put(broker, 1, b"3")
+
+        await broker.crash()
+        broker.advance(1)
+
+        assert broker.bodies("T", 1) == [b"0", b"1", b"2", b"0", b"1", b"2", b"3"]
+
+
+async def test_progress_is_saved_every_few_seconds(tmp_path: Path) -> None:
+    delays = DelaySettings(save_interval=0.01)
+    async with hand_broker(tmp_path, delays=delays) as (broker, _):
+        put(broker, 1, b"once")
+        broker.advance(1)
+        file = tmp_path / "config" / "delayOffset.json"
+        await until(lambda: file.exists() and b'"1":1' in file.read_bytes())
+
+        await broker.crash()
+        broker.step()
+
+        assert broker.bodies("T", 1) == [b"once"]
+
+
+async def test_a_delivery_that_the_disk_refuses_is_tried_again_without_spinning(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles()
+    async with hand_broker(tmp_path, files=files) as (broker, _):
+        put(broker, 1, b"a")
+        put(broker, 1, b"b")
+        files.fail("pwrite", errno.ENOSPC)
+        broker.advance(1)
+        refused = broker.bodies("T", 1)
+        again = broker.parts.delays.step(broker.clock.now())
+        files.heal()
+
+        broker.advance(0.099)
+        too_soon = broker.bodies("T", 1)
+        broker.advance(0.001)
+
+        assert refused == []
+        assert again == pytest.approx(broker.clock.now(), abs=0.002)
+        assert too_soon == []
+        assert broker.bodies("T", 1) == [b"a", b"b"]
+
+
+async def test_a_saved_offset_outside_of_the_queue_is_corrected(tmp_path: Path) -> None:
+    file = tmp_path / "config" / "delayOffset.json"
+    file.parent.mkdir()
+    file.write_text('{"offsetTable":{1:77,2:0}}')
+
+    async with hand_broker(tmp_path) as (broker, _):
+        put(broker, 1, b"a")
+        broker.advance(1)
+
+        assert broker.bodies("T", 1) == [b"a"]
+
+
+async def test_a_message_stored_by_a_clock_that_was_ahead_does_not_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    async with hand_broker(tmp_path, clock) as (broker, _):
+        clock.advance(86_400)
+        put(broker, 2, b"from tomorrow")
+        clock.advance(-86_400)
+
+        broker.step()
+
+        assert broker.bodies("T", 2) == [b"from tomorrow"]
+
+
+async def test_a_clock_set_back_a_little_delivers_nothing_early(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, _):
+        put(broker, 2, b"x")
+
+        broker.advance(-0.5)
+        at_once = broker.bodies("T", 2)
+        broker.advance(5.4)
+        before = broker.bodies("T", 2)
+        broker.advance(0.1)
+
+        assert at_once == before == []
+        assert broker.bodies("T", 2) == [b"x"]
+
+
+async def test_what_waits_and_until_when_can_be_asked(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, _):
+        for _ in range(3):
+            put(broker, 2, b"x")
+        broker.step()
+
+        level = broker.parts.delays.levels()[1]
+
+        assert (level.level, level.delay, level.pending) == (2, 5.0, 3)
+        assert level.first_due == broker.clock.now() + 5
+        assert broker.parts.delays.levels()[2].first_due is None
+
+
+async def test_a_step_delivers_a_bounded_number(tmp_path: Path) -> None:
+    settings = DelaySettings(step_messages=64)
+    async with hand_broker(tmp_path, delays=settings) as (broker, _):
+        for number in range(200):
+            put(broker, 1 + number % 2, b"%d" % number)
+        broker.clock.advance(10)
+
+        broker.parts.delays.step(broker.clock.now())
+        broker.parts.turns.finish()
+        first = len(broker.bodies("T", 1)) + len(broker.bodies("T", 2))
+        broker.step()
+
+        assert first == 64
+        assert len(broker.bodies("T", 1)) + len(broker.bodies("T", 2)) == 200
+
+
+async def test_many_messages_due_at_once_do_not_stall_others(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(store=with_levels(0.2))
+    client = await open_client(broker)
+    for number in range(20_000):
+        properties = b"DELAY\x011\x02"
+        draft = Draft("T", 0, b"%d" % number, properties, 0, broker.parts.store_host)
+        broker.parts.turns.put(draft)
+    broker.parts.turns.finish()
+    waits: list[float] = []
+
+    async with asyncio.timeout(60):
+        while broker.parts.store.max_offset("T", 0) < 20_000:
+            begin = time.perf_counter()
+            await client.connection.request(
+                RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic="T", queue_id=0)
+            )
+            waits.append(time.perf_counter() - begin)
+
+    assert broker.parts.store.max_offset("T", 0) == 20_000
+    # A step of 256 messages takes some ten milliseconds on a busy machine; all of them, seconds.
+    assert statistics.quantiles(waits, n=100)[98] < 0.25
+
+
+@pytest.mark.parametrize("policy", list(FlushPolicy))
+async def test_a_message_arrives_within_100_ms_of_its_time_and_never_before(
+    start_broker: StartBroker, open_client: OpenClient, policy: FlushPolicy
+) -> None:
+    broker = await start_broker(store=with_policy(with_levels(0.15, 0.25), policy))
+    client = await open_client(broker)
+    consumer = await open_client(broker)
+    await client.stored("T", b"first, so that the topic exists")
+    lateness_ms: list[float] = []
+
+    for number in range(1, 10):
+        level = 1 + number % 2
+        await client.stored("T", properties={"DELAY": str(level)})
+        sent = broker.parts.store.read("SCHEDULE_TOPIC_XXXX", level - 1, (number - 1) // 2)
+        due_ms = decode_messages(b"".join(sent.pieces))[0].store_ms + (150, 250)[level - 1]
+        answer = await consumer.pull("T", 0, number, hold=10)
+        lateness_ms.append(time.time() * 1000 - due_ms)
+        assert messages_in(answer)[0].store_ms >= due_ms
+
+    assert statistics.median(lateness_ms) < 100
+
+
+async def test_a_slave_keeps_delayed_messages_and_delivers_none(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path, store=SMALL_STORE) as (broker, _):
+        put(broker, 1, b"x")
+        await broker.restart(broker_id=1)
+        broker.clock.advance(5)
+        alarms = [job for job in broker.parts.background._jobs if isinstance(job, Alarm)]
+
+        assert alarms == []

@@ -1,0 +1,455 @@
+"""Long polling over a socket: who is woken by what, and what ends the waiting otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.holding import HeldPull
+from orbitmq.broker.settings import PullSettings
+from orbitmq.store.settings import FlushPolicy
+from orbitmq.wire.bodies.membership import SubscriptionData
+from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.pull import PullFlag
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import (
+    GROUP,
+    SMALL_STORE,
+    RawClient,
+    bodies_in,
+    pull_header,
+    until,
+)
+
+#: Far longer than any of these tests takes.
+LONG = 60.0
+#: What "at once" means on a machine that does other things as well.
+SOON = 0.1
+
+
+@pytest.fixture
+def orders(broker: Broker) -> str:
+    """A topic with four empty queues."""
+    return _make(broker)
+
+
+def _make(broker: Broker) -> str:
+    broker.parts.topics.ensure(
+        TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
+    )
+    return "orders"
+
+
+def begin(client: RawClient, topic: str, *args: Any, **fields: Any) -> asyncio.Task[Command]:
+    """Begin a pull that the broker may keep."""
+    return asyncio.ensure_future(client.pull(topic, *args, **({"hold": LONG} | fields)))
+
+
+async def held(broker: Broker, count: int = 1) -> None:
+    await until(lambda: len(broker.parts.held) == count)
+
+
+# Woken by a message.
+
+
+async def test_a_pull_waits_for_the_first_message_of_a_queue(
+    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
+) -> None:
+    waiting = begin(client, orders)
+    await held(broker)
+
+    await (await open_client(broker)).stored(orders, b"first")
+    answer = await asyncio.wait_for(waiting, SOON)
+
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "FOUND")
+    assert bodies_in(answer) == [b"first"]
+    assert answer.ext_fields["nextBeginOffset"] == "1"
+    assert len(broker.parts.held) == 0
+
+
+async def test_a_pull_is_woken_in_the_turn_in_which_its_message_is_written(
+    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
+) -> None:
+    begin(client, orders)
+    await held(broker)
+    order: list[str] = []
+    again, write = broker.parts.held.again, broker.parts.store.write
+
+    def watch_again(pull: HeldPull) -> None:
+        order.append("woken")
+        again(pull)
+
+    def watch_write() -> int:
+        end = write()
+        order.append("written")
+        return end
+
+    broker.parts.held.again = watch_again
+    broker.parts.store.write = watch_write  # type: ignore[method-assign]
+    await (await open_client(broker)).stored(orders)
+
+    # The write itself announces what arrived.
+    assert order == ["woken", "written"]
+
+
+async def test_with_synchronous_flushing_a_pull_is_woken_when_the_message_is_safe(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    flush = replace(SMALL_STORE.flush, policy=FlushPolicy.SYNC)
+    broker = await start_broker(store=replace(SMALL_STORE, flush=flush))
+    consumer, producer = await open_client(broker), await open_client(broker)
+    waiting = begin(consumer, _make(broker))
+    await held(broker)
+
+    await producer.stored("orders", b"safe")
+
+    assert bodies_in(await asyncio.wait_for(waiting, 1)) == [b"safe"]
+
+
+async def test_a_batch_wakes_a_pull_which_gets_all_of_it(
+    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
+) -> None:
+    producer = await open_client(broker)
+    waiting = begin(client, orders)
+    await held(broker)
+
+    await asyncio.gather(*(producer.stored(orders, b"%d" % number) for number in range(20)))
+
+    answer = await asyncio.wait_for(waiting, SOON)
+    assert bodies_in(answer)[0] == b"0"
+
+
+async def test_only_those_who_wait_for_the_queue_are_woken(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    waiting = [begin(client, orders, queue) for queue in range(4)]
+    await held(broker, 4)
+
+    await client.stored(orders, queue_id=2)
+    await asyncio.wait_for(waiting[2], SOON)
+
+    assert [task.done() for task in waiting] == [False, False, True, False]
+    assert len(broker.parts.held) == 3
+
+
+async def test_several_pulls_of_one_queue_are_all_woken(
+    broker: Broker, open_client: OpenClient, orders: str
+) -> None:
+    clients = [await open_client(broker) for _ in range(5)]
+    waiting = [begin(client, orders) for client in clients for _ in range(2)]
+    await held(broker, 10)
+
+    await clients[0].stored(orders, b"for all")
+
+    answers = await asyncio.wait_for(asyncio.gather(*waiting), 1)
+    assert [bodies_in(answer) for answer in answers] == [[b"for all"]] * 10
+
+
+async def test_a_pull_from_beyond_the_end_does_not_wait(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    await client.stored(orders)
+
+    answer = await asyncio.wait_for(begin(client, orders, 0, 5), SOON)
+
+    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
+
+
+# Filters.
+
+
+@pytest.mark.parametrize(
+    "subscription",
+    [
+        {"subscription": "mine || ours"},
+        {"subscription": "TAGS = 'mine'", "expression_type": "SQL92"},
+        {"subscription": "price > 5 AND TAGS IS NOT NULL", "expression_type": "SQL92"},
+    ],
+    ids=["tags", "sql on tags", "sql"],
+)
+async def test_a_pull_sleeps_through_what_its_filter_refuses(
+    broker: Broker, client: RawClient, orders: str, subscription: dict[str, str]
+) -> None:
+    waiting = begin(client, orders, **subscription)
+    await held(broker)
+
+    for _ in range(10):
+        await client.stored(orders, b"other", properties={"TAGS": "other", "price": "1"})
+    assert len(broker.parts.held) == 1
+    assert not waiting.done()
+    await client.stored(orders, b"mine", properties={"TAGS": "mine", "price": "10"})
+
+    answer = await asyncio.wait_for(waiting, SOON)
+    assert bodies_in(answer) == [b"mine"]
+    assert answer.ext_fields["nextBeginOffset"] == "11"
+
+
+async def test_a_pull_that_times_out_has_moved_over_what_its_filter_refused(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    waiting = begin(client, orders, subscription="mine", hold=0.3)
+    await held(broker)
+
+    for _ in range(10):
+        await client.stored(orders, properties={"TAGS": "other"})
+
+    answer = await asyncio.wait_for(waiting, 2)
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+    assert answer.ext_fields["nextBeginOffset"] == "10"
+    assert answer.ext_fields["maxOffset"] == "10"
+
+
+async def test_a_registered_filter_judges_for_pulls_that_bring_none(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    await client.heartbeat("c1", SubscriptionData(topic=orders, sub_string="mine"))
+    waiting = begin(client, orders, sys_flag=int(PullFlag.SUSPEND))
+    await held(broker)
+
+    await client.stored(orders, properties={"TAGS": "other"})
+    assert len(broker.parts.held) == 1
+    await client.stored(orders, b"mine", properties={"TAGS": "mine"})
+
+    assert bodies_in(await asyncio.wait_for(waiting, SOON)) == [b"mine"]
+
+
+# Time.
+
+
+@pytest.mark.feature("B6")
+async def test_a_pull_whose_time_is_up_is_answered_empty_and_may_be_asked_again(
+    broker: Broker, client: RawClient, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.stored(orders)
+    caplog.set_level(logging.INFO)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    first = await client.pull(orders, 0, 1, hold=0.2)
+    took = loop.time() - began
+    second = await client.pull(orders, 0, 1, hold=0.05)
+    third = await client.pull(orders, 0, 0, hold=LONG)
+
+    assert (first.code, first.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
+    assert first.ext_fields["nextBeginOffset"] == "1"
+    assert 0.2 <= took < 1
+    assert second.code == ResponseCode.PULL_NOT_FOUND
+    assert bodies_in(third) == [b"hello"]
+    assert client.connection.is_open
+    spoke = [each.name for each in caplog.records if each.levelno > logging.DEBUG]
+    assert not [name for name in spoke if not name.startswith("orbitmq.store")]
+
+
+async def test_pulls_end_in_the_order_of_their_deadlines(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    ended: list[float] = []
+
+    async def pull(hold: float) -> None:
+        await client.pull(orders, hold=hold)
+        ended.append(hold)
+
+    await asyncio.gather(*(pull(hold) for hold in (0.3, 0.1, 0.2, 0.05)))
+
+    assert ended == [0.05, 0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("hold", [0.0, -1.0])
+async def test_a_pull_that_allows_no_time_is_answered_at_once(
+    client: RawClient, orders: str, hold: float
+) -> None:
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
+
+    answer = await asyncio.wait_for(begin(client, orders, hold=hold, sys_flag=flag), SOON)
+
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_without_long_polling_every_pull_waits_for_a_short_time(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(pull=PullSettings(long_polling=False, short_hold=0.05))
+    client = await open_client(broker)
+
+    answer = await asyncio.wait_for(begin(client, _make(broker)), 2)
+
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_no_pull_waits_longer_than_is_allowed(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(pull=PullSettings(longest_hold=0.05))
+    client = await open_client(broker)
+
+    answer = await asyncio.wait_for(begin(client, _make(broker)), 2)
+
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+# Once.
+
+
+async def test_the_progress_of_a_held_pull_is_committed_when_it_comes_and_only_then(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND | PullFlag.COMMIT_OFFSET)
+    for _ in range(5):
+        await client.stored(orders)
+    waiting = begin(client, orders, 0, 5, sys_flag=flag, commit_offset=2)
+    await held(broker)
+    assert broker.parts.progress.stored(orders, GROUP, 0) == 2
+    await client.report(orders, 4)
+
+    await client.stored(orders)
+    await asyncio.wait_for(waiting, SOON)
+
+    assert broker.parts.progress.stored(orders, GROUP, 0) == 4
+
+
+async def test_a_woken_pull_is_checked_again(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    waiting = begin(client, orders)
+    await held(broker)
+    broker.parts.change_settings(replace(broker.parts.settings, permission=2))
+
+    await client.stored(orders)
+
+    assert (await asyncio.wait_for(waiting, SOON)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_reset_can_wake_those_whom_it_concerns(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    mine = begin(client, orders)
+    others = begin(client, orders, consumer_group="others")
+    await held(broker, 2)
+    broker.parts.progress.reset(orders, GROUP, 0, 7)
+
+    woken = broker.parts.held.wake(orders, 0, GROUP)
+
+    answer = await asyncio.wait_for(mine, SOON)
+    assert woken == 1
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
+    assert not others.done()
+
+
+async def test_a_pull_that_fails_when_it_is_woken_does_not_hurt_the_sender(
+    broker: Broker, client: RawClient, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(client, orders)
+    await held(broker)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("a bug")
+
+    broker.parts.held.again = fail
+    place = await client.stored(orders)
+
+    assert place.queue_offset == 0
+    assert "could not be answered" in caplog.text
+
+
+# Those who leave, and those who are too many.
+
+
+async def test_the_pulls_of_a_closed_connection_are_forgotten_at_once(
+    broker: Broker, open_client: OpenClient, orders: str
+) -> None:
+    leaving, staying = await open_client(broker), await open_client(broker)
+    lost = [begin(leaving, orders, queue) for queue in range(4)]
+    kept = begin(staying, orders)
+    await held(broker, 5)
+
+    leaving.connection.abort()
+    await held(broker, 1)
+
+    await staying.stored(orders, b"still here")
+    assert bodies_in(await asyncio.wait_for(kept, SOON)) == [b"still here"]
+    await asyncio.gather(*lost, return_exceptions=True)
+
+
+async def test_more_pulls_than_may_be_held_are_answered_at_once(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(pull=PullSettings(held_requests=3))
+    client = await open_client(broker)
+    orders = _make(broker)
+    waiting = [begin(client, orders) for _ in range(3)]
+    await held(broker, 3)
+
+    answer = await asyncio.wait_for(begin(client, orders), SOON)
+
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+    await client.stored(orders)
+    await asyncio.wait_for(asyncio.gather(*waiting), 1)
+
+
+async def test_thousands_of_pulls_are_held_and_only_the_right_one_is_woken(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker()
+    broker.parts.topics.ensure(
+        TopicConfig(topic_name="wide", read_queue_nums=5000, write_queue_nums=5000), now=0.0
+    )
+    clients = [await open_client(broker) for _ in range(4)]
+    waiting = [begin(clients[queue % 4], "wide", queue) for queue in range(5000)]
+    await until(lambda: len(broker.parts.held) == 5000, 20)
+
+    await clients[0].stored("wide", b"one", queue_id=4321)
+    answer = await asyncio.wait_for(waiting[4321], 1)
+
+    assert bodies_in(answer) == [b"one"]
+    assert len(broker.parts.held) == 4999
+    for client in clients:
+        client.connection.abort()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await held(broker, 0)
+
+
+async def test_a_stop_answers_all_who_wait(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker()
+    client = await open_client(broker)
+    waiting = [begin(client, _make(broker)) for _ in range(10)]
+    await held(broker, 10)
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await broker.stop()
+
+    answers = await asyncio.gather(*waiting)
+    assert {answer.code for answer in answers} == {ResponseCode.PULL_NOT_FOUND}
+    assert loop.time() - began < 2
+
+
+async def test_deadlines_of_pulls_that_are_gone_do_not_pile_up(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    offset = 0
+    for _ in range(400):
+        waiting = begin(client, orders, 0, offset)
+        await held(broker)
+        await client.stored(orders)
+        offset = int((await waiting).ext_fields["nextBeginOffset"])
+
+    assert len(broker.parts.held._deadlines) < 300
+
+
+async def test_a_held_pull_that_is_asked_one_way_is_not_kept(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    client.connection.notify(RequestCode.PULL_MESSAGE, pull_header(orders, hold=LONG))
+
+    await client.max_offset(orders)
+
+    assert len(broker.parts.held) == 0

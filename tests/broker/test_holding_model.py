@@ -1,0 +1,183 @@
+"""Held pulls against a model: none is missed, none is answered twice, whatever happens."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from orbitmq.broker.holding import HeldPull, Holding
+from orbitmq.broker.pacing import Pacing
+from orbitmq.broker.peers import Peer
+from orbitmq.filter.tags import parse_tags
+from orbitmq.javahash import java_hash
+
+QUEUES = (0, 1)
+TAGS = ("a", "b", "c")
+CONNECTIONS = 3
+
+
+class HandLoop:
+    """A loop whose time moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, int, Any]] = []
+        self._count = 0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Any:
+        timer = SimpleNamespace(is_cancelled=False, call=call)
+        timer.when = lambda: when
+        timer.cancel = lambda: setattr(timer, "is_cancelled", True)
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, timer))
+        return timer
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.call_at(self.now, call)
+
+    def advance(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._timers and self._timers[0][0] <= until:
+            when, _, timer = heapq.heappop(self._timers)
+            self.now = max(self.now, when)
+            if not timer.is_cancelled:
+                timer.call()
+        self.now = until
+
+
+class OneEnd:
+    """As much of a connection as holding needs."""
+
+    def __init__(self, number: int) -> None:
+        self.context = Peer(f"c{number}", b"")
+
+    def flush(self) -> None:
+        pass
+
+
+class HoldingMachine(RuleBasedStateMachine):
+    """Random pulls, messages, moments and departures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = HandLoop()
+        pacing = Pacing(cast(Any, self.loop), 1 << 60)
+        self.holding = Holding(cast(Any, None), pacing, cast(Any, self.loop), limit=8)
+        self.holding.again = self._answered
+        self.connections: list[Any] = [OneEnd(number) for number in range(CONNECTIONS)]
+        self.ends = dict.fromkeys(QUEUES, 0)
+        #: What the model says is held: the tags it wants and when its time is up.
+        self.held: dict[HeldPull, tuple[frozenset[str], float]] = {}
+        self.answers: list[HeldPull] = []
+
+    def _answered(self, pull: HeldPull) -> None:
+        self.answers.append(pull)
+
+    def _take_answers(self) -> set[HeldPull]:
+        answers, self.answers = self.answers, []
+        assert len(answers) == len(set(answers)), "answered twice"
+        return set(answers)
+
+    @rule(
+        who=st.integers(0, CONNECTIONS - 1),
+        queue=st.sampled_from(QUEUES),
+        tags=st.sets(st.sampled_from(TAGS), max_size=2),
+        seconds=st.sampled_from((0.5, 1.0, 1.5, 5.0)),
+    )
+    def hold(self, who: int, queue: int, tags: set[str], seconds: float) -> None:
+        # No tags stand for all messages.
+        wanted = parse_tags("||".join(sorted(tags)))
+        pull = HeldPull(
+            self.connections[who], cast(Any, None), "T", queue, "g", self.ends[queue], wanted
+        )
+
+        is_held = self.holding.hold(pull, seconds)
+
+        assert is_held == (len(self.held) < 8)
+        if is_held:
+            self.held[pull] = (frozenset(tags) or frozenset(TAGS), self.loop.now + seconds)
+
+    @rule(
+        messages=st.lists(
+            st.tuples(st.sampled_from(QUEUES), st.sampled_from(TAGS)), min_size=1, max_size=4
+        )
+    )
+    def arrive(self, messages: list[tuple[int, str]]) -> None:
+        arrivals = []
+        expected: dict[HeldPull, int] = {}
+        for queue, tag in messages:
+            number = self.ends[queue]
+            self.ends[queue] = number + 1
+            arrivals.append(
+                (SimpleNamespace(topic="T", queue_id=queue), number, java_hash(tag), 0, 1)
+            )
+            for pull, (tags, _) in self.held.items():
+                if pull.key == ("T", queue) and tag in tags:
+                    expected.setdefault(pull, number)
+
+        self.holding.arrived(cast(Any, arrivals))
+
+        assert self._take_answers() == set(expected)
+        for pull, first_wanted in expected.items():
+            # It reads on from the first message that it wants, and has seen all before that.
+            assert pull.offset == first_wanted
+            del self.held[pull]
+
+    @rule(seconds=st.sampled_from((0.1, 0.5, 1.0, 4.0)))
+    def advance(self, seconds: float) -> None:
+        self.loop.advance(seconds)
+
+        late = {pull for pull, (_, deadline) in self.held.items() if deadline <= self.loop.now}
+        assert self._take_answers() == late
+        for pull in late:
+            assert pull.offset == self.ends[pull.key[1]]
+            del self.held[pull]
+
+    @rule(who=st.integers(0, CONNECTIONS - 1))
+    def close(self, who: int) -> None:
+        self.holding.forget(self.connections[who])
+
+        assert not self._take_answers()
+        for pull in [pull for pull in self.held if pull.connection is self.connections[who]]:
+            del self.held[pull]
+
+    @precondition(lambda self: self.held)
+    @rule(queue=st.sampled_from(QUEUES))
+    def wake(self, queue: int) -> None:
+        count = self.holding.wake("T", queue)
+
+        woken = {pull for pull in self.held if pull.key == ("T", queue)}
+        assert self._take_answers() == woken
+        assert count == len(woken)
+        for pull in woken:
+            del self.held[pull]
+
+    @invariant()
+    def the_same_are_held(self) -> None:
+        assert len(self.holding) == len(self.held)
+        for number, connection in enumerate(self.connections):
+            mine = {pull for pull in self.held if pull.connection is self.connections[number]}
+            assert connection.context.held == mine
+
+    @invariant()
+    def everybody_has_judged_every_message(self) -> None:
+        for pull in self.held:
+            assert pull.offset == self.ends[pull.key[1]]
+
+    def teardown(self) -> None:
+        self.holding.stop()
+        assert self._take_answers() == set(self.held)
+        assert len(self.holding) == 0
+
+
+TestHolding = HoldingMachine.TestCase
+TestHolding.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

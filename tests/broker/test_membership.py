@@ -1,0 +1,430 @@
+"""Heartbeats, goodbyes and order locks over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.settings import PullSettings
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.bodies.membership import (
+    CheckClientRequest,
+    ConsumerData,
+    ConsumerList,
+    HeartbeatData,
+    LockBatch,
+    LockedQueues,
+    MessageModel,
+    SubscriptionData,
+)
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.membership import GetConsumerListRequest, UnregisterClientRequest
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import GROUP, RawClient, until
+from tests.support.store import HandClock
+
+ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
+
+
+async def members(client: RawClient, group: str = GROUP) -> list[str]:
+    answer = await client.connection.request(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=group)
+    )
+    if answer.code != ResponseCode.SUCCESS:
+        return []
+    return sorted(decode_body(ConsumerList, answer.body).consumer_id_list)
+
+
+def groups_told(client: RawClient) -> list[str]:
+    return [notice.ext_fields["consumerGroup"] for notice in client.notices]
+
+
+async def raw_heartbeat(client: RawClient, body: Any) -> Command:
+    return await client.connection.request(
+        RequestCode.HEART_BEAT, body=json.dumps(body).encode() + b"\n"
+    )
+
+
+# Coming.
+
+
+async def test_a_heartbeat_makes_members_and_says_what_is_understood(
+    broker: Broker, client: RawClient
+) -> None:
+    answer = await client.heartbeat("c1", ORDERS, producers=("makers",))
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.ext_fields == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+    assert await members(client) == ["c1"]
+    assert broker.parts.producers.is_online("makers")
+    assert broker.parts.producers.channel_of("c1") is not None
+    [member] = broker.parts.consumers.members(GROUP)
+    assert member.client.address == str(client.connection.local)
+    assert member.client.version == 479
+
+
+async def test_a_heartbeat_makes_the_group_and_its_retry_topic(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.heartbeat("c1", ORDERS)
+
+    retry = broker.parts.topics.get("%RETRY%" + GROUP)
+    assert GROUP in broker.parts.groups
+    assert retry is not None
+    assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm) == (1, 1, 6)
+
+
+async def test_a_group_that_may_not_be_made_is_passed_over(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(auto_create_group=False)
+    client = await open_client(broker)
+
+    answer = await client.heartbeat("c1", ORDERS, producers=("makers",))
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert await members(client) == []
+    assert broker.parts.topics.get("%RETRY%" + GROUP) is None
+    assert broker.parts.producers.is_online("makers")
+
+
+async def test_a_heartbeat_of_a_cpp_client_is_understood(broker: Broker, client: RawClient) -> None:
+    """Numbers for names, texts for versions, sets that are missing, a newline at the end."""
+    answer = await raw_heartbeat(
+        client,
+        {
+            "clientID": "cpp",
+            "consumerDataSet": [
+                {
+                    "groupName": GROUP,
+                    "consumeType": 1,
+                    "messageModel": 1,
+                    "consumeFromWhere": 0,
+                    "subscriptionDataSet": [
+                        {
+                            "topic": "orders",
+                            "subString": "a||b",
+                            "subVersion": "1700000000000",
+                            "codeSet": [0, 0],
+                            "tagsSet": ["a", "b"],
+                        }
+                    ],
+                }
+            ],
+        },
+    )
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.parts.consumers.model(GROUP) is MessageModel.CLUSTERING
+    subscription = broker.parts.consumers.subscription(GROUP, "orders")
+    assert subscription is not None
+    assert subscription.sub_version == 1_700_000_000_000
+
+
+async def test_a_heartbeat_that_cannot_be_read_is_refused(client: RawClient) -> None:
+    answer = await raw_heartbeat(client, ["not", "an", "object"])
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "HeartbeatData" in (answer.remark or "")
+
+
+async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_known(
+    client: RawClient,
+) -> None:
+    def data(*, is_short: bool) -> bytes:
+        return encode_body(
+            HeartbeatData(
+                client_id="c1",
+                heartbeat_fingerprint=77,
+                without_sub=is_short,
+                consumer_data_set=(
+                    ConsumerData(
+                        group_name=GROUP, subscription_data_set=() if is_short else (ORDERS,)
+                    ),
+                ),
+            )
+        )
+
+    async def wants_more(*, is_short: bool) -> str:
+        answer = await client.connection.request(
+            RequestCode.HEART_BEAT, body=data(is_short=is_short)
+        )
+        return answer.ext_fields["IS_SUB_CHANGE"]
+
+    assert await wants_more(is_short=True) == "true"
+    assert await wants_more(is_short=False) == "false"
+    assert await wants_more(is_short=True) == "false"
+
+
+# News.
+
+
+async def test_all_members_are_told_at_once_when_one_joins(
+    broker: Broker, open_client: OpenClient
+) -> None:
+    first, second = await open_client(broker), await open_client(broker)
+
+    await first.heartbeat("c1", ORDERS)
+    await until(lambda: len(first.notices) == 1)
+    await second.heartbeat("c2", ORDERS)
+
+    await until(lambda: len(first.notices) == 2 and len(second.notices) == 1, 1.0)
+    assert groups_told(first) == [GROUP, GROUP]
+    assert all(notice.is_one_way for notice in first.notices)
+    assert await members(first) == ["c1", "c2"]
+
+
+async def test_a_heartbeat_without_news_tells_nobody(client: RawClient) -> None:
+    await client.heartbeat("c1", ORDERS)
+    await until(lambda: client.notices)
+
+    for _ in range(3):
+        await client.heartbeat("c1", ORDERS)
+
+    # Whatever was sent would have come before the last answer.
+    assert len(client.notices) == 1
+
+
+@pytest.mark.parametrize("how", ["goodbye", "close", "abort"])
+async def test_all_members_are_told_at_once_when_one_leaves(
+    broker: Broker, open_client: OpenClient, how: str
+) -> None:
+    staying, leaving = await open_client(broker), await open_client(broker)
+    await staying.heartbeat("c1", ORDERS)
+    await leaving.heartbeat("c2", ORDERS, producers=("makers",))
+    await until(lambda: len(staying.notices) == 2)
+
+    if how == "goodbye":
+        header = UnregisterClientRequest(
+            client_id="c2", consumer_group=GROUP, producer_group="makers"
+        )
+        answer = await leaving.connection.request(RequestCode.UNREGISTER_CLIENT, header)
+        assert answer.code == ResponseCode.SUCCESS
+    elif how == "close":
+        leaving.connection.close()
+    else:
+        leaving.connection.abort()
+
+    await until(lambda: len(staying.notices) == 3, 1.0)
+    assert await members(staying) == ["c1"]
+    assert not broker.parts.producers.is_online("makers")
+
+
+async def test_a_broadcasting_group_is_not_told(broker: Broker, open_client: OpenClient) -> None:
+    clients = [await open_client(broker) for _ in range(2)]
+
+    for number, client in enumerate(clients):
+        await client.heartbeat(f"c{number}", ORDERS, message_model=MessageModel.BROADCASTING)
+
+    assert await members(clients[0]) == ["c0", "c1"]
+    assert [client.notices for client in clients] == [[], []]
+
+
+@pytest.mark.parametrize("by", ["broker", "group"])
+async def test_notices_can_be_switched_off(
+    start_broker: StartBroker, open_client: OpenClient, by: str
+) -> None:
+    broker = await start_broker(notify_consumers=by != "broker")
+    if by == "group":
+        broker.parts.groups.update(
+            SubscriptionGroupConfig(group_name=GROUP, notify_consumer_ids_changed_enable=False),
+            now=0.0,
+        )
+    client = await open_client(broker)
+
+    await client.heartbeat("c1", ORDERS)
+
+    assert await members(client) == ["c1"]
+    assert client.notices == []
+
+
+async def test_an_empty_group_in_a_goodbye_is_none(broker: Broker, client: RawClient) -> None:
+    """C++ clients send both fields, one of them empty."""
+    await client.heartbeat("c1", ORDERS)
+
+    answer = await client.connection.request(
+        RequestCode.UNREGISTER_CLIENT,
+        extra={"clientID": "c1", "producerGroup": "makers", "consumerGroup": ""},
+    )
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert await members(client) == ["c1"]
+
+
+async def test_who_is_silent_for_too_long_is_let_go_and_the_others_are_told(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    clock = HandClock()
+    broker = await start_broker(parts={"clock": clock}, scan_interval=0.02)
+    silent, lively = await open_client(broker), await open_client(broker)
+    await silent.heartbeat("c1", ORDERS)
+    await lively.heartbeat("c2", ORDERS)
+    await until(lambda: len(lively.notices) == 1)
+
+    clock.advance(119)
+    await lively.heartbeat("c2", ORDERS)
+    clock.advance(2)
+
+    await until(lambda: len(lively.notices) == 2)
+    await until(lambda: not silent.connection.is_open)
+    assert await members(lively) == ["c2"]
+
+
+async def test_a_group_that_disagrees_is_reported_once(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker = await start_broker(scan_interval=0.02)
+    clients = [await open_client(broker) for _ in range(2)]
+    for number, client in enumerate(clients):
+        tags = SubscriptionData(topic="orders", sub_string=f"tag{number}")
+        await client.heartbeat(f"c{number}", tags)
+
+    await until(lambda: "subscribe differently" in caplog.text)
+    await clients[1].heartbeat("c1", SubscriptionData(topic="orders", sub_string="tag0"))
+    await until(lambda: "resolved" in caplog.text)
+
+    assert caplog.text.count("subscribe differently") == 2  # when it began, and when it ended
+
+
+# Asking.
+
+
+async def test_a_group_without_members_is_answered_with_an_error(client: RawClient) -> None:
+    answer = await client.connection.request(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group="nobody")
+    )
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == "no consumer for this group, nobody"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "is_enabled", "code"),
+    [
+        ("a || b", "TAG", True, ResponseCode.SUCCESS),
+        ("price > 1", "SQL92", True, ResponseCode.SUCCESS),
+        ("price >", "SQL92", True, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ("price > 1", "SQL92", False, ResponseCode.SYSTEM_ERROR),
+        ("a || b", "TAG", False, ResponseCode.SUCCESS),
+    ],
+)
+async def test_a_consumer_can_ask_whether_its_subscription_can_be_served(
+    start_broker: StartBroker,
+    open_client: OpenClient,
+    text: str,
+    kind: str,
+    is_enabled: bool,
+    code: ResponseCode,
+) -> None:
+    broker = await start_broker(pull=PullSettings(enable_property_filter=is_enabled))
+    client = await open_client(broker)
+    asked = CheckClientRequest(
+        client_id="c1",
+        group=GROUP,
+        subscription_data=SubscriptionData(topic="orders", sub_string=text, expression_type=kind),
+    )
+
+    answer = await client.connection.request(
+        RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(asked)
+    )
+
+    assert answer.code == code
+
+
+async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(
+    broker: Broker, client: RawClient
+) -> None:
+    broker.parts.topics.ensure(TopicConfig(topic_name="orders", order=True), now=0.0)
+
+    await client.heartbeat("c1", ORDERS)
+
+    retry = broker.parts.topics.get("%RETRY%" + GROUP)
+    assert retry is not None
+    assert retry.order
+
+
+# Order locks.
+
+
+def queues(*numbers: int) -> tuple[MessageQueue, ...]:
+    return tuple(
+        MessageQueue(broker_name="broker-a", queue_id=number, topic="orders") for number in numbers
+    )
+
+
+async def lock(client: RawClient, who: str, *numbers: int) -> list[int]:
+    body = LockBatch(client_id=who, consumer_group=GROUP, mq_set=queues(*numbers))
+    answer = await client.connection.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
+    assert answer.code == ResponseCode.SUCCESS
+    held = decode_body(LockedQueues, answer.body).lock_ok_mq_set
+    return sorted(queue.queue_id for queue in held)
+
+
+async def unlock(client: RawClient, who: str, *numbers: int) -> None:
+    body = LockBatch(client_id=who, consumer_group=GROUP, mq_set=queues(*numbers))
+    answer = await client.connection.request(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(body))
+    assert (answer.code, bytes(answer.body)) == (ResponseCode.SUCCESS, b"")
+
+
+async def test_a_queue_is_locked_by_one_client_of_a_group_at_a_time(client: RawClient) -> None:
+    assert await lock(client, "me", 0, 1, 2) == [0, 1, 2]
+    assert await lock(client, "you", 2, 3) == [3]
+
+    await unlock(client, "you", 0, 1, 2)
+    assert await lock(client, "you", 0, 1, 2) == []
+    await unlock(client, "me", 1, 2)
+
+    assert await lock(client, "you", 0, 1, 2) == [1, 2]
+
+
+async def test_a_lock_that_is_not_renewed_is_free_after_a_minute(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    clock = HandClock()
+    client = await open_client(await start_broker(parts={"clock": clock}))
+    await lock(client, "me", 0, 1)
+
+    clock.advance(59)
+    renewed = await lock(client, "me", 0)
+    too_early = await lock(client, "you", 0, 1)
+    clock.advance(2)
+    late_enough = await lock(client, "you", 0, 1)
+
+    assert (renewed, too_early, late_enough) == ([0], [], [1])
+
+
+async def test_a_broker_may_wait_after_a_start_until_old_locks_are_over(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    clock = HandClock()
+    client = await open_client(await start_broker(parts={"clock": clock}, lock_pause=30))
+
+    too_early = await lock(client, "me", 0)
+    clock.advance(30)
+
+    assert (too_early, await lock(client, "me", 0)) == ([], [0])
+
+
+async def test_many_clients_join_and_leave_at_the_same_time(
+    broker: Broker, open_client: OpenClient
+) -> None:
+    clients = [await open_client(broker) for _ in range(20)]
+    await asyncio.gather(
+        *(client.heartbeat(f"c{number:02}", ORDERS) for number, client in enumerate(clients))
+    )
+    assert len(await members(clients[0])) == 20
+
+    for client in clients[1:]:
+        client.connection.abort()
+
+    await until(lambda: len(broker.parts.consumers.members(GROUP)) == 1)
+    assert await members(clients[0]) == ["c00"]

@@ -1,0 +1,301 @@
+"""Progress of groups and bounds of queues over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.commitrule import BackwardRule, CommitRule
+from orbitmq.broker.settings import ProgressSettings
+from orbitmq.store.settings import ReadSettings
+from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.codes import Language, RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.offsets import (
+    BoundaryType,
+    GetEarliestStoreTimeRequest,
+    GetMinOffsetRequest,
+    SearchOffsetRequest,
+)
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import GROUP, SMALL_STORE, RawClient
+from tests.support.store import HandClock
+
+
+async def ready(client: RawClient, broker: Broker, messages: int = 0) -> None:
+    """A topic with a group, and some messages in its first queue."""
+    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
+    broker.parts.groups.find(GROUP, now=0.0)
+    await asyncio.gather(*(client.stored("orders") for _ in range(messages)))
+
+
+def one_way(client: RawClient, offset: int, topic: str = "orders") -> None:
+    client.connection.notify(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        extra={
+            "consumerGroup": GROUP,
+            "topic": topic,
+            "queueId": "0",
+            "commitOffset": str(offset),
+        },
+    )
+
+
+# Reports.
+
+
+async def test_a_report_is_what_the_next_query_answers(broker: Broker, client: RawClient) -> None:
+    await ready(client, broker)
+
+    answer = await client.report("orders", 17, queue_id=3)
+
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
+    assert (await client.query("orders", 3)).ext_fields == {"offset": "17"}
+
+
+async def test_a_report_may_be_one_way(broker: Broker, client: RawClient) -> None:
+    await ready(client, broker)
+
+    one_way(client, 5)
+
+    assert (await client.query("orders")).ext_fields["offset"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("group", "topic", "code"),
+    [
+        ("unheard_of", "orders", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        (GROUP, "nothing", ResponseCode.TOPIC_NOT_EXIST),
+        ("unheard_of", "nothing", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ],
+)
+async def test_a_report_of_what_does_not_exist_is_refused_and_makes_nothing(
+    broker: Broker, client: RawClient, group: str, topic: str, code: ResponseCode
+) -> None:
+    await ready(client, broker)
+
+    answer = await client.report(topic, 1, consumer_group=group)
+
+    assert answer.code == code
+    assert "unheard_of" not in broker.parts.groups
+    assert "nothing" not in broker.parts.topics
+
+
+async def test_a_report_without_its_offset_is_refused_with_the_name_of_the_field(
+    broker: Broker, client: RawClient
+) -> None:
+    await ready(client, broker)
+
+    answer = await client.connection.request(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        extra={"consumerGroup": GROUP, "topic": "orders", "queueId": "0"},
+    )
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "commitOffset" in (answer.remark or "")
+
+
+async def test_a_report_during_a_reset_is_swallowed(broker: Broker, client: RawClient) -> None:
+    await ready(client, broker)
+    broker.parts.progress.reset("orders", GROUP, 0, 3)
+
+    answer = await client.report("orders", 50)
+
+    assert (answer.code, answer.remark) == (
+        ResponseCode.SUCCESS,
+        "Offset has been previously reset",
+    )
+    assert (await client.query("orders")).ext_fields["offset"] == "3"
+
+
+@pytest.mark.feature("H2")
+async def test_a_report_counts_at_once_and_a_straggler_cannot_move_it_back(
+    broker: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, straggler = await open_client(broker), await open_client(broker)
+    await ready(owner, broker)
+    one_way(owner, 100)
+    assert (await owner.query("orders")).ext_fields["offset"] == "100"
+
+    one_way(straggler, 40)
+    after_straggler = await straggler.query("orders")
+    broker.parts.progress.reset("orders", GROUP, 0, 10)
+    after_reset = await straggler.query("orders")
+
+    assert after_straggler.ext_fields["offset"] == "100"
+    assert "lower offset refused" in caplog.text
+    assert after_reset.ext_fields["offset"] == "10"
+
+
+async def test_who_reported_last_may_go_back(broker: Broker, client: RawClient) -> None:
+    """A consumer that seeks."""
+    await ready(client, broker)
+    one_way(client, 100)
+
+    one_way(client, 40)
+
+    assert (await client.query("orders")).ext_fields["offset"] == "40"
+
+
+async def test_a_tool_that_waits_for_its_answer_may_move_progress_back(
+    broker: Broker, open_client: OpenClient
+) -> None:
+    owner, tool = await open_client(broker), await open_client(broker)
+    await ready(owner, broker)
+    one_way(owner, 100)
+    await owner.query("orders")
+
+    await tool.report("orders", 40)
+
+    assert (await tool.query("orders")).ext_fields["offset"] == "40"
+
+
+async def test_a_cpp_client_never_says_one_way_and_is_taken_for_a_reporter(
+    broker: Broker, open_client: OpenClient
+) -> None:
+    def as_cpp(request: Command) -> Command:
+        return msgspec.structs.replace(request, language=Language.CPP, version=63)
+
+    owner, straggler = await open_client(broker), await open_client(broker, as_cpp)
+    await ready(owner, broker)
+    one_way(owner, 100)
+    await owner.query("orders")
+
+    answer = await straggler.report("orders", 40)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert "not stored" in (answer.remark or "")
+    assert (await owner.query("orders")).ext_fields["offset"] == "100"
+
+
+async def test_apaches_rule_can_be_chosen(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    rule = CommitRule(backward=BackwardRule.APACHE)
+    broker = await start_broker(progress=ProgressSettings(rule=rule))
+    owner, straggler = await open_client(broker), await open_client(broker)
+    await ready(owner, broker)
+    one_way(owner, 100)
+    await owner.query("orders")
+
+    one_way(straggler, 40)
+
+    assert (await straggler.query("orders")).ext_fields["offset"] == "40"
+
+
+# Groups without progress.
+
+
+@pytest.mark.parametrize(
+    ("messages", "settings", "fields", "expected"),
+    [
+        (3, {}, {}, "0"),
+        (3, {}, {"set_zero_if_not_found": True}, "0"),
+        (3, {}, {"set_zero_if_not_found": False}, None),
+        (3, {"strict_last": True}, {}, None),
+        (0, {}, {}, None),
+        (0, {"zero_for_empty": True}, {}, "0"),
+    ],
+)
+async def test_a_group_without_progress_begins_at_0_in_a_young_queue(
+    start_broker: StartBroker,
+    open_client: OpenClient,
+    messages: int,
+    settings: dict[str, Any],
+    fields: dict[str, Any],
+    expected: str | None,
+) -> None:
+    broker = await start_broker(progress=ProgressSettings(**settings))
+    client = await open_client(broker)
+    await ready(client, broker, messages)
+
+    answer = await client.query("orders", **fields)
+
+    assert answer.ext_fields.get("offset") == expected
+    code = ResponseCode.QUERY_NOT_FOUND if expected is None else ResponseCode.SUCCESS
+    assert answer.code == code
+
+
+async def test_a_queue_whose_first_message_is_not_in_memory_any_more_is_not_young(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    store = replace(SMALL_STORE, read=ReadSettings(memory_distance=500))
+    broker = await start_broker(store=store)
+    client = await open_client(broker)
+    await ready(client, broker, 10)
+
+    assert (await client.query("orders")).code == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_a_query_makes_no_group(broker: Broker, client: RawClient) -> None:
+    await client.query("orders", consumer_group="unheard_of")
+
+    assert "unheard_of" not in broker.parts.groups
+
+
+# Queues.
+
+
+@pytest.mark.feature("H6")
+async def test_progress_and_bounds_of_a_queue_can_be_asked_for(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    clock = HandClock()
+    broker = await start_broker(parts={"clock": clock})
+    client = await open_client(broker)
+    for second in range(5):
+        clock.time = 1_700_000_000.0 + 10 * second
+        await client.stored("orders")
+    broker.parts.groups.find(GROUP, now=0.0)
+    await client.report("orders", 2)
+
+    async def searched(second: float, boundary: BoundaryType | None = None) -> str:
+        answer = await client.connection.request(
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            SearchOffsetRequest(
+                topic="orders",
+                queue_id=0,
+                timestamp=round((1_700_000_000 + second) * 1000),
+                boundary_type=boundary,
+            ),
+        )
+        return answer.ext_fields["offset"]
+
+    lowest = await client.connection.request(
+        RequestCode.GET_MIN_OFFSET, GetMinOffsetRequest(topic="orders", queue_id=0)
+    )
+    earliest = await client.connection.request(
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+        GetEarliestStoreTimeRequest(topic="orders", queue_id=0),
+    )
+
+    assert (await client.query("orders")).ext_fields["offset"] == "2"
+    assert await client.max_offset("orders") == 5
+    assert lowest.ext_fields["offset"] == "0"
+    assert earliest.ext_fields["timestamp"] == "1700000000000"
+    assert [await searched(second) for second in (-1, 0, 5, 10, 40, 41)] == list("001145")
+    upper = BoundaryType.UPPER
+    assert [await searched(second, upper) for second in (-1, 0, 5, 10, 41)] == list("00014")
+
+
+async def test_an_unknown_queue_is_empty(client: RawClient) -> None:
+    lowest = await client.connection.request(
+        RequestCode.GET_MIN_OFFSET, GetMinOffsetRequest(topic="nothing", queue_id=9)
+    )
+    found = await client.connection.request(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        SearchOffsetRequest(topic="nothing", queue_id=9, timestamp=5),
+    )
+    earliest = await client.connection.request(
+        RequestCode.GET_EARLIEST_MSG_STORETIME,
+        GetEarliestStoreTimeRequest(topic="nothing", queue_id=9),
+    )
+
+    assert await client.max_offset("nothing", 9) == 0
+    assert lowest.ext_fields["offset"] == found.ext_fields["offset"] == "0"
+    assert earliest.ext_fields["timestamp"] == "-1"

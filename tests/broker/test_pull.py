@@ -1,0 +1,742 @@
+"""Pulls over a socket that are answered at once: what they get, and why they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace as with_changes
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.settings import PullSettings
+from orbitmq.store.settings import ReadSettings
+from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode, Serialization
+from orbitmq.wire.headers.pull import PullFlag, PullMessageResponse
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import (
+    GROUP,
+    SMALL_STORE,
+    RawClient,
+    bodies_in,
+    messages_in,
+    pull_header,
+)
+
+PULL_CODES = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+#: Neither holds nor brings a subscription: what a Java push consumer sends, but for holding.
+BY_HEARTBEAT = 0
+
+
+async def fill(client: RawClient, count: int, topic: str = "orders", **fields: Any) -> None:
+    await asyncio.gather(
+        *(client.stored(topic, b"%d" % number, **fields) for number in range(count))
+    )
+
+
+# What a pull gets.
+
+
+@pytest.mark.parametrize("code", PULL_CODES)
+@pytest.mark.parametrize("serialization", list(Serialization))
+async def test_a_pull_brings_messages_and_says_where_to_go_on(
+    client: RawClient, code: RequestCode, serialization: Serialization
+) -> None:
+    await fill(client, 5)
+
+    answer = await client.connection.request(
+        code, pull_header("orders", 0, 2, max_msg_nums=2), serialization=serialization
+    )
+
+    place = answer.header(PullMessageResponse)
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "FOUND")
+    assert bodies_in(answer) == [b"2", b"3"]
+    assert (place.next_begin_offset, place.min_offset, place.max_offset) == (4, 0, 5)
+    assert place.suggest_which_broker_id == 0
+    assert (place.topic_sys_flag, place.group_sys_flag) == (0, 0)
+
+
+async def test_every_value_of_an_answer_is_a_string(client: RawClient) -> None:
+    await fill(client, 1)
+
+    for offset in (0, 1, 7):
+        answer = await client.pull("orders", 0, offset)
+        assert {"nextBeginOffset", "minOffset", "maxOffset", "suggestWhichBrokerId"} <= set(
+            answer.ext_fields
+        )
+        assert all(isinstance(value, str) for value in answer.ext_fields.values())
+
+
+#: Read status, code and next offset for a queue with messages 0 to 4, by the offset asked for.
+OUTCOMES = [
+    (0, ResponseCode.SUCCESS, "FOUND", 5),
+    (4, ResponseCode.SUCCESS, "FOUND", 5),
+    (5, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 5),
+    (6, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", 5),
+    (-1, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", 0),
+]
+
+
+@pytest.mark.parametrize(("offset", "code", "remark", "following"), OUTCOMES)
+async def test_the_outcome_of_a_read_has_its_code_and_its_next_offset(
+    client: RawClient, offset: int, code: ResponseCode, remark: str, following: int
+) -> None:
+    await fill(client, 5)
+
+    answer = await client.pull("orders", 0, offset)
+
+    assert (answer.code, answer.remark) == (code, remark)
+    assert answer.ext_fields["nextBeginOffset"] == str(following)
+
+
+@pytest.mark.parametrize(
+    ("offset", "code"), [(0, ResponseCode.PULL_NOT_FOUND), (7, ResponseCode.PULL_OFFSET_MOVED)]
+)
+async def test_a_queue_without_messages_sends_everybody_to_its_beginning(
+    broker: Broker, client: RawClient, offset: int, code: ResponseCode
+) -> None:
+    """A topic that was deleted and made again must not be waited for at the old offset."""
+    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
+
+    answer = await client.pull("orders", 0, offset)
+
+    assert (answer.code, answer.remark) == (code, "NO_MESSAGE_IN_QUEUE")
+    assert answer.ext_fields["nextBeginOffset"] == "0"
+
+
+@pytest.mark.feature("I3")
+async def test_a_pull_is_limited_by_number_and_bytes_and_more_so_from_the_disk(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    read = ReadSettings(memory_distance=1 << 40)
+    near = await open_client(await start_broker(root="near", store=replace(SMALL_STORE, read=read)))
+    read = ReadSettings(memory_distance=0)
+    far = await open_client(await start_broker(root="far", store=replace(SMALL_STORE, read=read)))
+    for client in (near, far):
+        await fill(client, 100, "small")
+        for _ in range(40):
+            await client.stored("large", b"x" * 20_000)
+
+    counts = [
+        len(messages_in(await client.pull(topic, 0, 0, max_msg_nums=asked)))
+        for client in (near, far)
+        for topic, asked in (("small", 1000), ("small", 5), ("large", 1000))
+    ]
+
+    # 32 messages or 256 KiB from memory, 8 messages or 64 KiB from the disk.
+    assert counts == [32, 5, 12, 8, 5, 3]
+
+
+async def test_the_first_message_is_returned_however_large_it_is(client: RawClient) -> None:
+    await client.stored("orders", b"x" * 1_000_000)
+
+    answer = await client.pull("orders", 0, 0, max_msg_bytes=1000)
+
+    assert [len(body) for body in bodies_in(answer)] == [1_000_000]
+
+
+async def test_a_client_may_ask_for_fewer_bytes(client: RawClient) -> None:
+    for _ in range(10):
+        await client.stored("orders", b"x" * 1000)
+
+    answer = await client.pull("orders", 0, 0, max_msg_bytes=3900)
+
+    assert len(messages_in(answer)) == 3
+
+
+async def test_an_answer_always_fits_into_a_frame(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    read = ReadSettings(memory_count=10_000, memory_bytes=1 << 30, memory_distance=1 << 40)
+    store = replace(SMALL_STORE, file_size=64 * 1024 * 1024, read=read)
+    client = await open_client(await start_broker(store=store))
+    for _ in range(10):
+        await client.stored("orders", b"x" * 2_000_000)
+
+    answer = await client.pull("orders", 0, 0, max_msg_bytes=-1)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert len(messages_in(answer)) == 8
+
+
+async def test_messages_of_several_queues_come_each_from_its_own(client: RawClient) -> None:
+    await asyncio.gather(
+        *(
+            client.stored("orders", b"%d" % queue, queue_id=queue)
+            for _ in range(10)
+            for queue in range(4)
+        )
+    )
+
+    for queue in range(4):
+        assert bodies_in(await client.pull("orders", queue)) == [b"%d" % queue] * 10
+
+
+async def test_a_one_way_pull_is_not_answered(broker: Broker, client: RawClient) -> None:
+    await fill(client, 1)
+    client.connection.notify(RequestCode.PULL_MESSAGE, pull_header("orders", hold=5))
+    client.connection.notify(RequestCode.PULL_MESSAGE, pull_header("orders", 0, 1, hold=5))
+
+    assert await client.max_offset("orders") == 1
+    assert len(broker.parts.held) == 0
+
+
+# Filters.
+
+
+async def test_tags_in_the_request_filter_what_comes(client: RawClient) -> None:
+    for tag in ("a", "b", "c", "a"):
+        await client.stored("orders", tag.encode(), properties={"TAGS": tag})
+
+    answer = await client.pull("orders", subscription="a || c")
+
+    assert bodies_in(answer) == [b"a", b"c", b"a"]
+    assert answer.ext_fields["nextBeginOffset"] == "4"
+
+
+@pytest.mark.feature("I4")
+async def test_tags_are_told_by_the_queue_and_sql_by_the_message(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        await client.stored(
+            "orders",
+            b"%d" % number,
+            properties={"TAGS": "ab"[number % 2], "price": str(number)},
+        )
+    read: list[int] = []
+    view = broker.parts.store._log.view
+
+    def watched(offset: int, size: int) -> memoryview | None:
+        read.append(offset)
+        return view(offset, size)
+
+    monkeypatch.setattr(broker.parts.store._log, "view", watched)
+    by_tag = await client.pull("orders", subscription="nowhere")
+    bodies_read_by_tag = len(read)
+    by_sql = await client.pull("orders", subscription="price > 17", expression_type="SQL92")
+
+    assert by_tag.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert bodies_read_by_tag == 0
+    assert bodies_in(by_sql) == [b"18", b"19"]
+    assert len(read) == 20
+
+
+async def test_what_is_filtered_out_is_stepped_over(client: RawClient) -> None:
+    await fill(client, 1000, properties={"TAGS": "other"})
+    await client.stored("orders", b"wanted", properties={"TAGS": "mine"})
+
+    first = await client.pull("orders", subscription="mine")
+    following = int(first.ext_fields["nextBeginOffset"])
+    second = await client.pull("orders", 0, following, subscription="mine")
+
+    assert (first.code, first.remark) == (
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        "NO_MATCHED_MESSAGE",
+    )
+    assert following == 800
+    assert bodies_in(second) == [b"wanted"]
+
+
+async def test_hashes_that_a_heartbeat_brings_are_not_believed(client: RawClient) -> None:
+    """C++ clients fill them with zeros."""
+    await client.stored("orders", b"mine", properties={"TAGS": "mine"})
+    await client.stored("orders", b"none")
+    subscription = SubscriptionData(
+        topic="orders", sub_string="mine", code_set=(0,), tags_set=("mine",)
+    )
+    await client.heartbeat("c1", subscription)
+
+    answer = await client.pull("orders", sys_flag=BY_HEARTBEAT)
+
+    assert bodies_in(answer) == [b"mine"]
+
+
+async def test_an_empty_kind_of_expression_means_tags(client: RawClient) -> None:
+    await client.stored("orders", b"mine", properties={"TAGS": "mine"})
+    await client.stored("orders", b"other", properties={"TAGS": "other"})
+
+    answer = await client.pull("orders", subscription="mine", expression_type="")
+
+    assert bodies_in(answer) == [b"mine"]
+
+
+async def test_a_heartbeat_registers_an_sql_filter_for_later_pulls(client: RawClient) -> None:
+    for price in ("1", "10", "100"):
+        await client.stored("orders", price.encode(), properties={"price": price})
+    await client.heartbeat(
+        "c1",
+        SubscriptionData(
+            topic="orders", sub_string="price BETWEEN 5 AND 50", expression_type="SQL92"
+        ),
+    )
+
+    answer = await client.pull("orders", sys_flag=BY_HEARTBEAT)
+
+    assert bodies_in(answer) == [b"10"]
+
+
+# What is refused.
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pull that is refused."""
+
+    name: str
+    code: ResponseCode
+    remark: str
+    pull: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Parts], None] = lambda _: None
+    #: What the group said before; without it the group is not online.
+    heartbeat: SubscriptionData | None = None
+    model: MessageModel = MessageModel.CLUSTERING
+    forbidden: ForbiddenType | None = None
+
+
+def _group(**fields: Any) -> Callable[[Parts], None]:
+    def prepare(parts: Parts) -> None:
+        parts.groups.update(SubscriptionGroupConfig(group_name=GROUP, **fields), now=0.0)
+
+    return prepare
+
+
+def _topic(topic: str, **fields: Any) -> Callable[[Parts], None]:
+    def prepare(parts: Parts) -> None:
+        parts.topics.update(TopicConfig(topic_name=topic, **fields), now=0.0)
+
+    return prepare
+
+
+def _forbid(parts: Parts) -> None:
+    parts.groups.forbid(GROUP, "orders", is_forbidden=True, now=0.0)
+
+
+ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=5)
+SQL_ORDERS = SubscriptionData(
+    topic="orders", sub_string="price > 1", expression_type="SQL92", sub_version=5
+)
+BAD_SQL = SubscriptionData(
+    topic="orders", sub_string="price >", expression_type="SQL92", sub_version=5
+)
+
+#: By the number of the check in Apache's broker, in the order in which they are made.
+CASES = (
+    Case("0 slave", ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]", settings={"broker_id": 1}),
+    Case(
+        "1 broker not readable",
+        ResponseCode.NO_PERMISSION,
+        "pulling message is forbidden",
+        settings={"permission": 2},
+        forbidden=ForbiddenType.BROKER,
+    ),
+    Case(
+        "2 lite pull disabled",
+        ResponseCode.NO_PERMISSION,
+        "lite pull consumer is forbidden",
+        {"code": RequestCode.LITE_PULL_MESSAGE},
+        {"pull": PullSettings(lite_pull=False)},
+        forbidden=ForbiddenType.BROKER,
+    ),
+    Case(
+        "3 no group",
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        "subscription group [nobody] does not exist",
+        {"consumer_group": "nobody"},
+        {"auto_create_group": False},
+    ),
+    Case(
+        "4 group disabled",
+        ResponseCode.NO_PERMISSION,
+        "switched off",
+        prepare=_group(consume_enable=False),
+        forbidden=ForbiddenType.GROUP,
+    ),
+    Case(
+        "5 no topic", ResponseCode.TOPIC_NOT_EXIST, "topic[nothing] not exist", {"topic": "nothing"}
+    ),
+    Case(
+        "6 topic not readable",
+        ResponseCode.NO_PERMISSION,
+        "the topic[closed] pulling message is forbidden",
+        {"topic": "closed"},
+        prepare=_topic("closed", perm=2),
+        forbidden=ForbiddenType.TOPIC,
+    ),
+    Case("7 queue too high", ResponseCode.INVALID_PARAMETER, "queueId[4]", {"queue_id": 4}),
+    Case("7 queue negative", ResponseCode.INVALID_PARAMETER, "queueId[-1]", {"queue_id": -1}),
+    Case(
+        "8a bad tags",
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        "parse the consumer's subscription failed",
+        {"subscription": "||"},
+    ),
+    Case(
+        "8a bad sql",
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        "parse the consumer's subscription failed",
+        {"subscription": "price >", "expression_type": "SQL92"},
+    ),
+    Case(
+        "8a unknown kind",
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        "parse the consumer's subscription failed",
+        {"subscription": "x", "expression_type": "XPATH"},
+    ),
+    Case(
+        "8b not online",
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        "the consumer's group info not exist",
+        {"sys_flag": BY_HEARTBEAT},
+    ),
+    Case(
+        "8c broadcasting disabled",
+        ResponseCode.NO_PERMISSION,
+        "can not consume by broadcast way",
+        {"sys_flag": BY_HEARTBEAT},
+        prepare=_group(consume_broadcast_enable=False),
+        heartbeat=ORDERS,
+        model=MessageModel.BROADCASTING,
+        forbidden=ForbiddenType.BROADCASTING,
+    ),
+    Case(
+        "8d forbidden",
+        ResponseCode.NO_PERMISSION,
+        "is forbidden for topic[orders]",
+        {"sys_flag": BY_HEARTBEAT},
+        prepare=_forbid,
+        heartbeat=ORDERS,
+        forbidden=ForbiddenType.SUBSCRIPTION,
+    ),
+    Case(
+        "8e topic not subscribed",
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        "the consumer's subscription not exist",
+        {"sys_flag": BY_HEARTBEAT},
+        heartbeat=SubscriptionData(topic="others", sub_string="*"),
+    ),
+    Case(
+        "8f newer version",
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        "the consumer's subscription not latest",
+        {"sys_flag": BY_HEARTBEAT, "sub_version": 6},
+        heartbeat=ORDERS,
+    ),
+    Case(
+        "8g filter did not compile",
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        "filter data is not exist",
+        {"sys_flag": BY_HEARTBEAT},
+        heartbeat=BAD_SQL,
+    ),
+    Case(
+        "9 no property filters",
+        ResponseCode.SYSTEM_ERROR,
+        "does not support consumers to filter messages by SQL92",
+        {"subscription": "price > 1", "expression_type": "SQL92"},
+        {"pull": PullSettings(enable_property_filter=False)},
+    ),
+    Case(
+        "9 no property filters for heartbeats",
+        ResponseCode.SYSTEM_ERROR,
+        "does not support consumers to filter messages by SQL92",
+        {"sys_flag": BY_HEARTBEAT},
+        {"pull": PullSettings(enable_property_filter=False)},
+        heartbeat=SQL_ORDERS,
+    ),
+    Case(
+        "10 pull consumers rejected",
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        "rejected by server",
+        settings={"pull": PullSettings(reject_pull_consumer=True)},
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_a_pull_is_refused_with_the_code_of_its_check(
+    start_broker: StartBroker, open_client: OpenClient, case: Case
+) -> None:
+    broker = await start_broker(**case.settings)
+    client = await open_client(broker)
+    broker.parts.topics.update(
+        TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
+    )
+    case.prepare(broker.parts)
+    if case.heartbeat is not None:
+        await client.heartbeat("c1", case.heartbeat, message_model=case.model)
+
+    answer = await client.pull(**({"topic": "orders"} | case.pull))
+
+    assert answer.code == case.code
+    assert case.remark in (answer.remark or "")
+    forbidden = answer.ext_fields.get("forbiddenType")
+    assert forbidden == (None if case.forbidden is None else str(int(case.forbidden)))
+
+
+async def test_a_filter_older_than_the_pull_is_refused(broker: Broker, client: RawClient) -> None:
+    """The subscription has been told anew, its compiled filter is another version's."""
+    await client.stored("orders")
+    await client.heartbeat("c1", SQL_ORDERS)
+    newer = with_changes(SQL_ORDERS, sub_version=9)
+    broker.parts.consumers._groups[GROUP].subscriptions["orders"] = newer
+
+    answer = await client.pull("orders", sys_flag=BY_HEARTBEAT, sub_version=9)
+
+    assert answer.code == ResponseCode.FILTER_DATA_NOT_LATEST
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (first, then)
+        for place, first in enumerate(CASES)
+        for then in CASES[place + 1 : place + 4]
+        if first.code != then.code
+        # Both must be possible at once: 8a is about pulls with a subscription, 8b to 8g without.
+        and not (first.pull.keys() & then.pull.keys() and first.pull != then.pull)
+        and not (first.name == "8b not online" and then.heartbeat is not None)
+        and not (first.settings.keys() & then.settings.keys())
+        and not (first.name.startswith("8a") and "sys_flag" in then.pull)
+    ],
+    ids=lambda case: case.name,
+)
+async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
+    start_broker: StartBroker, open_client: OpenClient, first: Case, then: Case
+) -> None:
+    broker = await start_broker(**(then.settings | first.settings))
+    client = await open_client(broker)
+    broker.parts.topics.update(
+        TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
+    )
+    for case in (then, first):
+        case.prepare(broker.parts)
+        if case.heartbeat is not None:
+            await client.heartbeat("c1", case.heartbeat, message_model=case.model)
+
+    answer = await client.pull(**({"topic": "orders"} | then.pull | first.pull))
+
+    assert answer.code == first.code
+
+
+async def test_a_group_that_pulls_actively_may_be_required_to_send_heartbeats(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(pull=PullSettings(reject_pull_consumer=True))
+    member, stranger = await open_client(broker), await open_client(broker)
+    await member.stored("orders")
+    await member.heartbeat("c1", ORDERS, consume_type=ConsumeType.CONSUME_ACTIVELY)
+
+    assert (await member.pull("orders")).code == ResponseCode.SUCCESS
+    assert (await stranger.pull("orders")).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+async def test_with_its_own_subscription_a_group_need_not_be_online(client: RawClient) -> None:
+    await client.stored("orders")
+
+    answer = await client.pull("orders", consumer_group="unheard_of")
+
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def test_what_a_pull_brings_is_remembered_for_the_tools(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders")
+    await client.pull("orders", subscription="a || b")
+
+    subscription = broker.parts.consumers.subscription(GROUP, "orders")
+    assert subscription is not None
+    assert subscription.sub_string == "a || b"
+    assert not broker.parts.consumers.is_online(GROUP)
+
+
+# Permissions that change.
+
+
+async def switched(
+    client: RawClient, change: Callable[[bool], None], pull: Callable[[], Awaitable[Any]]
+) -> list[int]:
+    codes = []
+    for is_allowed in (True, False, True):
+        change(is_allowed)
+        codes.append((await pull()).code)
+    return codes
+
+
+@pytest.mark.feature("I1")
+async def test_the_brokers_read_permission_counts_for_every_pull(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders")
+    parts = broker.parts
+
+    codes = await switched(
+        client,
+        lambda on: parts.change_settings(replace(parts.settings, permission=6 if on else 2)),
+        lambda: client.pull("orders"),
+    )
+
+    assert codes == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS]
+
+
+@pytest.mark.feature("I2")
+async def test_the_permission_of_a_topic_and_of_a_group_count_for_every_pull(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders")
+    parts = broker.parts
+
+    by_topic = await switched(
+        client,
+        lambda on: _topic("orders", perm=6 if on else 2)(parts),
+        lambda: client.pull("orders"),
+    )
+    by_group = await switched(
+        client, lambda on: _group(consume_enable=on)(parts), lambda: client.pull("orders")
+    )
+
+    assert by_topic == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS]
+    assert by_group == by_topic
+
+
+# Progress.
+
+
+@pytest.mark.feature("H5")
+async def test_a_pull_carries_the_progress_of_its_group(client: RawClient) -> None:
+    await fill(client, 10)
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+
+    await client.pull("orders", 0, 5, sys_flag=flag, commit_offset=4)
+    after = await client.query("orders")
+    await client.pull("orders", 0, 6, commit_offset=6)
+    without_flag = await client.query("orders")
+
+    assert after.ext_fields["offset"] == "4"
+    assert without_flag.ext_fields["offset"] == "4"
+
+
+async def test_a_refused_pull_commits_nothing(broker: Broker, client: RawClient) -> None:
+    await client.stored("orders")
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+
+    await client.pull("orders", 99, sys_flag=flag, commit_offset=1)
+
+    assert broker.parts.progress.stored("orders", GROUP, 99) is None
+
+
+@pytest.mark.parametrize("offset", [0, 10, 99])
+async def test_progress_is_taken_from_a_pull_whatever_it_finds(
+    broker: Broker, client: RawClient, offset: int
+) -> None:
+    await fill(client, 10)
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+
+    await client.pull("orders", 0, offset, sys_flag=flag, commit_offset=3)
+
+    assert broker.parts.progress.stored("orders", GROUP, 0) == 3
+
+
+async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(client, 10)
+    broker.parts.progress.reset("orders", GROUP, 0, 3)
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+
+    moved = await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+    then = await client.pull("orders", 0, 3)
+
+    assert (moved.code, moved.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
+    assert moved.ext_fields["nextBeginOffset"] == "3"
+    assert (moved.ext_fields["minOffset"], moved.ext_fields["maxOffset"]) == ("0", "10")
+    assert broker.parts.progress.stored("orders", GROUP, 0) == 3
+    assert then.code == ResponseCode.SUCCESS
+
+
+async def test_a_consumer_that_is_sent_back_may_report_that_it_went(
+    broker: Broker, open_client: OpenClient
+) -> None:
+    """Its report is lower than what another member has told a moment ago."""
+    owner, other = await open_client(broker), await open_client(broker)
+    await fill(owner, 3)
+    await owner.report("orders", 50)
+
+    moved = await other.pull("orders", 0, 50)
+    other.connection.notify(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        extra={"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "commitOffset": "3"},
+    )
+
+    assert moved.ext_fields["nextBeginOffset"] == "3"
+    assert (await other.query("orders")).ext_fields["offset"] == "3"
+
+
+# Replicas.
+
+
+@pytest.mark.parametrize(("is_allowed", "suggested"), [(False, "0"), (True, "1")])
+async def test_a_reader_far_behind_is_sent_to_a_replica_if_that_is_allowed(
+    start_broker: StartBroker, open_client: OpenClient, is_allowed: bool, suggested: str
+) -> None:
+    store = replace(SMALL_STORE, read=ReadSettings(memory_distance=1000))
+    broker = await start_broker(store=store, pull=PullSettings(slave_read_enable=is_allowed))
+    client = await open_client(broker)
+    await fill(client, 100)
+
+    far = await client.pull("orders", 0, 0)
+    near = await client.pull("orders", 0, 99)
+
+    assert far.ext_fields["suggestWhichBrokerId"] == suggested
+    assert near.ext_fields["suggestWhichBrokerId"] == "0"
+
+
+async def test_a_slave_corrects_nobodys_offset(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    """Perhaps it has not got the messages yet."""
+    broker = await start_broker(broker_id=1, pull=PullSettings(slave_read_enable=True))
+    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
+    client = await open_client(broker)
+
+    answer = await client.pull("orders", 0, 77)
+
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert answer.ext_fields["nextBeginOffset"] == "77"
+
+
+# Fairness.
+
+
+async def test_a_turn_sends_a_bounded_amount_and_nobody_is_forgotten(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(pull=PullSettings(step_bytes=50_000))
+    client = await open_client(broker)
+    for _ in range(10):
+        await client.stored("orders", b"x" * 20_000)
+    spent: list[int] = []
+    turn = broker.parts.pacing._turn
+    monkey = broker.parts.pacing
+
+    def watched() -> None:
+        turn()
+        spent.append(monkey.spent)
+
+    monkey._turn = watched  # type: ignore[method-assign]
+    answers = await asyncio.gather(*(client.pull("orders", 0, 0) for _ in range(30)))
+    refused = await asyncio.gather(*(client.pull("nothing") for _ in range(3)))
+
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+    assert {answer.code for answer in refused} == {ResponseCode.TOPIC_NOT_EXIST}
+    # A pull that begins within the budget is finished.
+    assert spent
+    assert max(spent) <= 50_000 + 12 * 21_000
+    assert len(monkey) == 0

@@ -1,0 +1,134 @@
+"""How the turns are shared when pulls ask for more than a turn may send."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from orbitmq.broker.pacing import Pacing
+
+
+class StepLoop:
+    """A loop that makes one step when it is told to."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Callable[[], None]] = deque()
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self._ready.append(call)
+
+    def step(self) -> bool:
+        """Run what is ready; whether there was anything."""
+        ready, self._ready = self._ready, deque()
+        for call in ready:
+            call()
+        return bool(ready)
+
+
+@pytest.fixture
+def loop() -> StepLoop:
+    return StepLoop()
+
+
+@pytest.fixture
+def pacing(loop: StepLoop) -> Pacing:
+    return Pacing(cast(Any, loop), limit=100)
+
+
+def connection() -> Any:
+    return object()
+
+
+def spending(pacing: Pacing, done: list[str], name: str, size: int) -> Callable[[], None]:
+    def work() -> None:
+        pacing.spent += size
+        done.append(name)
+
+    return work
+
+
+def test_a_turn_ends_when_its_budget_is_spent(pacing: Pacing, loop: StepLoop) -> None:
+    done: list[str] = []
+    one = connection()
+    for number in range(5):
+        pacing.later(one, spending(pacing, done, str(number), 60))
+
+    seen = []
+    while loop.step():
+        seen.append("".join(done))
+
+    assert seen == ["01", "0123", "01234"]
+    assert len(pacing) == 0
+
+
+def test_connections_take_turns(pacing: Pacing, loop: StepLoop) -> None:
+    done: list[str] = []
+    first, second = connection(), connection()
+    for number in range(3):
+        pacing.later(first, spending(pacing, done, f"a{number}", 100))
+    pacing.later(second, spending(pacing, done, "b0", 100))
+
+    while loop.step():
+        pass
+
+    assert done == ["a0", "b0", "a1", "a2"]
+
+
+def test_who_has_nothing_waiting_is_served_at_once(pacing: Pacing) -> None:
+    replaying, live = connection(), connection()
+    pacing.later(replaying, lambda: None)
+
+    assert pacing.must_wait(replaying)
+    assert not pacing.must_wait(live)
+    pacing.spent = 100
+    assert pacing.must_wait(live)
+
+
+def test_work_of_a_connection_keeps_its_order(pacing: Pacing, loop: StepLoop) -> None:
+    done: list[str] = []
+    one = connection()
+
+    def adds_more() -> None:
+        spending(pacing, done, "first", 100)()
+        pacing.later(one, spending(pacing, done, "last", 10))
+
+    pacing.later(one, adds_more)
+    pacing.later(one, spending(pacing, done, "second", 10))
+    while loop.step():
+        pass
+
+    assert done == ["first", "second", "last"]
+
+
+def test_what_a_closed_connection_asked_for_is_dropped(pacing: Pacing, loop: StepLoop) -> None:
+    done: list[str] = []
+    gone, here = connection(), connection()
+    pacing.later(gone, spending(pacing, done, "gone", 1))
+    pacing.later(here, spending(pacing, done, "here", 1))
+
+    pacing.forget(gone)
+    while loop.step():
+        pass
+
+    assert done == ["here"]
+
+
+def test_work_that_fails_does_not_stop_the_rest(
+    pacing: Pacing, loop: StepLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+    one = connection()
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    pacing.later(one, fail)
+    pacing.later(one, spending(pacing, done, "next", 1))
+    while loop.step():
+        pass
+
+    assert done == ["next"]
+    assert "waited for its turn failed" in caplog.text

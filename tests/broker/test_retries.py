@@ -1,0 +1,350 @@
+"""Failed messages: the schedule of their retries, and what becomes a dead letter."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orbitmq.broker.parking import copied
+from orbitmq.broker.retries import DLQ_REASON, LONGEST_REASON, Failure, dead_letter_properties
+from orbitmq.broker.settings import SendSettings
+from orbitmq.message.properties import decode_properties
+from orbitmq.message.stored import StoredMessage
+from orbitmq.store.settings import DELAY_LEVELS
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
+from orbitmq.wire.codes import ResponseCode
+from tests.support.broker import GROUP, RawClient
+from tests.support.delivery import HandBroker, hand_broker, send_back
+from tests.support.store import FailingFiles, QuickFiles
+
+RETRY = "%RETRY%" + GROUP
+DEAD = "%DLQ%" + GROUP
+MINUTE = 60.0
+#: Delays before attempts 2 to 17, in seconds.
+SCHEDULE = [
+    *(10, 30),
+    *(minutes * MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+    *(3600, 7200),
+]
+
+
+@pytest.mark.feature("F2")
+async def test_a_copy_is_stored_for_the_group_and_the_message_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        sent = await client.stored(
+            "orders", b"bad", properties={"TAGS": "a", "KEYS": "k1 k2", "mine": "x"}, queue_id=3
+        )
+        original = broker.messages("orders", 3)[0]
+        record = original.encode()
+
+        answer = await send_back(client, original)
+        parked = broker.messages("SCHEDULE_TOPIC_XXXX", 2)[0]
+        broker.advance(10)
+        copy = broker.messages(RETRY)[0]
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert (parked.reconsume_times, parked.properties["DELAY"]) == (1, "3")
+        assert copy.reconsume_times == 1
+        assert copy.body == b"bad"
+        assert copy.unique_id == sent.transaction_id
+        assert copy.properties["RETRY_TOPIC"] == "orders"
+        assert copy.properties["ORIGIN_MESSAGE_ID"] == sent.msg_id
+        assert copy.properties["WAIT"] == "false"
+        assert {name: copy.properties[name] for name in ("TAGS", "KEYS", "mine")} == {
+            "TAGS": "a",
+            "KEYS": "k1 k2",
+            "mine": "x",
+        }
+        assert (copy.born_ms, copy.born_host) == (original.born_ms, original.born_host)
+        assert broker.messages("orders", 3)[0].encode() == record
+
+
+async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path: Path) -> None:
+    """Four and three quarter hours of virtual time."""
+    async with hand_broker(tmp_path, files=QuickFiles()) as (broker, client):
+        sent = await client.stored("orders", b"bad")
+        message = broker.messages("orders")[0]
+        begin = time.perf_counter()
+        waited: list[float] = []
+
+        for attempt, delay in enumerate(SCHEDULE, start=1):
+            assert (await send_back(client, message)).code == ResponseCode.SUCCESS
+            broker.advance(delay - 0.001)
+            assert len(broker.messages(RETRY)) == attempt - 1
+            broker.advance(0.001)
+            message = broker.messages(RETRY)[-1]
+            assert message.reconsume_times == attempt
+            waited.append(delay)
+        assert (await send_back(client, message)).code == ResponseCode.SUCCESS
+        took = time.perf_counter() - begin
+        dead = broker.messages(DEAD)
+
+        assert sum(waited) == 4 * 3600 + 45 * MINUTE + 40
+        assert took < 1.0
+        assert len(broker.messages(RETRY)) == 16
+        assert [message.reconsume_times for message in dead] == [17]
+        assert dead[0].properties["DLQ_ORIGIN_TOPIC"] == "orders"
+        assert dead[0].properties["DLQ_ORIGIN_MESSAGE_ID"] == sent.msg_id
+        assert dead[0].properties["RETRY_TOPIC"] == "orders"
+        assert dead[0].properties["ORIGIN_MESSAGE_ID"] == sent.msg_id
+        assert dead[0].properties[DLQ_REASON] == "attempt 17 failed, 16 retries allowed"
+        assert dead[0].unique_id == sent.transaction_id
+
+
+def test_the_schedule_is_that_of_the_levels() -> None:
+    levels = [failure(reconsume_times=times).next_level for times in range(16)]
+
+    assert [DELAY_LEVELS[level - 1] for level in levels] == SCHEDULE
+
+
+@pytest.mark.feature("F6")
+@pytest.mark.parametrize(
+    ("by_group", "by_consumer", "allowed"), [(16, None, 16), (2, None, 2), (2, 5, 5), (16, 0, 0)]
+)
+async def test_the_group_and_the_consumer_say_after_how_many_attempts_a_message_is_dead(
+    tmp_path: Path, by_group: int, by_consumer: int | None, allowed: int
+) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        broker.parts.groups.update(
+            SubscriptionGroupConfig(group_name=GROUP, retry_max_times=by_group), now=0
+        )
+        await client.stored("orders", b"bad")
+        message = broker.messages("orders")[0]
+
+        for _ in range(allowed):
+            await send_back(client, message, max_reconsume_times=by_consumer)
+            broker.advance(7200)
+            message = broker.messages(RETRY)[-1]
+        alive = broker.messages(DEAD)
+        await send_back(client, message, max_reconsume_times=by_consumer)
+
+        assert alive == []
+        assert [dead.body for dead in broker.messages(DEAD)] == [b"bad"]
+        topic = broker.parts.topics.get(DEAD)
+        assert topic is not None
+        assert (topic.read_queue_nums, topic.perm) == (1, 6)
+
+
+async def test_a_client_too_old_for_it_does_not_set_the_maximum(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, _):
+        old = await RawClient.open(
+            broker.broker, lambda command: msgspec.structs.replace(command, version=120)
+        )
+        await old.stored("orders", b"bad")
+        message = broker.messages("orders")[0]
+
+        await send_back(old, message, max_reconsume_times=0)
+        await old.close()
+
+        assert broker.messages(DEAD) == []
+        assert len(broker.messages("SCHEDULE_TOPIC_XXXX", 2)) == 1
+
+
+async def test_a_consumer_may_name_the_level(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"bad")
+
+        await send_back(client, broker.messages("orders")[0], level=1)
+        broker.advance(1)
+
+        assert broker.bodies(RETRY) == [b"bad"]
+
+
+async def test_a_consumer_may_name_a_delay(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"bad")
+
+        await send_back(client, broker.messages("orders")[0], extra={"delayMs": "1234"})
+        broker.advance(1.234)
+        early = broker.bodies(RETRY)
+        broker.advance(0.001)
+
+        assert early == []
+        assert broker.bodies(RETRY) == [b"bad"]
+        assert broker.messages(RETRY)[0].reconsume_times == 1
+
+
+async def test_a_consumer_may_give_up_at_once_and_say_why(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"bad")
+
+        await send_back(
+            client,
+            broker.messages("orders")[0],
+            level=-1,
+            extra={"reason": "ValueError: no such\tcustomer\n  at line 3\x02DELAY\x011"},
+        )
+        dead = broker.messages(DEAD)[0]
+
+        assert dead.properties[DLQ_REASON] == "ValueError: no such customer at line 3 DELAY 1"
+        assert dead.properties["DELAY"] == "0"
+        assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
+
+
+def test_a_reason_is_cut_to_a_line_of_bounded_length() -> None:
+    properties = dead_letter_properties(b"a\x01b\x02", "T", "id", "x \n" * 5000)
+
+    assert len(decode_properties(properties)[DLQ_REASON]) <= LONGEST_REASON
+    assert "\n" not in decode_properties(properties)[DLQ_REASON]
+
+
+async def test_a_group_without_retry_queues_stores_nothing(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        broker.parts.groups.update(
+            SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=0), now=0
+        )
+        await client.stored("orders", b"bad")
+        end = broker.parts.store.statistics().log_end
+
+        answer = await send_back(client, broker.messages("orders")[0])
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert broker.parts.store.statistics().log_end == end
+        assert RETRY not in broker.parts.topics
+
+
+async def test_retries_of_a_group_are_spread_over_its_retry_queues(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        broker.parts.groups.update(
+            SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=3), now=0
+        )
+        for _ in range(40):
+            await client.stored("orders", b"bad")
+        for message in broker.messages("orders"):
+            await send_back(client, message, level=1)
+        broker.advance(1)
+
+        counts = [len(broker.messages(RETRY, queue)) for queue in range(3)]
+
+        assert sum(counts) == 40
+        assert all(counts)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [(None, "its consumer, in order, gave it up"), ("out of stock", "out of stock")],
+)
+async def test_a_message_that_a_consumer_in_order_gives_up_keeps_its_origin(
+    tmp_path: Path, said: str | None, kept: str
+) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
+
+        await client.stored(
+            RETRY,
+            b"bad",
+            properties={"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB", DLQ_REASON: said},
+        )
+        dead = broker.messages(DEAD)[0]
+
+        assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
+        assert dead.properties["DLQ_ORIGIN_MESSAGE_ID"] == "AB"
+        assert dead.properties[DLQ_REASON] == kept
+        assert broker.messages(RETRY) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields", "code"),
+    [
+        ({"broker_id": 1}, {}, ResponseCode.SYSTEM_ERROR),
+        ({"permission": 4}, {}, ResponseCode.NO_PERMISSION),
+        ({"auto_create_group": False}, {}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({}, {"group": "not a group"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    ],
+)
+async def test_what_cannot_be_sent_back_is_refused(
+    tmp_path: Path, changes: dict[str, Any], fields: dict[str, Any], code: ResponseCode
+) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"bad")
+        message = broker.messages("orders")[0]
+        await broker.restart(**changes)
+        again = await RawClient.open(broker.broker)
+
+        answer = await send_back(again, message, **fields)
+        await again.close()
+
+        assert answer.code == code
+        assert broker.messages("SCHEDULE_TOPIC_XXXX", 2) == []
+
+
+@pytest.mark.parametrize("offset", [-1, 5, 1 << 40])
+async def test_a_message_that_is_not_there_cannot_be_sent_back(tmp_path: Path, offset: int) -> None:
+    async with hand_broker(tmp_path) as (_, client):
+        await client.stored("orders", b"bad")
+        nothing = message_at(offset)
+
+        answer = await send_back(client, nothing)
+
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert str(offset) in (answer.remark or "")
+
+
+async def test_a_retry_topic_that_may_not_be_written_is_respected(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"bad")
+        topic = broker.parts.topics.ensure_retry(GROUP, 1, now=0)
+        broker.parts.topics.update(msgspec.structs.replace(topic, perm=4), now=0)
+
+        answer = await send_back(client, broker.messages("orders")[0])
+
+        assert answer.code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_send_back_that_the_disk_refuses_is_answered_with_the_status(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles()
+    async with hand_broker(tmp_path, files=files) as (broker, client):
+        await client.stored("orders", b"bad")
+        message = broker.messages("orders")[0]
+        files.fail("pwrite")
+
+        answer = await send_back(client, message)
+        files.heal()
+
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert (answer.remark or "").startswith("SERVICE_NOT_AVAILABLE")
+
+
+async def test_a_committed_message_that_fails_is_retried_like_any_other(tmp_path: Path) -> None:
+    """Its properties still say that it was a half message once."""
+    async with hand_broker(tmp_path, send=SendSettings()) as (broker, client):
+        await client.stored("orders", b"x")
+        original = broker.messages("orders")[0]
+        committed = client_copy(broker, original)
+
+        retried = await send_back(client, committed)
+        dead = await send_back(client, committed, level=-1)
+        broker.advance(10)
+
+        assert (retried.code, dead.code) == (0, 0)
+        assert broker.bodies(RETRY) == [b"x"]
+        assert broker.bodies(DEAD) == [b"x"]
+        assert broker.messages("RMQ_SYS_TRANS_HALF_TOPIC") == []
+
+
+def client_copy(broker: HandBroker, original: StoredMessage) -> StoredMessage:
+    """The message as a transaction would have committed it."""
+    draft = copied(original, "orders", 1)
+    draft.properties += b"TRAN_MSG\x01true\x02"
+    draft.sys_flag |= 8
+    broker.parts.turns.put(draft, transform=False)
+    return broker.messages("orders", 1)[0]
+
+
+def failure(*, reconsume_times: int = 0, level: int = 0, allowed: int = 16) -> Failure:
+    message = StoredMessage.build(topic="T", stored_body=b"x", reconsume_times=reconsume_times)
+    return Failure(message, level, allowed)
+
+
+def message_at(offset: int) -> StoredMessage:
+    return StoredMessage.build(topic="T", stored_body=b"x", physical_offset=offset)

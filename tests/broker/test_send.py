@@ -1,0 +1,621 @@
+"""Single sends over a socket: what is stored and answered, what is refused and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace as with_changes
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.drafts import Draft, Stage
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.settings import SendSettings
+from orbitmq.message.ids import decode_offset_id, decode_unique_id
+from orbitmq.message.sysflag import INNER_BATCH
+from orbitmq.store.errors import DiskFull, StoreFailed, WriteFailed
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
+from orbitmq.wire.headers.send import SendMessageResponse
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import RawClient, bodies_in, messages_in, send_header, until
+from tests.support.store import FailingFiles
+
+CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)
+
+#: A name that comes last among those allowed.
+LONGEST_TOPIC = "t" * 127
+
+
+# What is stored and answered.
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("serialization", list(Serialization))
+async def test_a_message_is_stored_and_its_place_is_answered(
+    broker: Broker, client: RawClient, code: RequestCode, serialization: Serialization
+) -> None:
+    properties = {"TAGS": "TagA", "UNIQ_KEY": "7F00000100001234", "colour": "grün"}
+
+    answer = await client.connection.request(
+        code,
+        send_header("orders", 2, properties, flag=7, reconsume_times=3),
+        body=b"payload",
+        serialization=serialization,
+    )
+
+    place = answer.header(SendMessageResponse)
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.serialization is serialization
+    assert (place.queue_id, place.queue_offset) == (2, 0)
+    assert place.transaction_id == "7F00000100001234"
+    assert (place.region, place.trace_on) == ("DefaultRegion", True)
+    [message] = messages_in(await client.pull("orders", 2))
+    assert bytes(message.body) == b"payload"
+    assert (message.flag, message.reconsume_times, message.sys_flag) == (7, 3, 0)
+    assert message.born_ms == 1_700_000_000_000
+    assert message.born_host == tuple(client.connection.local)
+    assert message.store_host == tuple(broker.address)
+    assert dict(message.properties) == properties | {
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+        "CLUSTER": "DefaultCluster",
+    }
+
+
+async def test_the_offset_id_names_the_broker_and_the_place_in_its_log(
+    broker: Broker, client: RawClient
+) -> None:
+    place = await client.stored("orders", b"found by its id")
+
+    found = decode_offset_id(place.msg_id)
+
+    assert (found.address, found.port) == tuple(broker.address)
+    record = broker.parts.store.message_by_offset_id(place.msg_id)
+    assert b"found by its id" in bytes(record)
+
+
+async def test_every_answer_has_strings_for_values(client: RawClient) -> None:
+    """A C++ client takes a number for 0, and dies without `extFields`."""
+    answers = [await client.send("orders"), await client.send("no topic")]
+
+    for answer in answers:
+        assert answer.has_ext_fields
+        assert all(isinstance(value, str) for value in answer.ext_fields.values())
+        assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
+        assert answer.ext_fields["TRACE_ON"] == "true"
+
+
+@pytest.mark.parametrize("unique_id", ["plain42", 'qu"oted\\', "ünïcode", "²³", "a,b c"])
+async def test_a_unique_id_of_any_text_comes_back_as_it_was(
+    client: RawClient, unique_id: str
+) -> None:
+    place = await client.stored("orders", properties={"UNIQ_KEY": unique_id})
+
+    assert place.transaction_id == unique_id
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [None, "", "TAGS\x01a\x02", "KEYS\x01UNIQ_KEY\x02", "XUNIQ_KEY\x01no\x02", "UNIQ_KEY\x01\x02"],
+)
+async def test_a_message_without_a_unique_id_is_given_one(
+    client: RawClient, properties: str | None
+) -> None:
+    place = await client.stored("orders", properties=properties)
+
+    [message] = messages_in(await client.pull("orders"))
+    assert place.transaction_id is not None
+    assert message.properties["UNIQ_KEY"] == place.transaction_id
+    assert decode_unique_id(place.transaction_id).address == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "properties", ["TAGS\x01a", "TAGS\x01a\x02", "TAGS\x01old\x02TAGS\x01a\x02"]
+)
+async def test_properties_are_left_as_they_are_and_added_to(
+    client: RawClient, properties: str
+) -> None:
+    await client.stored("orders", properties=properties)
+
+    [message] = messages_in(await client.pull("orders"))
+    assert message.properties["TAGS"] == "a"
+    assert message.properties["CLUSTER"] == "DefaultCluster"
+
+
+async def test_what_a_pop_client_left_in_a_message_is_removed(client: RawClient) -> None:
+    await client.stored("orders", properties="POP_CK\x010 1 2\x02KEYS\x01k\x02")
+
+    [message] = messages_in(await client.pull("orders"))
+    assert "POP_CK" not in message.properties
+    assert message.properties["KEYS"] == "k"
+
+
+async def test_a_one_way_send_is_stored_and_not_answered(broker: Broker, client: RawClient) -> None:
+    client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=b"quiet")
+
+    await until(lambda: broker.parts.store.max_offset("orders", 0) == 1)
+
+    # Whatever was answered would have come before this.
+    assert await client.max_offset("orders") == 1
+    assert bodies_in(await client.pull("orders")) == [b"quiet"]
+
+
+async def test_a_refused_one_way_send_is_not_answered(broker: Broker, client: RawClient) -> None:
+    client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("no topic"), body=b"quiet")
+
+    assert await client.max_offset("orders") == 0
+    assert broker.parts.counters.failed_puts == 1
+
+
+async def test_many_sends_in_flight_are_answered_each_with_its_own_place(
+    broker: Broker, open_client: OpenClient
+) -> None:
+    clients = [await open_client(broker) for _ in range(8)]
+
+    places = await asyncio.gather(
+        *(
+            client.stored("orders", b"%d-%d" % (who, number), queue_id=number % 4)
+            for who, client in enumerate(clients)
+            for number in range(64)
+        )
+    )
+
+    by_queue: dict[int, list[int]] = {}
+    for place in places:
+        by_queue.setdefault(place.queue_id, []).append(place.queue_offset)
+    assert {queue: sorted(offsets) for queue, offsets in by_queue.items()} == {
+        queue: list(range(128)) for queue in range(4)
+    }
+    assert len({place.msg_id for place in places}) == 512
+
+
+async def test_sends_of_one_read_share_one_write(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = 0
+    write = broker.parts.store.write
+
+    def counting() -> int:
+        nonlocal writes
+        writes += 1
+        return write()
+
+    monkeypatch.setattr(broker.parts.store, "write", counting)
+
+    await asyncio.gather(*(client.stored("orders") for _ in range(100)))
+
+    assert writes <= 3
+
+
+# Topics and queues.
+
+
+async def test_a_topic_is_made_by_sending_to_it(broker: Broker, client: RawClient) -> None:
+    await client.stored("fresh", queue_id=3)
+
+    config = broker.parts.topics.get("fresh")
+    assert config is not None
+    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (4, 4, 6)
+
+
+async def test_a_negative_queue_means_any(broker: Broker, client: RawClient) -> None:
+    places = await asyncio.gather(*(client.stored("orders", queue_id=-1) for _ in range(200)))
+
+    queues = [place.queue_id for place in places]
+    assert set(queues) == {0, 1, 2, 3}
+    assert sum(broker.parts.store.max_offset("orders", queue) for queue in range(4)) == 200
+
+
+async def test_a_queue_that_can_only_be_read_takes_messages_as_well(
+    broker: Broker, client: RawClient
+) -> None:
+    _make(broker.parts, "shrunk", read_queue_nums=8, write_queue_nums=2)
+
+    place = await client.stored("shrunk", queue_id=7)
+
+    assert place.queue_id == 7
+
+
+async def test_a_topic_without_write_permission_takes_messages(
+    broker: Broker, client: RawClient
+) -> None:
+    """As in Apache's broker: clients are not routed there, and what comes is kept."""
+    _make(broker.parts, "closing", perm=4)
+
+    answer = await client.send("closing")
+
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def test_a_broker_without_write_permission_takes_messages_that_need_no_order(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    client = await open_client(await start_broker(permission=4))
+
+    answer = await client.send("orders")
+
+    assert answer.code == ResponseCode.SUCCESS
+
+
+# What is refused.
+
+
+@dataclass(frozen=True)
+class Case:
+    """A send that is refused."""
+
+    name: str
+    code: ResponseCode
+    remark: str
+    send: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Parts], None] = lambda _: None
+
+
+def _make(parts: Parts, topic: str, **fields: Any) -> None:
+    parts.topics.update(TopicConfig(topic_name=topic, **fields), now=0.0)
+
+
+def _order_topic(parts: Parts) -> None:
+    _make(parts, "ordered", order=True, perm=6)
+
+
+#: By the number of the check in Apache's broker, in the order in which they are made.
+CASES = (
+    Case("0 slave", ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]", settings={"broker_id": 1}),
+    Case("1 no body", ResponseCode.SYSTEM_ERROR, "without a body", {"body": b""}),
+    Case(
+        "3 not accepting yet",
+        ResponseCode.SYSTEM_ERROR,
+        "broker unable to service",
+        settings={"send": SendSettings(accept_from=4e9)},
+    ),
+    Case(
+        "4 not writable, order topic",
+        ResponseCode.NO_PERMISSION,
+        "sending message is forbidden",
+        {"topic": "ordered"},
+        {"permission": 4},
+        _order_topic,
+    ),
+    Case("5 blank topic", ResponseCode.INVALID_PARAMETER, "blank", {"topic": " "}),
+    Case("5 bad topic", ResponseCode.INVALID_PARAMETER, "illegal characters", {"topic": "a b"}),
+    Case("5 long topic", ResponseCode.INVALID_PARAMETER, "longer", {"topic": "t" * 128}),
+    Case("6 ours", ResponseCode.NO_PERMISSION, "not allowed", {"topic": "SCHEDULE_TOPIC_XXXX"}),
+    Case("6 ours too", ResponseCode.NO_PERMISSION, "not allowed", {"topic": "SELF_TEST_TOPIC"}),
+    Case(
+        "7 unknown, no auto-creation",
+        ResponseCode.TOPIC_NOT_EXIST,
+        "does not exist",
+        settings={"auto_create_topic": False},
+    ),
+    Case(
+        "7 unknown, template without inheritance",
+        ResponseCode.TOPIC_NOT_EXIST,
+        "'BenchmarkTest'",
+        {"default_topic": "BenchmarkTest"},
+    ),
+    Case("8 queue", ResponseCode.INVALID_PARAMETER, "queueId[4] is illegal", {"queue_id": 4}),
+    Case(
+        "10 no group",
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        "subscription group not exist, nobody",
+        {"topic": "%RETRY%nobody"},
+        {"auto_create_group": False},
+    ),
+    Case(
+        "13 compaction without a key",
+        ResponseCode.MESSAGE_ILLEGAL,
+        "Required message key is missing",
+        {"topic": "compacted"},
+        prepare=lambda parts: _make(
+            parts, "compacted", attributes={"+cleanup.policy": "COMPACTION"}
+        ),
+    ),
+    Case(
+        "19 inner batch by flag",
+        ResponseCode.MESSAGE_ILLEGAL,
+        "batch inside one message",
+        {"sys_flag": INNER_BATCH},
+    ),
+    Case(
+        "19 inner batch by property",
+        ResponseCode.MESSAGE_ILLEGAL,
+        "batch inside one message",
+        {"properties": {"INNER_NUM": "3"}},
+    ),
+    Case(
+        "21 body",
+        ResponseCode.MESSAGE_ILLEGAL,
+        "msg body length limit 100B",
+        {"body": b"x" * 101},
+        {"send": SendSettings(max_message_size=100)},
+    ),
+    Case(
+        "21 properties",
+        ResponseCode.MESSAGE_ILLEGAL,
+        "properties length limit 32KB",
+        {"properties": "k\x01" + "v" * 32767},
+    ),
+)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_a_send_is_refused_with_the_code_of_its_check(
+    start_broker: StartBroker, open_client: OpenClient, case: Case, code: RequestCode
+) -> None:
+    broker = await start_broker(**case.settings)
+    case.prepare(broker.parts)
+    client = await open_client(broker)
+
+    answer = await client.send(**({"topic": "orders"} | case.send), code=code)
+
+    assert (answer.code, answer.remark) == (case.code, answer.remark)
+    assert case.remark in (answer.remark or "")
+    assert broker.parts.store.statistics().log_end == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (first, then)
+        for first, then in itertools.combinations(CASES, 2)
+        # Both must be possible at once: they do not speak of different topics or settings.
+        if first.code != then.code
+        and not (first.name[0] in "78" and "topic" in then.send)
+        and not first.send.keys() & then.send.keys()
+        and not first.settings.keys() & then.settings.keys()
+    ],
+    ids=lambda case: case.name,
+)
+async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
+    start_broker: StartBroker, open_client: OpenClient, first: Case, then: Case
+) -> None:
+    broker = await start_broker(**(then.settings | first.settings))
+    for case in (first, then):
+        case.prepare(broker.parts)
+    client = await open_client(broker)
+
+    answer = await client.send(**({"topic": "orders"} | then.send | first.send))
+
+    assert answer.code == first.code
+
+
+async def test_the_longest_topic_and_the_largest_body_are_taken(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    client = await open_client(await start_broker(send=SendSettings(max_message_size=100_000)))
+
+    answer = await client.send(LONGEST_TOPIC, b"x" * 100_000)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert bodies_in(await client.pull(LONGEST_TOPIC)) == [b"x" * 100_000]
+
+
+async def test_a_topic_without_a_queue_to_write_is_an_error_for_who_leaves_the_choice(
+    broker: Broker, client: RawClient
+) -> None:
+    _make(broker.parts, "readonly", read_queue_nums=4, write_queue_nums=0)
+
+    answer = await client.send("readonly", queue_id=-1)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "no queue that can be written" in (answer.remark or "")
+
+
+async def test_a_header_without_its_topic_is_an_error_that_names_the_field(
+    client: RawClient,
+) -> None:
+    answer = await client.connection.request(
+        RequestCode.SEND_MESSAGE, body=b"x", extra={"producerGroup": "makers"}
+    )
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "topic" in (answer.remark or "")
+
+
+# Retries and dead letters.
+
+
+async def test_a_message_to_a_retry_topic_stays_there_while_attempts_are_left(
+    broker: Broker, client: RawClient
+) -> None:
+    place = await client.stored("%RETRY%billing", reconsume_times=16)
+
+    assert broker.parts.store.max_offset("%RETRY%billing", 0) == 1
+    assert place.queue_offset == 0
+    assert "billing" in broker.parts.groups
+
+
+@pytest.mark.parametrize(
+    ("fields", "group", "is_dead"),
+    [
+        ({"reconsume_times": 17}, {}, True),
+        ({"reconsume_times": 16}, {}, False),
+        ({"reconsume_times": 3}, {"retry_max_times": 2}, True),
+        ({"reconsume_times": 3, "max_reconsume_times": 3}, {"retry_max_times": 2}, False),
+        ({"reconsume_times": 4, "max_reconsume_times": 3}, {"retry_max_times": 20}, True),
+    ],
+)
+async def test_a_message_that_failed_too_often_becomes_a_dead_letter(
+    broker: Broker,
+    client: RawClient,
+    fields: dict[str, Any],
+    group: dict[str, Any],
+    is_dead: bool,
+) -> None:
+    broker.parts.groups.update(SubscriptionGroupConfig(group_name="billing", **group), now=0.0)
+    broker.parts.topics.ensure_retry("billing", 4, now=0.0)
+
+    place = await client.stored("%RETRY%billing", b"bad", queue_id=2, **fields)
+
+    store = broker.parts.store
+    assert store.max_offset("%DLQ%billing", 0) == int(is_dead)
+    assert store.max_offset("%RETRY%billing", 2) == int(not is_dead)
+    assert place.queue_id == 2
+    if is_dead:
+        [message] = messages_in(await client.pull("%DLQ%billing"))
+        assert message.topic == "%DLQ%billing"
+        assert bytes(message.body) == b"bad"
+
+
+@pytest.mark.parametrize(("version", "is_dead"), [(120, False), (121, True)])
+async def test_an_old_client_does_not_decide_how_often_it_may_fail(
+    broker: Broker, open_client: OpenClient, version: int, is_dead: bool
+) -> None:
+    """`maxReconsumeTimes` counts from version 3.4.9 on."""
+    client = await open_client(broker, lambda request: with_changes(request, version=version))
+
+    await client.stored("%RETRY%billing", reconsume_times=5, max_reconsume_times=1)
+
+    assert broker.parts.store.max_offset("%DLQ%billing", 0) == int(is_dead)
+
+
+async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_once(
+    broker: Broker, client: RawClient
+) -> None:
+    queue = MessageQueue(broker_name="broker-a", queue_id=0, topic="orders")
+    broker.parts.locks.lock("billing", "me", [queue], broker.parts.clock.monotonic())
+
+    await client.stored("%RETRY%billing", b"given up")
+
+    assert broker.parts.store.max_offset("%DLQ%billing", 0) == 1
+
+
+# Where else a message may go.
+
+
+async def test_a_transformation_sends_a_message_elsewhere(
+    broker: Broker, client: RawClient
+) -> None:
+    def park(draft: Draft) -> None:
+        draft.topic, draft.queue_id = "parked", 0
+        draft.recall_handle = "handle"
+
+    broker.parts.topics.ensure(TopicConfig(topic_name="parked"), now=0.0)
+    broker.parts.turns.transformations.add("LATER\x01", Stage.DELAY_LEVEL, park)
+
+    parked = await client.stored("orders", b"later", queue_id=3, properties={"LATER": "1"})
+    plain = await client.stored("orders", b"now", queue_id=3)
+
+    assert (parked.queue_id, parked.queue_offset, parked.recall_handle) == (3, 0, "handle")
+    assert (plain.queue_offset, plain.recall_handle) == (0, None)
+    assert bodies_in(await client.pull("parked")) == [b"later"]
+    assert bodies_in(await client.pull("orders", 3)) == [b"now"]
+
+
+async def test_a_transformation_may_refuse(broker: Broker, client: RawClient) -> None:
+    def refuse(_: Draft) -> None:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "too far in the future")
+
+    broker.parts.turns.transformations.add("NEVER\x01", Stage.TIMER, refuse)
+
+    answer = await client.send("orders", properties={"NEVER": "1"})
+
+    assert (answer.code, answer.remark) == (
+        ResponseCode.MESSAGE_ILLEGAL,
+        "too far in the future",
+    )
+
+
+async def test_transformations_come_in_the_order_of_their_stages(
+    broker: Broker, client: RawClient
+) -> None:
+    seen: list[str] = []
+    rules = broker.parts.turns.transformations
+    rules.add("SECOND\x01", Stage.DELAY_LEVEL, lambda _: seen.append("second"))
+    rules.add("FIRST\x01", Stage.HALF_MESSAGE, lambda _: seen.append("first"))
+
+    await client.stored("orders", properties={"SECOND": "1", "FIRST": "1"})
+
+    assert seen == ["first", "second"]
+
+
+# When the store cannot.
+
+
+@pytest.mark.parametrize("error", [DiskFull("full"), WriteFailed("bad"), StoreFailed("broken")])
+async def test_when_the_write_fails_every_sender_of_the_turn_is_told(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    store = broker.parts.store
+
+    def refuse() -> int:
+        store.discard()
+        raise error
+
+    monkeypatch.setattr(store, "write", refuse)
+    answers = await asyncio.gather(*(client.send("orders") for _ in range(5)))
+    monkeypatch.undo()
+
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    assert all(str(error) in (answer.remark or "") for answer in answers)
+    assert await client.max_offset("orders") == 0
+    assert (await client.stored("orders", b"again")).queue_offset == 0
+
+
+async def test_a_full_disk_refuses_sends_and_serves_readers(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    disk = FailingFiles()
+    broker = await start_broker(parts={"files": disk})
+    client = await open_client(broker)
+    await client.stored("orders", b"before")
+    disk.ratio = 0.99
+    broker.parts.store.clean()
+
+    answers = await asyncio.gather(*(client.send("orders") for _ in range(3)))
+    found = await client.pull("orders")
+    disk.ratio = 0.1
+    broker.parts.store.clean()
+
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    assert "99% full" in (answers[0].remark or "")
+    assert bodies_in(found) == [b"before"]
+    assert (await client.stored("orders")).queue_offset == 1
+
+
+async def test_a_bug_in_the_store_is_answered_and_does_not_leave_senders_waiting(
+    broker: Broker,
+    client: RawClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(broker.parts.store, "write", fail)
+
+    answer = await client.send("orders")
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "a turn could not be written" in caplog.text
+    monkeypatch.undo()
+    broker.parts.store.discard()
+
+
+async def test_settings_that_change_while_it_runs_are_followed(
+    broker: Broker, client: RawClient
+) -> None:
+    parts = broker.parts
+    parts.change_settings(
+        replace(
+            parts.settings, send=SendSettings(region="eu-1", trace_on=False, max_message_size=9)
+        )
+    )
+
+    place = await client.stored("orders", b"small")
+    refused = await client.send("orders", b"larger than nine")
+
+    assert (place.region, place.trace_on) == ("eu-1", False)
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    [message] = messages_in(await client.pull("orders"))
+    assert (message.properties["MSG_REGION"], message.properties["TRACE_ON"]) == ("eu-1", "false")

@@ -1,0 +1,248 @@
+"""Synchronous flushing: when a send is answered, and what it is told when the disk is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.drafts import Draft
+from orbitmq.broker.settings import SendSettings
+from orbitmq.broker.turns import PutResult, PutStatus
+from orbitmq.message.hosts import pack_host
+from orbitmq.store.files import DiskFiles
+from orbitmq.store.settings import FlushPolicy
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.send import SendMessageResponse
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import SMALL_STORE, RawClient, bodies_in, send_header, until
+
+SYNC_STORE = replace(SMALL_STORE, flush=replace(SMALL_STORE.flush, policy=FlushPolicy.SYNC))
+
+
+class GatedFiles(DiskFiles):
+    """A disk on which the flusher waits until the gate is open, or fails."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: OSError | None = None
+        self.waiting = 0
+
+    def sync(self, fd: int) -> None:
+        if threading.current_thread().name == "orbitmq-flusher":
+            self.waiting += 1
+            self.gate.wait(20)
+            self.waiting -= 1
+            if self.error is not None:
+                raise self.error
+        super().sync(fd)
+
+
+@pytest.fixture
+async def disk() -> AsyncIterator[GatedFiles]:
+    files = GatedFiles()
+    yield files
+    files.error = None
+    files.gate.set()
+
+
+@pytest.fixture
+async def start(
+    disk: GatedFiles, start_broker: StartBroker
+) -> AsyncIterator[Callable[..., Awaitable[Broker]]]:
+    async def start_one(**send: Any) -> Broker:
+        return await start_broker(
+            store=SYNC_STORE, send=SendSettings(**send), parts={"files": disk}
+        )
+
+    yield start_one
+    # Before the broker is stopped, which flushes.
+    disk.gate.set()
+
+
+async def test_a_send_is_answered_when_its_message_is_on_the_disk(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start()
+    client = await open_client(broker)
+    disk.gate.clear()
+
+    sending = asyncio.ensure_future(client.stored("orders"))
+    await until(lambda: disk.waiting)
+    # Nobody sees it either, before it is safe.
+    assert await client.max_offset("orders") == 0
+    assert not sending.done()
+    disk.gate.set()
+
+    assert (await sending).queue_offset == 0
+    assert bodies_in(await client.pull("orders")) == [b"hello"]
+
+
+async def test_what_comes_during_a_flush_shares_the_next_one(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start()
+    clients = [await open_client(broker) for _ in range(4)]
+    await clients[0].stored("orders")
+    disk.gate.clear()
+    first = asyncio.ensure_future(clients[0].stored("orders"))
+    await until(lambda: disk.waiting)
+    before = broker.parts.store.statistics().flushes
+
+    rest = [asyncio.ensure_future(client.stored("orders")) for client in clients for _ in range(25)]
+    await until(lambda: sum(each.open_requests for each in broker_connections(broker)) == 101)
+    disk.gate.set()
+    await asyncio.gather(first, *rest)
+
+    # One for the first, one for all that gathered behind it, and one to spare.
+    assert broker.parts.store.statistics().flushes - before <= 3
+
+
+def broker_connections(broker: Broker) -> Any:
+    assert broker._server is not None
+    return broker._server.connections
+
+
+async def test_a_send_whose_flush_takes_too_long_is_told_that_it_is_stored_but_not_flushed(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start(flush_timeout=0.05)
+    client = await open_client(broker)
+    disk.gate.clear()
+
+    answer = await client.send("orders", queue_id=3, properties={"UNIQ_KEY": "K1"})
+    disk.gate.set()
+
+    place = answer.header(SendMessageResponse)
+    assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
+    assert (place.queue_id, place.queue_offset, place.transaction_id) == (3, 0, "K1")
+    assert place.region == "DefaultRegion"
+    await until(lambda: broker.parts.store.max_offset("orders", 3) == 1)
+    assert (await client.stored("orders", queue_id=3)).queue_offset == 1
+
+
+@pytest.mark.parametrize(
+    ("wait", "is_patient"), [("false", False), ("no", False), ("true", True), ("TRUE", True)]
+)
+async def test_a_message_may_say_that_it_does_not_wait(
+    start: Callable[..., Awaitable[Broker]],
+    open_client: OpenClient,
+    disk: GatedFiles,
+    wait: str,
+    is_patient: bool,
+) -> None:
+    broker = await start(flush_timeout=0.05)
+    client = await open_client(broker)
+    disk.gate.clear()
+
+    answer = await client.send("orders", properties={"WAIT": wait})
+
+    expected = ResponseCode.FLUSH_DISK_TIMEOUT if is_patient else ResponseCode.SUCCESS
+    assert answer.code == expected
+
+
+async def test_a_flush_that_fails_is_told_to_those_who_wait_and_ends_all_writing(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start()
+    client = await open_client(broker)
+    await client.stored("orders", b"safe")
+    disk.error = OSError(errno.EIO, "injected")
+
+    answers = await asyncio.gather(*(client.send("orders") for _ in range(3)))
+    later = await client.send("orders")
+
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    assert later.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert bodies_in(await client.pull("orders")) == [b"safe"]
+
+
+async def test_too_many_waiting_sends_make_the_broker_busy_until_the_disk_has_caught_up(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start(waiting_messages=8)
+    client = await open_client(broker)
+    disk.gate.clear()
+    waiting = [asyncio.ensure_future(client.stored("orders")) for _ in range(8)]
+    await until(lambda: broker.parts.turns.is_busy)
+
+    refused = await client.send("orders")
+    batch = await client.send("orders", batch=True)
+    disk.gate.set()
+    await asyncio.gather(*waiting)
+
+    assert refused.code == batch.code == ResponseCode.SYSTEM_BUSY
+    assert (refused.remark or "").startswith("[OVERLOAD]system busy")
+    assert (await client.send("orders")).code == ResponseCode.SUCCESS
+    assert broker.parts.counters.busy_puts == 2
+
+
+async def test_too_many_waiting_bytes_make_the_broker_busy(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start(waiting_bytes=1000)
+    client = await open_client(broker)
+    disk.gate.clear()
+    waiting = asyncio.ensure_future(client.stored("orders", b"x" * 1000))
+    await until(lambda: broker.parts.turns.is_busy)
+
+    refused = await client.send("orders")
+    disk.gate.set()
+    await waiting
+
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+
+
+async def test_a_stop_answers_those_who_wait_for_the_disk(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start()
+    client = await open_client(broker)
+    disk.gate.clear()
+    waiting = asyncio.ensure_future(client.stored("orders"))
+    await until(lambda: disk.waiting)
+
+    stopping = asyncio.ensure_future(broker.stop())
+    disk.gate.set()
+    await stopping
+
+    assert (await waiting).queue_offset == 0
+
+
+async def test_a_message_of_the_broker_itself_waits_like_any_other(
+    start: Callable[..., Awaitable[Broker]], disk: GatedFiles
+) -> None:
+    broker = await start(flush_timeout=0.05)
+    results: list[PutResult] = []
+    disk.gate.clear()
+
+    broker.parts.turns.put(_draft("own"), results.append)
+    broker.parts.turns.put(_draft("hasty", waits=False), results.append)
+    await until(lambda: len(results) == 2)
+
+    assert [result.status for result in results] == [
+        PutStatus.PUT_OK,
+        PutStatus.FLUSH_DISK_TIMEOUT,
+    ]
+    assert all(result.status.is_stored for result in results)
+    assert [result.queue_offset for result in results] == [0, 0]
+
+
+async def test_a_one_way_send_is_stored_with_synchronous_flushing_too(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient
+) -> None:
+    client: RawClient = await open_client(broker := await start())
+    client.connection.notify(RequestCode.SEND_MESSAGE, send_header("orders"), body=b"quiet")
+
+    await until(lambda: broker.parts.store.max_offset("orders", 0) == 1)
+
+
+def _draft(topic: str, **fields: Any) -> Draft:
+    return Draft(topic, 0, b"body", b"", 1_700_000_000_000, pack_host("127.0.0.1", 1), **fields)

@@ -1,0 +1,667 @@
+"""Transactions: half messages, their ends, the questions about them, and crashes in between."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from orbitmq.broker.drafts import Draft
+from orbitmq.broker.settings import SendSettings, TransactionSettings
+from orbitmq.broker.transactionchecks import Verdict, judge
+from orbitmq.message.stored import StoredMessage
+from orbitmq.store.settings import FlushPolicy
+from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
+from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers.transactions import (
+    CheckTransactionStateRequest,
+    ResumeCheckHalfMessageRequest,
+)
+from tests.support.broker import SMALL_STORE, until
+from tests.support.delivery import (
+    AskedProducer,
+    HandBroker,
+    end_header,
+    hand_broker,
+    record_of,
+    send_half,
+)
+from tests.support.store import FailingFiles, HandClock, with_policy
+
+HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+GIVEN_UP = "TRANS_CHECK_MAX_TIME_TOPIC"
+GROUP = "CID_RMQ_SYS_TRANS"
+COMMIT = TransactionState.COMMIT
+ROLLBACK = TransactionState.ROLLBACK
+INTERVAL = 30.0
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[HandBroker]:
+    async with hand_broker(tmp_path) as (broker, _):
+        yield broker
+
+
+@pytest.fixture
+async def producer(broker: HandBroker) -> AsyncIterator[AskedProducer]:
+    producer = await AskedProducer.join(broker.broker)
+    yield producer
+    await producer.close()
+
+
+def check(broker: HandBroker, after: float = INTERVAL) -> None:
+    """Let so much time pass, and go through the half queue."""
+    broker.clock.advance(after)
+    checks = broker.parts.transactions
+    for _ in range(1000):
+        position = checks.halves.position
+        again = checks.step(broker.clock.now())
+        broker.parts.turns.finish()
+        is_due = again is not None and again <= broker.clock.now()
+        if not is_due and position == checks.halves.position:
+            break
+    broker.parts.store.settle()
+    broker.parts.store.wait_flushed(broker.parts.store.statistics().log_end)
+
+
+async def asked(producer: AskedProducer) -> list[bytes]:
+    """The messages that a producer has been asked about, once all questions have arrived."""
+    await producer.heartbeat("producer@1", producers=("makers",))
+    return [record_of(question).body for question in producer.questions]
+
+
+# Half messages and their ends.
+
+
+async def test_a_half_message_is_stored_aside_and_nobody_sees_it(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker, KEYS="k")
+    stored = broker.messages(HALF)[0]
+
+    assert broker.messages("T") == []
+    assert (half.queue_id, half.queue_offset) == (0, 0)
+    assert half.msg_id == stored.offset_id
+    assert stored.properties["REAL_TOPIC"] == "T"
+    assert stored.properties["REAL_QID"] == "0"
+    assert stored.properties["__transactionId__"] == half.transaction_id
+    assert stored.sys_flag == 0
+
+
+async def test_a_committed_message_is_seen_as_it_was_sent(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker, KEYS="k", TAGS="a")
+    prepared = broker.messages(HALF)[0]
+
+    answer = await producer.end(end_header(half, COMMIT))
+    message = broker.messages("T")[0]
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert message.body == b"x"
+    assert (message.keys, message.tags, message.unique_id) == ("k", "a", half.transaction_id)
+    assert message.transaction_type == COMMIT
+    assert message.prepared_offset == prepared.physical_offset
+    assert (message.born_ms, message.born_host) == (prepared.born_ms, prepared.born_host)
+    assert [(op.body, op.tags) for op in broker.messages(OP)] == [(b"0,", "d")]
+
+
+async def test_a_message_that_is_rolled_back_is_never_seen(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker)
+
+    answer = await producer.end(end_header(half, ROLLBACK))
+    check(broker)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.messages("T") == []
+    assert await asked(producer) == []
+
+
+async def test_with_synchronous_flushing_a_commit_is_seen_as_well(tmp_path: Path) -> None:
+    store = with_policy(SMALL_STORE, FlushPolicy.SYNC)
+    async with hand_broker(tmp_path, store=store) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        committed = await send_half(producer, "T", b"x", broker)
+        await send_half(producer, "T", b"y", broker)
+
+        await producer.end(end_header(committed, COMMIT))
+        await until(lambda: broker.bodies("T") == [b"x"])
+        check(broker)
+        await until(lambda: producer.questions)
+        await producer.close()
+
+        assert [record_of(question).body for question in producer.questions] == [b"y"]
+
+
+async def test_a_delay_does_not_take_a_half_message_out_of_its_transaction(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker, DELAY="3", TIMER_DELAY_SEC="9")
+
+    await producer.end(end_header(half, COMMIT))
+
+    assert broker.bodies("T") == [b"x"]
+
+
+async def test_ends_of_one_turn_share_an_op_message(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    halves = [await send_half(producer, "T", b"%d" % number, broker) for number in range(6)]
+    written = len(broker.messages(OP))
+
+    for half in halves:
+        producer.connection.notify(RequestCode.END_TRANSACTION, end_header(half, COMMIT))
+    producer.connection.flush()
+    await until(lambda: len(broker.messages("T")) == 6)
+
+    marks = b"".join(op.body for op in broker.messages(OP)[written:])
+    assert sorted(marks.split(b",")[:-1]) == [b"%d" % number for number in range(6)]
+    assert len(broker.messages(OP)) - written < 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "text"),
+    [
+        ({"producer_group": "others"}, ResponseCode.SYSTEM_ERROR, "producer group"),
+        ({"tran_state_table_offset": 7}, ResponseCode.SYSTEM_ERROR, "table offset"),
+        ({"commit_log_offset": 1 << 40}, ResponseCode.SYSTEM_ERROR, "prepared"),
+        ({"commit_log_offset": 1}, ResponseCode.SYSTEM_ERROR, "prepared"),
+    ],
+)
+async def test_an_end_that_does_not_fit_is_refused(
+    broker: HandBroker,
+    producer: AskedProducer,
+    fields: dict[str, Any],
+    code: ResponseCode,
+    text: str,
+) -> None:
+    half = await send_half(producer, "T", b"x", broker)
+
+    answer = await producer.end(end_header(half, COMMIT, **fields))
+
+    assert answer.code == code
+    assert text in (answer.remark or "")
+    assert broker.messages("T") == []
+
+
+async def test_an_ordinary_message_cannot_be_committed(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    sent = await producer.stored("T", b"x", properties={"PGROUP": "makers"})
+
+    answer = await producer.end(end_header(sent, COMMIT))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert len(broker.messages("T")) == 1
+
+
+async def test_an_end_that_is_not_known_yet_is_not_answered(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker)
+    unanswered: list[object] = []
+    producer.connection.submit(
+        RequestCode.END_TRANSACTION, end_header(half, 0), unanswered.append, timeout=0.05
+    )
+
+    await until(lambda: unanswered)
+
+    assert "RequestTimedOut" in repr(unanswered[0])
+    assert broker.messages(OP) == []
+
+
+async def test_a_slave_ends_no_transactions(broker: HandBroker, producer: AskedProducer) -> None:
+    half = await send_half(producer, "T", b"x", broker)
+    await broker.restart(broker_id=1)
+    again = await AskedProducer.join(broker.broker)
+
+    answer = await again.end(end_header(half, COMMIT))
+    await again.close()
+
+    assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+
+
+async def test_transactions_can_be_switched_off(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path, send=SendSettings(reject_transactions=True)) as (_, client):
+        answer = await client.send("T", properties={"TRAN_MSG": "true", "PGROUP": "makers"})
+
+        assert answer.code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_late_end_of_a_message_with_its_own_time_has_to_wait_to_be_asked(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="5")
+    broker.clock.advance(5.001)
+
+    late = await producer.end(end_header(half, COMMIT))
+    asked = await producer.end(end_header(half, COMMIT, from_transaction_check=True))
+
+    assert late.code == ResponseCode.ILLEGAL_OPERATION
+    assert asked.code == ResponseCode.SUCCESS
+
+
+async def test_a_commit_that_the_disk_refuses_leaves_the_transaction_open(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with hand_broker(tmp_path, files=files) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        half = await send_half(producer, "T", b"x", broker)
+        files.fail("pwrite", errno.ENOSPC)
+        refused = await producer.end(end_header(half, COMMIT))
+        files.heal()
+
+        before = broker.bodies("T")
+        again = await producer.end(end_header(half, COMMIT))
+        await producer.close()
+
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert before == []
+        assert again.code == ResponseCode.SUCCESS
+        assert broker.bodies("T") == [b"x"]
+
+
+# Questions.
+
+
+async def test_a_producer_is_asked_about_what_it_left_open(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker, TAGS="a")
+
+    check(broker)
+    await until(lambda: producer.questions)
+    question = producer.questions[0]
+    header = question.header(CheckTransactionStateRequest)
+    message = record_of(question)
+    copy = broker.messages(HALF)[1]
+    answer = await producer.answer_question(question, COMMIT)
+
+    assert question.is_one_way
+    assert header.topic == HALF
+    assert header.msg_id == header.transaction_id == half.transaction_id
+    assert header.offset_msg_id == copy.offset_id
+    assert (header.tran_state_table_offset, header.commit_log_offset) == (
+        1,
+        copy.physical_offset,
+    )
+    assert (message.topic, message.queue_id, message.body, message.tags) == ("T", 0, b"x", "a")
+    assert copy.properties["TRANSACTION_CHECK_TIMES"] == "1"
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.bodies("T") == [b"x"]
+
+
+async def test_nobody_is_asked_about_a_young_message(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    broker.clock.advance(25)
+    await send_half(producer, "T", b"x", broker)
+
+    check(broker, 5)
+    position = broker.parts.transactions.halves.position
+    check(broker)
+    await until(lambda: producer.questions)
+
+    assert position == 0
+    assert len(producer.questions) == 1
+
+
+async def test_questions_go_round_among_the_producers_of_a_group(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    other = await AskedProducer.join(broker.broker, "producer@2")
+    for number in range(4):
+        await send_half(producer, "T", b"%d" % number, broker)
+
+    check(broker)
+    await until(lambda: len(producer.questions) + len(other.questions) == 4)
+    await other.close()
+
+    assert len(producer.questions) == len(other.questions) == 2
+
+
+async def test_without_a_producer_the_question_counts_all_the_same(broker: HandBroker) -> None:
+    gone = await AskedProducer.join(broker.broker)
+    await send_half(gone, "T", b"x", broker)
+    await gone.close()
+    await until(lambda: not broker.parts.producers.is_online("makers"))
+
+    check(broker)
+
+    assert broker.messages(HALF)[1].properties["TRANSACTION_CHECK_TIMES"] == "1"
+
+
+async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker)
+    for _ in range(15):
+        check(broker)
+    await until(lambda: len(producer.questions) == 15)
+    kept = broker.messages(GIVEN_UP)
+
+    check(broker)
+    given_up = broker.messages(GIVEN_UP)
+    questions = len(producer.questions)
+    answer = await producer.connection.request(
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
+        ResumeCheckHalfMessageRequest(msg_id=given_up[0].offset_id),
+    )
+    check(broker)
+    await until(lambda: len(producer.questions) == questions + 1)
+    await producer.answer_question(producer.questions[-1], COMMIT)
+
+    assert kept == []
+    assert [message.unique_id for message in given_up] == [half.transaction_id]
+    assert questions == 15
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.bodies("T") == [b"x"]
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "missing", "nonsense"])
+async def test_only_a_half_message_can_be_resumed(
+    broker: HandBroker, producer: AskedProducer, kind: str
+) -> None:
+    sent = await producer.stored("T", b"x")
+    ids = {"ordinary": sent.msg_id, "missing": "0" * 32, "nonsense": "no id"}
+
+    answer = await producer.connection.request(
+        RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheckHalfMessageRequest(msg_id=ids[kind])
+    )
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert broker.messages(HALF) == []
+
+
+async def test_a_message_with_its_own_time_is_asked_about_after_it(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="45")
+
+    check(broker)
+    early = await asked(producer)
+    copy = broker.messages(HALF)[1]
+    check(broker)
+    await until(lambda: producer.questions)
+
+    assert early == []
+    assert copy.properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+    assert "TRANSACTION_CHECK_TIMES" not in copy.properties
+
+
+async def test_an_end_that_quotes_the_first_copy_ends_the_later_ones(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="45")
+    check(broker)
+
+    await producer.end(end_header(half, COMMIT))
+    for _ in range(3):
+        check(broker)
+
+    assert broker.bodies("T") == [b"x"]
+    assert await asked(producer) == []
+
+
+async def test_a_transaction_that_is_ended_twice_is_committed_once(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    """The producer was slow: it answers the question, and its own end arrives as well."""
+    half = await send_half(producer, "T", b"x", broker)
+    check(broker)
+    await until(lambda: producer.questions)
+
+    answered = await producer.answer_question(producer.questions[0], COMMIT)
+    late = await producer.end(end_header(half, COMMIT))
+    contradiction = await producer.end(end_header(half, ROLLBACK))
+
+    assert (answered.code, late.code) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+    assert contradiction.code == ResponseCode.ILLEGAL_OPERATION
+    assert broker.bodies("T") == [b"x"]
+
+
+async def test_what_was_rolled_back_stays_so(broker: HandBroker, producer: AskedProducer) -> None:
+    half = await send_half(producer, "T", b"x", broker)
+    check(broker)
+    await until(lambda: producer.questions)
+
+    await producer.answer_question(producer.questions[0], ROLLBACK)
+    late = await producer.end(end_header(half, COMMIT))
+
+    assert late.code == ResponseCode.ILLEGAL_OPERATION
+    assert broker.messages("T") == []
+
+
+async def test_a_round_that_the_disk_refuses_skips_nothing(tmp_path: Path) -> None:
+    files = FailingFiles()
+    async with hand_broker(tmp_path, files=files) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        for number in range(3):
+            await send_half(producer, "T", b"%d" % number, broker)
+        files.fail("pwrite", errno.ENOSPC)
+        check(broker)
+        position = broker.parts.transactions.halves.position
+        files.heal()
+
+        check(broker)
+        await until(lambda: len(producer.questions) == 3)
+        await producer.close()
+
+        assert position == 0
+
+
+async def test_a_long_queue_is_gone_through_in_bounded_steps(tmp_path: Path) -> None:
+    settings = TransactionSettings(step_messages=16)
+    async with hand_broker(tmp_path, transactions=settings) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        for number in range(100):
+            await send_half(producer, "T", b"%d" % number, broker)
+        broker.clock.advance(INTERVAL)
+
+        broker.parts.transactions.step(broker.clock.now())
+        broker.parts.turns.finish()
+        first = len(broker.messages(HALF)) - 100
+        check(broker, 0)
+        await until(lambda: len(producer.questions) == 100)
+        await producer.close()
+
+        assert first == 16
+        assert len(broker.messages(HALF)) == 200
+
+
+async def test_progress_is_kept_like_that_of_any_group(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    for number in range(3):
+        half = await send_half(producer, "T", b"%d" % number, broker)
+        await producer.end(end_header(half, COMMIT if number else ROLLBACK))
+
+    check(broker)
+
+    progress = broker.parts.progress
+    assert broker.parts.transactions.halves.open_count == 0
+    assert progress.stored(HALF, GROUP, 0) == 3
+    assert progress.stored(OP, GROUP, 0) == 3
+
+
+# The table of verdicts.
+
+
+def half_message(*, born: int = 0, stored: int = 0, **properties: str) -> StoredMessage:
+    return StoredMessage.build(
+        topic=HALF, stored_body=b"x", properties=properties, born_ms=born, store_ms=stored
+    )
+
+
+@pytest.mark.parametrize(
+    ("half", "verdict"),
+    [
+        (half_message(born=93_999, stored=93_999), Verdict.ASK),
+        (half_message(born=94_000, stored=94_000), Verdict.STOP),
+        (half_message(born=10, stored=100_000), Verdict.STOP),
+        (half_message(born=10, stored=99_999), Verdict.ASK),
+        # A producer whose clock is an hour ahead.
+        (half_message(born=3_700_000, stored=93_999), Verdict.ASK),
+        (half_message(born=3_700_000, stored=94_000), Verdict.STOP),
+        (half_message(TRANSACTION_CHECK_TIMES="14"), Verdict.ASK),
+        (half_message(TRANSACTION_CHECK_TIMES="15"), Verdict.GIVE_UP),
+        (half_message(TRANSACTION_CHECK_TIMES="15", stored=100_000), Verdict.STOP),
+        (half_message(born=-900_001), Verdict.GIVE_UP),
+        (half_message(CHECK_IMMUNITY_TIME_IN_SECONDS="100"), Verdict.PUT_BACK),
+        (half_message(CHECK_IMMUNITY_TIME_IN_SECONDS="99"), Verdict.ASK),
+        (half_message(CHECK_IMMUNITY_TIME_IN_SECONDS="soon"), Verdict.ASK),
+        (half_message(CHECK_IMMUNITY_TIME_IN_SECONDS="100", stored=100_000), Verdict.STOP),
+    ],
+)
+def test_the_verdict_about_an_open_half_message(half: StoredMessage, verdict: Verdict) -> None:
+    given = judge(
+        half, now_ms=100_000, round_ms=100_000, timeout_ms=6000, check_max=15, keep_ms=1_000_000
+    )
+
+    assert given is verdict
+
+
+# Crashes.
+
+
+@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
+async def test_a_crash_between_the_half_message_and_its_end_is_resolved_by_a_question(
+    tmp_path: Path, state: TransactionState
+) -> None:
+    async with hand_broker(tmp_path) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        await send_half(producer, "T", b"x", broker)
+
+        await broker.crash()
+        again = await AskedProducer.join(broker.broker)
+        check(broker)
+        await until(lambda: again.questions)
+        answer = await again.answer_question(again.questions[0], state)
+        for _ in range(2):
+            check(broker)
+        questions = await asked(again)
+        await again.close()
+        await producer.close()
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert broker.bodies("T") == ([b"x"] if state is COMMIT else [])
+        assert questions == [b"x"]
+
+
+async def test_after_a_crash_nobody_is_asked_about_what_had_ended(tmp_path: Path) -> None:
+    """Commit and mark are one write: there is no moment at which only one of them is stored."""
+    async with hand_broker(tmp_path) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        halves = [await send_half(producer, "T", b"%d" % number, broker) for number in range(4)]
+        for half, state in zip(halves, (COMMIT, ROLLBACK, COMMIT), strict=False):
+            await producer.end(end_header(half, state))
+
+        await broker.crash()
+        again = await AskedProducer.join(broker.broker)
+        check(broker)
+        questions = await asked(again)
+        await again.close()
+        await producer.close()
+
+        assert questions == [b"3"]
+        assert broker.bodies("T") == [b"0", b"2"]
+
+
+async def test_an_end_after_a_restart_still_ends_the_latest_copy(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        half = await send_half(producer, "T", b"x", broker)
+        check(broker)
+
+        await broker.crash()
+        again = await AskedProducer.join(broker.broker)
+        await again.end(end_header(half, COMMIT))
+        for _ in range(3):
+            check(broker)
+        questions = await asked(again)
+        await again.close()
+        await producer.close()
+
+        assert broker.bodies("T") == [b"x"]
+        assert questions == []
+
+
+async def test_op_messages_of_other_brokers_are_understood(tmp_path: Path) -> None:
+    """4.9 writes one offset without a comma, 5.x several with one behind each."""
+    async with hand_broker(tmp_path) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        for number in range(4):
+            await send_half(producer, "T", b"%d" % number, broker)
+        for body in (b"0", b"1,3,"):
+            draft = Draft(OP, 0, body, b"TAGS\x01d\x02", 0, broker.parts.store_host)
+            broker.parts.turns.put(draft, transform=False)
+            broker.parts.turns.finish()
+
+        await broker.crash()
+        again = await AskedProducer.join(broker.broker)
+        check(broker)
+        questions = await asked(again)
+        await again.close()
+        await producer.close()
+
+        assert questions == [b"2"]
+
+
+@settings(max_examples=15)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.just(0)),
+            st.tuples(st.just("commit"), st.integers(0, 50)),
+            st.tuples(st.just("rollback"), st.integers(0, 50)),
+            st.tuples(st.just("check"), st.just(0)),
+            st.tuples(st.just("crash"), st.just(0)),
+            st.tuples(st.just("restart"), st.just(0)),
+        ),
+        max_size=25,
+    )
+)
+@example(steps=[("send", 0), ("check", 0), ("crash", 0)])
+async def test_a_message_is_seen_exactly_if_its_transaction_was_committed(
+    steps: list[tuple[str, int]],
+) -> None:
+    """Against a model, with crashes at every step; what is open in the end is asked about."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with hand_broker(Path(folder), HandClock()) as (broker, _):
+            producer = await AskedProducer.join(broker.broker)
+            open_ones: dict[bytes, SendMessageResponse] = {}
+            committed: list[bytes] = []
+            sent = 0
+            for what, which in steps:
+                if what == "send":
+                    body = b"%d" % sent
+                    sent += 1
+                    open_ones[body] = await send_half(producer, "T", body, broker)
+                elif what in ("commit", "rollback") and open_ones:
+                    body = list(open_ones)[which % len(open_ones)]
+                    state = COMMIT if what == "commit" else ROLLBACK
+                    answer = await producer.end(end_header(open_ones.pop(body), state))
+                    assert answer.code == ResponseCode.SUCCESS
+                    if state is COMMIT:
+                        committed.append(body)
+                elif what == "check":
+                    check(broker)
+                elif what in ("crash", "restart"):
+                    await (broker.crash() if what == "crash" else broker.restart())
+                    producer = await AskedProducer.join(broker.broker)
+                assert broker.bodies("T") == committed
+            await asked(producer)
+            producer.questions.clear()
+            check(broker)
+            questions = await asked(producer)
+            await producer.close()
+
+            assert sorted(questions) == sorted(open_ones)
