@@ -263,6 +263,17 @@ def test_a_clone_of_nothing_changes_nothing() -> None:
     assert progress.offsets("T", "h") == {0: 5}
 
 
+def test_a_clone_wins_over_a_reset_that_nobody_has_taken() -> None:
+    progress = table()
+    commit(progress, 5)
+    progress.reset("T", "h", 0, 2)
+
+    progress.clone("g", "h", "T")
+
+    assert progress.query("T", "h", 0) == 5
+    assert progress.take_reset("T", "h", 0) is None
+
+
 def test_a_removed_group_or_topic_leaves_nothing_behind() -> None:
     progress = table()
     for group in ("g", "gg", "g2"):

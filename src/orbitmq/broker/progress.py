@@ -229,6 +229,8 @@ class ProgressTable:
             if not offsets:
                 continue
             self._drop((name, target))
+            # A reset that nobody has taken yet would win over what was copied after it.
+            self._resets.pop((name, target), None)
             for queue_id, offset in offsets.items():
                 self._overwrite((name, target), queue_id, offset)
             copied[name] = offsets
