@@ -1,0 +1,232 @@
+"""What can be said to the `orbitmq` command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orbitmq import __version__
+from orbitmq.cli import options
+from orbitmq.cli.announcing import announcing
+from orbitmq.cli.exposure import check_broker, check_exposure
+from orbitmq.cli.logs import set_up_logging
+from orbitmq.cli.schema import LogLevel
+from orbitmq.cli.services import BrokerService, NameServerService
+from orbitmq.cli.serving import serve
+from orbitmq.cli.showing import show
+from orbitmq.cli.upping import cluster_service
+
+app = typer.Typer(
+    help="RocketMQ-compatible messaging: brokers, name servers and what is in them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"orbitmq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def orbitmq(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """What holds for all commands."""
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  orbitmq up\n\n"
+    "  orbitmq up --data /var/lib/orbitmq --brokers 2\n\n"
+    "  orbitmq up --namesrv-port 0 --broker-port 0 --json\n\n"
+    "  orbitmq up --set broker.store.flush.policy=sync"
+)
+def up(
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", "-d", metavar="FOLDER", help="Where everything is kept."),
+    ] = None,
+    brokers: Annotated[
+        int | None, typer.Option("--brokers", help="How many; above 1 each has its process.")
+    ] = None,
+    host: options.Host = None,
+    namesrv_port: Annotated[
+        int | None, typer.Option("--namesrv-port", help="9876 by default; 0: any free one.")
+    ] = None,
+    broker_port: Annotated[
+        int | None,
+        typer.Option(
+            "--broker-port", help="10911 by default, the next brokers 10 further; 0: any free one."
+        ),
+    ] = None,
+    http_port: options.HttpPort = None,
+    advertise: options.Advertise = None,
+    insecure: options.Insecure = None,
+    log_level: options.Level = None,
+    log_format: options.Format = None,
+    loop: options.LoopChoice = None,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a name server and brokers, all that a laptop needs."""
+    configuration = options.configured(
+        config,
+        words,
+        {
+            "--data": ("up.data", data),
+            "--brokers": ("up.brokers", brokers),
+            "--host": ("broker.host+namesrv.host", host),
+            "--namesrv-port": ("namesrv.port", namesrv_port),
+            "--broker-port": ("broker.port", broker_port),
+            "--http-port": ("broker.http.port", http_port),
+            "--advertise": ("broker.advertised", advertise),
+            **options.shared(insecure, log_level, log_format, loop),
+        },
+    )
+    accepted = configuration.run.insecure
+    check_broker(configuration.broker, is_accepted=accepted)
+    check_exposure("namesrv.host", configuration.name_server.server.host, is_accepted=accepted)
+    set_up_logging(configuration.log, LogLevel.WARNING)
+    service = cluster_service(configuration)
+    serve(service, configuration.run.loop, announcing(as_json=as_json))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  orbitmq broker --name-server 127.0.0.1:9876 --data /var/lib/orbitmq/broker-a\n\n"
+    "  orbitmq broker --name broker-b --port 10921 --name-server ns1:9876 --name-server ns2:9876"
+)
+def broker(
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", "-d", metavar="FOLDER", help="Where its messages are kept."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Its name in routes.")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")] = None,
+    host: options.Host = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="10911 by default; 0: any free one.")
+    ] = None,
+    name_server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name-server", "-n", metavar="HOST:PORT", help="To register with; may be repeated."
+        ),
+    ] = None,
+    http_port: options.HttpPort = None,
+    advertise: options.Advertise = None,
+    insecure: options.Insecure = None,
+    log_level: options.Level = None,
+    log_format: options.Format = None,
+    loop: options.LoopChoice = None,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+    stop_with_input: Annotated[
+        bool, typer.Option("--stop-with-input", hidden=True, help="Stop when the input ends.")
+    ] = False,
+) -> None:
+    """Start one broker."""
+    configuration = options.configured(
+        config,
+        words,
+        {
+            "--data": ("broker.root", data),
+            "--name": ("broker.name", name),
+            "--cluster": ("broker.cluster", cluster),
+            "--host": ("broker.host", host),
+            "--port": ("broker.port", port),
+            "--name-server": ("broker.name_servers", tuple(name_server) if name_server else None),
+            "--http-port": ("broker.http.port", http_port),
+            "--advertise": ("broker.advertised", advertise),
+            **options.shared(insecure, log_level, log_format, loop),
+        },
+    )
+    settings = configuration.broker
+    if not configuration.is_given("broker.root"):
+        settings = replace(settings, root=configuration.up.data / settings.name)
+    check_broker(settings, is_accepted=configuration.run.insecure)
+    set_up_logging(configuration.log)
+    serve(
+        BrokerService(settings),
+        configuration.run.loop,
+        announcing(as_json=as_json),
+        stops_with_input=stop_with_input,
+    )
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  orbitmq namesrv\n\n"
+    "  orbitmq namesrv --port 9877 --data /var/lib/orbitmq/namesrv --log-format json"
+)
+def namesrv(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", "-d", metavar="FOLDER", help="Where it keeps its configuration; else nowhere."
+        ),
+    ] = None,
+    host: options.Host = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="9876 by default; 0: any free one.")
+    ] = None,
+    insecure: options.Insecure = None,
+    log_level: options.Level = None,
+    log_format: options.Format = None,
+    loop: options.LoopChoice = None,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a name server."""
+    configuration = options.configured(
+        config,
+        words,
+        {
+            "--data": ("namesrv.home", data),
+            "--host": ("namesrv.host", host),
+            "--port": ("namesrv.port", port),
+            **options.shared(insecure, log_level, log_format, loop),
+        },
+    )
+    settings = configuration.name_server
+    check_exposure("namesrv.host", settings.server.host, is_accepted=configuration.run.insecure)
+    set_up_logging(configuration.log)
+    service = NameServerService(settings)
+    serve(service, configuration.run.loop, announcing(as_json=as_json))
+
+
+@config_app.command(
+    "show",
+    epilog="Examples:\n\n"
+    "  orbitmq config show --config orbitmq.toml\n\n"
+    "  ORBITMQ_BROKER_PORT=0 orbitmq config show --changed --json",
+)
+def config_show(
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only what differs from the defaults' origin.")
+    ] = False,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print every setting, its value and where that comes from; secrets are hidden."""
+    configuration = options.configured(config, words, {})
+    for line in show(configuration, only_changed=changed, as_json=as_json):
+        typer.echo(line)

@@ -1,0 +1,52 @@
+"""What the command refuses to do, and the exit code that says so."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from orbitmq.errors import OrbitError
+
+#: Something could not be started, or ended by itself.
+FAILED = 1
+#: What was asked for cannot work: a setting, a flag, an address. As every Unix tool has it.
+MISUSED = 2
+
+
+class CommandError(OrbitError):
+    """The command ends with this sentence."""
+
+    exit_code: ClassVar[int] = FAILED
+
+
+class SettingRefused(CommandError):
+    """A setting is unknown or has a value that cannot work; says where it comes from."""
+
+    exit_code: ClassVar[int] = MISUSED
+
+
+class Exposed(CommandError):
+    """An address that others reach was to be listened on without protection."""
+
+    exit_code: ClassVar[int] = MISUSED
+
+    def __init__(self, setting: str, host: str) -> None:
+        super().__init__(
+            f"{setting} is {host!r}, which other machines reach, and anybody there could read and "
+            "delete messages; listen on 127.0.0.1, or say --insecure if the network is trusted"
+        )
+
+
+class ProcessEnded(CommandError):
+    """A process that was to serve has ended by itself."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name} ended by itself with exit code {code}; everything was stopped")
+
+
+class NotStopped(CommandError):
+    """A process did not save and close everything when it was stopped."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(
+            f"{name} did not stop in order (exit code {code}); its next start repairs what is open"
+        )

@@ -1,0 +1,196 @@
+"""A cluster inside the process that tests it, on free ports, with its data in a folder that goes.
+
+Small files and a movable clock are all that differs from a cluster that `orbitmq up` starts: the
+store is on the disk, requests come over sockets, and clients find topics through a name server.
+"""
+
+from __future__ import annotations
+
+import string
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.permissions import READ_WRITE
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.cluster import Cluster
+from orbitmq.errors import OrbitError
+from orbitmq.message.stored import StoredMessage, decode_messages
+from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.store.indexfile import IndexSettings
+from orbitmq.store.settings import StoreSettings
+from orbitmq.testing.clock import MovableClock
+from orbitmq.wire.bodies.topics import TopicConfig
+
+MIB = 1024 * 1024
+
+#: Little is written in a test, and nothing is taken ahead of it.
+_STORE = StoreSettings(
+    file_size=64 * MIB,
+    preallocate_step=0,
+    index_file=IndexSettings(slots=10_000, entries=100_000),
+)
+#: Messages taken from a queue in one read.
+_AT_ONCE = 1000
+
+
+class AsyncEmbeddedCluster:
+    """A name server and brokers on the caller's event loop.
+
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=4)
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        folder: Path | None = None,
+        clock: MovableClock | None = None,
+        adjust: Callable[[BrokerSettings], BrokerSettings] | None = None,
+    ) -> None:
+        """`folder` keeps the data afterwards; `adjust` changes the settings of every broker."""
+        if not 1 <= brokers <= 26:
+            raise OrbitError(f"a cluster can have 1 to 26 brokers, got {brokers}")
+        self.clock = clock or MovableClock()
+        self._count = brokers
+        self._folder = folder
+        self._adjust = adjust
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._cluster: Cluster | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Returns when clients find every broker."""
+        folder = self._folder
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="orbitmq-")
+            folder = Path(self._temporary.name)
+        name_server = NameServerSettings(server=ServerSettings(port=0))
+        brokers = [self._settings(folder, place) for place in range(self._count)]
+        cluster = Cluster(name_server, brokers, clock=self.clock)
+        try:
+            await cluster.start()
+        except BaseException:
+            self._forget_data()
+            raise
+        self._cluster = cluster
+
+    async def stop(self) -> None:
+        """Stop everything and remove the data, unless it has a folder of its own."""
+        cluster, self._cluster = self._cluster, None
+        try:
+            if cluster is not None:
+                await cluster.stop()
+        finally:
+            self._forget_data()
+
+    @property
+    def name_server(self) -> str:
+        """The address to give to clients."""
+        return str(self._running.name_server_address)
+
+    @property
+    def brokers(self) -> tuple[Broker, ...]:
+        return tuple(self._running.brokers)
+
+    async def create_topic(self, topic: str, *, queues: int = 4) -> None:
+        """Create a topic on every broker; returns when clients find it."""
+        for broker in self.brokers:
+            parts = broker.parts
+            config = TopicConfig(
+                topic_name=topic,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=READ_WRITE,
+            )
+            parts.topics.update(config, now=parts.clock.now())
+            parts.registration.notice()
+        names = [broker.parts.settings.name for broker in self.brokers]
+        await self._running.until_routed(topic, names)
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """What is in a topic and can be read, in the order in which it was stored."""
+        found = [message for broker in self.brokers for message in _messages(broker, topic)]
+        return sorted(found, key=lambda message: (message.store_ms, message.physical_offset))
+
+    def progress(self, group: str, topic: str) -> dict[tuple[str, int], int]:
+        """The committed offsets of a group, by broker and queue."""
+        return {
+            (broker.parts.settings.name, queue_id): offset
+            for broker in self.brokers
+            for queue_id, offset in broker.parts.progress.offsets(topic, group).items()
+        }
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock on; what has become due is delivered at once."""
+        self.clock.advance(seconds)
+        for broker in self.brokers:
+            broker.parts.delays.wake()
+            broker.parts.timers.wake()
+
+    async def restart_broker(self, place: int = 0) -> None:
+        """Stop a broker and start it again, with the same address and data."""
+        cluster = self._running
+        broker = cluster.brokers[place]
+        settings, port = broker.parts.settings, broker.address.port
+        await broker.stop()
+        again = replace(settings, server=replace(settings.server, port=port))
+        cluster.brokers[place] = restarted = Broker(again, clock=self.clock)
+        await restarted.start()
+        await cluster.until_registered([settings.name])
+
+    @property
+    def _running(self) -> Cluster:
+        if self._cluster is None:
+            raise OrbitError("the cluster is not started; use it as a context manager")
+        return self._cluster
+
+    def _settings(self, folder: Path, place: int) -> BrokerSettings:
+        name = f"broker-{string.ascii_lowercase[place]}"
+        settings = BrokerSettings(
+            root=folder / name,
+            name=name,
+            server=ServerSettings(port=0),
+            store=_STORE,
+            stop_grace=1.0,
+        )
+        return settings if self._adjust is None else self._adjust(settings)
+
+    def _forget_data(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+
+def _messages(broker: Broker, topic: str) -> list[StoredMessage]:
+    store = broker.parts.store
+    found: list[StoredMessage] = []
+    for queue in store.queues():
+        if queue.topic != topic:
+            continue
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            result = store.read(topic, queue.queue_id, offset, _AT_ONCE)
+            for piece in result.pieces:
+                found += decode_messages(bytes(piece))
+            if result.next_offset <= offset:
+                break
+            offset = result.next_offset
+    return found

@@ -1,0 +1,134 @@
+"""What the command prints: help, version, settings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orbitmq import __version__
+from orbitmq.cli.errors import CommandError
+from orbitmq.cli.schema import Loop
+from orbitmq.cli.services import NameServerService
+from orbitmq.cli.serving import serve
+from orbitmq.namesrv.settings import NameServerSettings
+from tests.support.command import run
+
+
+def test_the_version_is_printed() -> None:
+    ran = run("--version")
+
+    assert (ran.returncode, ran.stdout) == (0, f"orbitmq {__version__}\n")
+
+
+@pytest.mark.parametrize("command", [["up"], ["broker"], ["namesrv"], ["config", "show"]])
+def test_every_command_has_help_with_examples(command: list[str]) -> None:
+    ran = run(*command, "--help")
+
+    assert ran.returncode == 0
+    assert "Examples:" in ran.stdout
+    assert f"orbitmq {' '.join(command)}" in ran.stdout
+
+
+def test_without_words_the_command_explains_itself() -> None:
+    ran = run()
+
+    for command in ("up", "broker", "namesrv", "config"):
+        assert command in ran.stdout
+
+
+def test_a_flag_that_is_not_there_ends_with_the_code_of_misuse() -> None:
+    ran = run("up", "--prot", "1")
+
+    assert ran.returncode == 2
+    assert "--prot" in ran.stderr
+
+
+def test_the_settings_are_shown_as_a_table_with_their_origins(tmp_path: Path) -> None:
+    file = tmp_path / "orbitmq.toml"
+    file.write_text("[broker]\nport = 1234\n")
+
+    ran = run(
+        *("config", "show", "--config", str(file), "--set", "broker.name=east"),
+        env={"ORBITMQ_LOG_LEVEL": "debug"},
+    )
+
+    rows = {line.split()[0]: line.split()[1:] for line in ran.stdout.splitlines()}
+    assert rows["broker.port"] == ["1234", str(file)]
+    assert rows["broker.name"] == ['"east"', "--set"]
+    assert rows["log.level"] == ['"debug"', "ORBITMQ_LOG_LEVEL"]
+    assert rows["namesrv.port"] == ["9876", "default"]
+    assert rows["broker.store.flush.policy"] == ['"async"', "default"]
+
+
+def test_the_settings_are_shown_as_json_and_only_what_was_changed_if_asked() -> None:
+    ran = run("config", "show", "--json", "--changed", env={"ORBITMQ_BROKER_PORT": "0"})
+
+    assert json.loads(ran.stdout) == {
+        "broker.port": {
+            "value": 0,
+            "origin": "ORBITMQ_BROKER_PORT",
+            "variable": "ORBITMQ_BROKER_PORT",
+        }
+    }
+
+
+def test_a_password_is_not_shown() -> None:
+    words = ("broker.tls.certificate=c", "broker.tls.key=k", "broker.tls.key_password=hunter2")
+    given = [part for word in words for part in ("--set", word)]
+
+    table, as_json = run("config", "show", *given), run("config", "show", "--json", *given)
+
+    assert table.returncode == as_json.returncode == 0
+    assert "hunter2" not in table.stdout + as_json.stdout + table.stderr + as_json.stderr
+
+
+def test_a_setting_that_cannot_work_stops_every_command() -> None:
+    for command in (["up"], ["broker"], ["namesrv"], ["config", "show"]):
+        ran = run(*command, "--set", "broker.store.flush.interval=-1", "--set", "namesrv.port=-1")
+
+        assert ran.returncode == 2, ran.stderr
+        (sentence,) = ran.stderr.splitlines()
+        assert "comes from --set" in sentence
+
+
+def test_uvloop_that_is_not_there_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    service = NameServerService(NameServerSettings())
+
+    with pytest.raises(CommandError, match=r"pip install 'orbitmq\[speed\]'"):
+        serve(service, Loop.UVLOOP, lambda _: None)
+
+
+def test_the_command_imports_nothing_that_takes_long() -> None:
+    program = """
+import sys
+import orbitmq.cli.commands
+slow = {"pyarrow", "pandas", "pyspark", "rich", "lark"} & set(sys.modules)
+assert not slow, slow
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_base_install_says_what_the_command_needs() -> None:
+    program = """
+import sys
+sys.modules["typer"] = None
+from orbitmq.cli.main import main
+main()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "orbitmq: the command needs typer, which is not installed; pip install 'orbitmq[broker]'\n"
+    )

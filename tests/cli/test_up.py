@@ -1,0 +1,377 @@
+"""`orbitmq up`, `broker` and `namesrv` as processes, from their start to the signal that ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orbitmq.remoting.address import parse_address
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.route import ClusterInfo
+from orbitmq.wire.codes import RequestCode
+from tests.support.broker import RawClient, bodies_in
+from tests.support.command import Started, run
+
+#: Any free ports, data in the folder that the command is run in.
+FREE = ("--namesrv-port", "0", "--broker-port", "0")
+
+#: What a busy machine is allowed; the command itself aims at one second.
+READY_WITHIN = 3.0
+#: Starts of which one must be within that: a neighbour may take the machine for seconds.
+ATTEMPTS = 4
+
+
+async def client_of(address: str) -> RawClient:
+    return RawClient(await connect(parse_address(address), owner=Dispatcher({})), [])
+
+
+async def cluster_info(name_server: str) -> ClusterInfo:
+    connection = await connect(parse_address(name_server), owner=Dispatcher({}))
+    answer = await connection.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+    connection.close()
+    await connection.wait_closed()
+    return decode_body(ClusterInfo, answer.body)
+
+
+async def registered(name_server: str) -> dict[str, str]:
+    """The brokers that a name server knows, and their addresses."""
+    table = (await cluster_info(name_server)).broker_addr_table
+    return {name: data.broker_addrs[0] for name, data in table.items()}
+
+
+def until(condition: Callable[[], object], deadline: float = 20.0) -> None:
+    """Processes of others have no event to wait for."""
+    end = time.monotonic() + deadline
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        pause.wait(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A child of nobody here that has ended, and whose parent has not looked yet, is no more alive.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# From the start to the stop.
+
+
+def test_everything_is_ready_soon(tmp_path: Path) -> None:
+    took: list[float] = []
+    while not took or (took[-1] > READY_WITHIN and len(took) < ATTEMPTS):
+        with Started("up", *FREE, cwd=tmp_path) as up:
+            took.append(up.took)
+            up.stop()
+
+    print(f"\nready after {took[-1]:.2f} s")
+    assert took[-1] < READY_WITHIN
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_everything_says_where_it_listens_on_either_loop(tmp_path: Path, loop: str) -> None:
+    with Started("up", *FREE, "--loop", loop, cwd=tmp_path) as up:
+        assert [line.split()[0] for line in up.lines] == ["name", "broker-a", "ready;"]
+        assert up.lines[1].endswith("data in orbitmq-data/broker-a")
+        assert await registered(up.address("name server")) == {"broker-a": up.address("broker-a")}
+
+        assert up.stop() == 0
+        assert up.errors == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_what_was_sent_is_there_after_a_stop_and_a_start(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with Started("up", *FREE, "--data", "here", cwd=tmp_path) as up:
+        client = await client_of(up.address("broker-a"))
+        await client.stored("Orders", b"kept")
+        assert bodies_in(await client.pull("Orders")) == [b"kept"]
+        assert (await client.report("Orders", 1)).code == 0
+        # It is still connected.
+        assert up.stop(number) == 0
+        assert up.errors == ""
+        await client.close()
+
+    # The marker of a crash is gone: nothing has to be repaired.
+    assert not (tmp_path / "here" / "broker-a" / "abort").exists()
+    with Started("up", *FREE, "--data", "here", cwd=tmp_path) as up:
+        client = await client_of(up.address("broker-a"))
+        assert bodies_in(await client.pull("Orders")) == [b"kept"]
+        assert (await client.query("Orders")).ext_fields["offset"] == "1"
+        await client.close()
+
+
+async def test_a_name_server_and_a_broker_can_run_apart(tmp_path: Path) -> None:
+    with Started("namesrv", "--port", "0", cwd=tmp_path) as name_server:
+        address = name_server.address("name server")
+        words = ("--name", "east", "--port", "0", "--name-server", address, "--data", "east")
+        with Started("broker", *words, cwd=tmp_path) as broker:
+            until(lambda: "registered" in broker.errors)
+            assert await registered(address) == {"east": broker.address("east")}
+            assert (tmp_path / "east" / "commitlog").is_dir()
+
+            assert broker.stop() == 0
+        assert await registered(address) == {}
+        assert name_server.stop() == 0
+        assert "Traceback" not in broker.errors + name_server.errors
+
+
+@pytest.mark.parametrize("brokers", ["1", "2"])
+def test_where_metrics_can_be_had_is_told_for_every_broker(tmp_path: Path, brokers: str) -> None:
+    words = ("--http-port", "0", "--brokers", brokers)
+    names = ["broker-a metrics", "broker-b metrics"][: int(brokers)]
+
+    with Started("up", *FREE, *words, cwd=tmp_path) as up:
+        addresses = [parse_address(up.address(name).removeprefix("http://")) for name in names]
+        for address in addresses:
+            with socket.create_connection(address, timeout=10) as connection:
+                connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                assert connection.recv(12).startswith(b"HTTP/1.")
+        assert up.stop() == 0
+
+    assert len(set(addresses)) == int(brokers)
+
+
+@pytest.mark.feature("O3")
+def test_json_is_printed_and_logged_when_asked_for(tmp_path: Path) -> None:
+    words = ("up", *FREE, "--json", "--log-level", "info", "--log-format", "json")
+    with Started(*words, cwd=tmp_path) as up:
+        name_server, broker, ready = (json.loads(line) for line in up.lines)
+        up.stop()
+
+    assert (name_server["event"], name_server["role"]) == ("listening", "name server")
+    assert (broker["name"], broker["folder"]) == ("broker-a", "orbitmq-data/broker-a")
+    assert ready == {"event": "ready"}
+    logged = [json.loads(line) for line in up.errors.splitlines()]
+    events = [line["event"] for line in logged]
+    assert events.count("broker started") == 1
+    assert events.count("broker stopped") == 1
+    assert {"time", "level", "logger", "event", "broker"} <= logged[2].keys()
+
+
+@pytest.mark.feature("O3")
+def test_nothing_is_written_outside_of_the_folder(tmp_path: Path) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+
+    with Started("up", *FREE, "--data", "data", cwd=work, env={"HOME": str(home)}) as up:
+        up.stop()
+
+    assert list(home.iterdir()) == []
+    assert [path.name for path in work.iterdir()] == ["data"]
+    assert sorted(path.name for path in (work / "data").iterdir()) == ["broker-a"]
+
+
+SLOW = """
+import asyncio
+from orbitmq.cli.schema import Loop
+from orbitmq.cli.serving import serve
+
+class Slow:
+    async def start(self): pass
+    def listening(self): return ()
+    def kill(self): print("killed", flush=True)
+    async def until_failed(self): await asyncio.Event().wait()
+    async def stop(self):
+        print("stopping", flush=True)
+        await asyncio.Event().wait()
+
+serve(Slow(), Loop.ASYNCIO, lambda _: print("ready", flush=True))
+"""
+
+
+def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(timeout=20) == 130
+        assert process.stdout.readline() == "killed\n"
+        assert "the next start repairs" in process.stderr.read()
+
+
+# Several brokers.
+
+
+async def test_several_brokers_share_a_name_server_and_each_has_its_process(
+    tmp_path: Path,
+) -> None:
+    with Started("up", *FREE, "--brokers", "2", "--data", "all", cwd=tmp_path) as up:
+        print(f"\ntwo brokers ready after {up.took:.2f} s")
+        brokers = {name: up.address(name) for name in ("broker-a", "broker-b")}
+        assert await registered(up.address("name server")) == brokers
+        children = children_of(up.process.pid)
+        for name, address in brokers.items():
+            client = await client_of(address)
+            await client.stored("Orders", name.encode())
+            await client.close()
+
+        assert len(children) == 2
+        assert up.stop(signal.SIGINT) == 0
+        assert up.errors == ""
+        assert not [pid for pid in children if is_alive(pid)]
+    for name in brokers:
+        assert (tmp_path / "all" / name / "commitlog").is_dir()
+        assert not (tmp_path / "all" / name / "abort").exists()
+
+
+async def test_settings_reach_every_broker_and_ports_follow_each_other(tmp_path: Path) -> None:
+    (tmp_path / "orbitmq.toml").write_text("[broker]\ncluster = 'East'\n")
+    port = two_free_ports()
+    words = ("--namesrv-port", "0", "--broker-port", str(port), "--brokers", "2")
+
+    with Started("up", *words, "--config", "orbitmq.toml", cwd=tmp_path) as up:
+        addresses = [up.address(name) for name in ("broker-a", "broker-b")]
+        clusters = (await cluster_info(up.address("name server"))).cluster_addr_table
+
+    assert addresses == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 10}"]
+    assert {name: set(brokers) for name, brokers in clusters.items()} == {
+        "East": {"broker-a", "broker-b"}
+    }
+
+
+def test_when_one_broker_dies_everything_stops_and_says_which(tmp_path: Path) -> None:
+    with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:
+        first, second = children_of(up.process.pid)
+
+        os.kill(second, signal.SIGKILL)
+        code = up.process.wait(timeout=30)
+
+        until(lambda: not is_alive(first))
+    assert code == 1
+    assert "ended by itself with exit code -9" in up.errors
+    assert "Traceback" not in up.errors
+
+
+def test_no_broker_outlives_the_command_that_started_it(tmp_path: Path) -> None:
+    with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:
+        children = children_of(up.process.pid)
+
+        up.process.kill()
+
+        until(lambda: not any(is_alive(pid) for pid in children))
+    # They stopped in order: nothing has to be repaired.
+    for name in ("broker-a", "broker-b"):
+        assert not (tmp_path / "orbitmq-data" / name / "abort").exists()
+
+
+# What is refused: one sentence, an exit code, no traceback.
+
+
+def refusal(*words: str, cwd: Path, code: int = 1) -> str:
+    ran = run(*words, cwd=cwd)
+    assert ran.returncode == code, ran.stderr
+    assert ran.stdout == ""
+    (sentence,) = ran.stderr.splitlines()
+    assert sentence.startswith("orbitmq: ")
+    return sentence
+
+
+def two_free_ports() -> int:
+    """A port that is free, as is the one ten above it; not among those that are given out."""
+    for port in range(20_000 + os.getpid() % 5_000, 30_000, 20):
+        try:
+            with (
+                socket.create_server(("127.0.0.1", port)),
+                socket.create_server(("127.0.0.1", port + 10)),
+            ):
+                return port
+        except OSError:
+            continue
+    pytest.fail("no two ports are free")
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+
+        assert f"cannot listen on 127.0.0.1:{port}" in refusal(
+            "up", "--namesrv-port", port, "--broker-port", "0", cwd=tmp_path
+        )
+        assert f"cannot listen on 127.0.0.1:{port}" in refusal(
+            "up", "--namesrv-port", "0", "--broker-port", port, cwd=tmp_path
+        )
+
+
+def test_a_folder_that_another_broker_has_is_named_with_that_broker(tmp_path: Path) -> None:
+    with Started("up", *FREE, cwd=tmp_path) as up:
+        said = refusal("up", *FREE, cwd=tmp_path)
+        up.stop()
+
+    assert f"orbitmq-data/broker-a is already open in process {up.process.pid}" in said
+    assert "stop that one or use another folder" in said
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = ("broker", "--data", "file/deeper", "--port", "0", "--log-level", "warning")
+
+    said = refusal(*words, cwd=tmp_path)
+
+    assert "file/deeper" in said
+    assert "Not a directory" in said
+
+
+@pytest.mark.parametrize("command", ["up", "broker", "namesrv"])
+def test_an_address_that_others_reach_needs_a_word(tmp_path: Path, command: str) -> None:
+    said = refusal(command, "--host", "0.0.0.0", cwd=tmp_path, code=2)  # noqa: S104
+
+    assert "host is '0.0.0.0', which other machines reach" in said
+    assert "--insecure" in said
+
+
+def test_an_address_that_clients_cannot_use_is_not_advertised(tmp_path: Path) -> None:
+    said = refusal("up", *FREE, "--advertise", "0.0.0.0", cwd=tmp_path, code=2)  # noqa: S104
+    unknown = refusal("up", *FREE, "--advertise", "nowhere.invalid", cwd=tmp_path)
+
+    assert "must be an address that clients can reach" in said
+    assert "comes from --advertise" in said
+    assert "'nowhere.invalid' cannot be resolved" in unknown
+
+
+def test_a_folder_for_one_broker_is_refused_for_several(tmp_path: Path) -> None:
+    words = ("up", *FREE, "--brokers", "2", "--set", "broker.root=here")
+
+    assert "broker.root is for one broker, but up.brokers is 2" in refusal(
+        *words, cwd=tmp_path, code=2
+    )
+
+
+def test_when_one_of_several_cannot_start_none_stays(tmp_path: Path) -> None:
+    with Started("broker", "--port", "0", "--data", "all/broker-b", cwd=tmp_path) as holder:
+        ran = run("up", *FREE, "--brokers", "2", "--data", "all", cwd=tmp_path)
+        holder.stop()
+
+    assert ran.returncode == 1
+    assert "all/broker-b is already open" in ran.stderr
+    assert "broker-b ended by itself" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    # Broker a was stopped, and in order.
+    assert not (tmp_path / "all" / "broker-a" / "abort").exists()

@@ -1,0 +1,74 @@
+"""The C++ clients, and clusters for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.testing import EmbeddedCluster
+from tests.support.clients import CppClient, Unobtainable, obtain
+
+StartClient = Callable[..., CppClient]
+
+
+def _obtained(package: str) -> Path:
+    try:
+        return obtain(package)
+    except Unobtainable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def plain_package() -> Path:
+    """librocketmq 1.x with every way to send, and a pull consumer."""
+    return _obtained("rocketmq")
+
+
+@pytest.fixture(scope="session")
+def transactional_package() -> Path:
+    """librocketmq 1.x with transactions."""
+    return _obtained("rocketmq-client-python")
+
+
+@pytest.fixture
+def cluster(plain_package: Path) -> Iterator[EmbeddedCluster]:
+    """A cluster whose delays are short: level n takes n tenths of a second."""
+    del plain_package  # where it cannot be had, no cluster is needed
+    with EmbeddedCluster(adjust=_short_delays) as cluster:
+        cluster.create_topic("Orders", queues=4)
+        yield cluster
+
+
+@pytest.fixture
+def start_client(
+    cluster: EmbeddedCluster, plain_package: Path, tmp_path: Path
+) -> Iterator[StartClient]:
+    """Starts processes with the client, each with a home of its own; ends them all."""
+    del cluster  # which ends after them
+    started: list[CppClient] = []
+
+    def start(package: Path = plain_package, home: str | None = None) -> CppClient:
+        client = CppClient(package, tmp_path / (home or f"home-{len(started)}"))
+        started.append(client)
+        return client
+
+    yield start
+    for client in started:
+        client.close()
+
+
+@pytest.fixture
+def client(start_client: StartClient, cluster: EmbeddedCluster) -> CppClient:
+    """A client that has a producer."""
+    client = start_client()
+    client.produce("makers", cluster.name_server)
+    return client
+
+
+def _short_delays(settings: BrokerSettings) -> BrokerSettings:
+    levels = tuple(level / 10 for level in range(1, 19))
+    return replace(settings, store=replace(settings.store, delay_levels=levels))

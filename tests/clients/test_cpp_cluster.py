@@ -1,0 +1,60 @@
+"""librocketmq against two broker processes that share a topic, as `orbitmq up` starts them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orbitmq.remoting.address import parse_address
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from tests.support.clients import CppClient
+from tests.support.command import Started
+
+FREE = ("--namesrv-port", "0", "--broker-port", "0")
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Started]:
+    with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:
+        yield up
+
+
+async def brokers_of(name_server: str, topic: str) -> set[str]:
+    connection = await connect(parse_address(name_server), owner=Dispatcher({}))
+    answer = await connection.request(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequest(topic=topic)
+    )
+    connection.close()
+    await connection.wait_closed()
+    if answer.code != 0:
+        return set()
+    return {queues.broker_name for queues in decode_body(TopicRouteData, answer.body).queue_datas}
+
+
+def test_messages_are_spread_over_all_brokers_and_come_from_all(
+    plain_package: Path, tmp_path: Path, up: Started
+) -> None:
+    name_server = up.address("name server")
+    bodies = [f"order {number}" for number in range(32)]
+
+    with CppClient(plain_package, tmp_path / "home") as client:
+        client.produce("makers", name_server)
+        results = client.send("sync", *({"topic": "Orders", "body": body} for body in bodies))
+        client.until(
+            lambda: len(asyncio.run(brokers_of(name_server, "Orders"))) == 2, "the topic on both"
+        )
+        client.ask("consume", group="billing", name_server=name_server, topic="Orders")
+        client.until_bodies(bodies)
+
+        assert [status for status, _, _ in results] == [0] * 32
+        assert sorted(client.bodies()) == sorted(bodies)
+    assert up.stop() == 0
+    assert "Traceback" not in up.errors

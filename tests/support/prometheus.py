@@ -1,0 +1,88 @@
+"""A strict reader of Prometheus' text format 0.0.4: what is not exactly right is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+_help = re.compile(rf"# HELP ({_NAME}) (\S.*)").fullmatch
+_type = re.compile(rf"# TYPE ({_NAME}) (counter|gauge)").fullmatch
+_sample = re.compile(rf"({_NAME})\{{(.*)\}} (-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)").fullmatch
+_label = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"')
+_escaped = re.compile(r"\\(.)")
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class ParsedFamily:
+    """One metric."""
+
+    kind: str
+    samples: dict[Labels, float] = field(default_factory=dict)
+
+    def value(self, **labels: str) -> float:
+        """The only sample with (at least) these labels."""
+        (found,) = self.find(**labels).values()
+        return found
+
+    def find(self, **labels: str) -> dict[Labels, float]:
+        wanted = set(labels.items())
+        return {key: value for key, value in self.samples.items() if wanted <= key}
+
+
+def parse_metrics(data: bytes) -> dict[str, ParsedFamily]:
+    """All metrics by name; `ValueError` with the line that is wrong."""
+    text = data.decode()
+    if text and not text.endswith("\n"):
+        raise ValueError("the last line has no end")
+    families: dict[str, ParsedFamily] = {}
+    lines = iter(text.split("\n")[:-1])
+    current, name = ParsedFamily("none"), ""
+    for line in lines:
+        if line.startswith("#"):
+            name, current = _begun(line, next(lines, ""))
+            if name in families:
+                raise ValueError(f"{name} comes twice")
+            families[name] = current
+            continue
+        found = _sample(line)
+        if found is None or found[1] != name:
+            raise ValueError(f"not a sample of {name}: {line!r}")
+        labels = _labels(found[2])
+        if labels in current.samples:
+            raise ValueError(f"comes twice: {line!r}")
+        current.samples[labels] = float(found[3])
+        if current.kind == "counter" and float(found[3]) < 0:
+            raise ValueError(f"a counter below 0: {line!r}")
+    empty = [name for name, family in families.items() if not family.samples]
+    if empty:
+        raise ValueError(f"without samples: {empty}")
+    return families
+
+
+def _begun(help_line: str, type_line: str) -> tuple[str, ParsedFamily]:
+    described, typed = _help(help_line), _type(type_line)
+    if described is None or typed is None or described[1] != typed[1]:
+        raise ValueError(f"not the beginning of a metric: {help_line!r}, {type_line!r}")
+    name, kind = typed[1], typed[2]
+    if (kind == "counter") != name.endswith("_total"):
+        raise ValueError(f"a {kind} must not be called {name}")
+    return name, ParsedFamily(kind)
+
+
+def _labels(text: str) -> Labels:
+    labels: dict[str, str] = {}
+    at = 0
+    while True:
+        found = _label.match(text, at)
+        if found is None or found[1] in labels:
+            raise ValueError(f"wrong labels: {text!r}")
+        labels[found[1]] = _escaped.sub(lambda hit: {"n": "\n"}.get(hit[1], hit[1]), found[2])
+        at = found.end()
+        if at == len(text):
+            return frozenset(labels.items())
+        if text[at] != ",":
+            raise ValueError(f"wrong labels: {text!r}")
+        at += 1

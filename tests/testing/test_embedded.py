@@ -1,0 +1,246 @@
+"""The embedded cluster that users' tests run against."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.address import parse_address
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.store.errors import StoreLocked
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster, MovableClock
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from tests.support.broker import RawClient, until
+
+#: What the embedded cluster promises, in seconds.
+PROMISED = 0.3
+
+
+async def client_of(address: str) -> RawClient:
+    return RawClient(await connect(parse_address(address), owner=Dispatcher({})), [])
+
+
+async def ask_route(name_server: str, topic: str) -> Command:
+    connection = await connect(parse_address(name_server), owner=Dispatcher({}))
+    answer = await connection.request(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequest(topic=topic)
+    )
+    connection.close()
+    await connection.wait_closed()
+    return answer
+
+
+def send(address: str, topic: str, *bodies: bytes) -> None:
+    """Send from a loop of its own, as a program under test would."""
+
+    async def go() -> None:
+        client = await client_of(address)
+        for body in bodies:
+            await client.stored(topic, body)
+        await client.close()
+
+    asyncio.run(go())
+
+
+# Without a loop.
+
+
+def test_it_starts_far_sooner_than_a_test_would_notice() -> None:
+    with EmbeddedCluster():
+        pass  # whatever is imported late is imported now
+    took = []
+    for _ in range(7):
+        began = time.perf_counter()
+        with EmbeddedCluster():
+            took.append(time.perf_counter() - began)
+
+    print(f"\nstarted in {statistics.median(took) * 1000:.0f} ms, {max(took) * 1000:.0f} at most")
+    assert statistics.median(took) < PROMISED
+
+
+def test_what_a_program_sends_can_be_looked_at() -> None:
+    with EmbeddedCluster() as cluster:
+        cluster.create_topic("orders", queues=2)
+
+        send(cluster.broker_addresses[0], "orders", b"one", b"two")
+
+        assert [message.body for message in cluster.messages("orders")] == [b"one", b"two"]
+        assert cluster.messages("others") == []
+
+
+def test_a_created_topic_is_found_by_clients_at_once() -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=3)
+
+        answer = asyncio.run(ask_route(cluster.name_server, "orders"))
+
+    route = decode_body(TopicRouteData, answer.body)
+    queues = {each.broker_name: each.write_queue_nums for each in route.queue_datas}
+    assert queues == {"broker-a": 3, "broker-b": 3}
+
+
+def test_more_messages_than_one_read_brings_are_all_there() -> None:
+    with EmbeddedCluster() as cluster:
+        bodies = [str(number).encode() for number in range(2500)]
+
+        send(cluster.broker_addresses[0], "orders", *bodies)
+
+        assert [message.body for message in cluster.messages("orders")] == bodies
+
+
+def test_time_that_is_moved_on_makes_delayed_messages_due() -> None:
+    clock = MovableClock()
+
+    async def send_delayed(address: str) -> None:
+        client = await client_of(address)
+        # The last level: two hours.
+        await client.stored("orders", b"late", properties={"DELAY": "18"})
+        await client.close()
+
+    with EmbeddedCluster(clock=clock) as cluster:
+        asyncio.run(send_delayed(cluster.broker_addresses[0]))
+        cluster.advance(7100)
+        assert cluster.messages("orders") == []
+
+        cluster.advance(200)
+        asyncio.run(until(lambda: cluster.messages("orders")))
+
+        assert [message.body for message in cluster.messages("orders")] == [b"late"]
+
+
+def test_a_restarted_broker_has_its_address_and_its_messages() -> None:
+    with EmbeddedCluster() as cluster:
+        (address,) = cluster.broker_addresses
+        send(address, "orders", b"kept")
+
+        cluster.restart_broker()
+
+        assert cluster.broker_addresses == (address,)
+        assert [message.body for message in cluster.messages("orders")] == [b"kept"]
+        send(address, "orders", b"more")
+        assert len(cluster.messages("orders")) == 2
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads = set(threading.enumerate())
+
+    with EmbeddedCluster() as cluster:
+        send(cluster.broker_addresses[0], "orders", b"x")
+        assert len(list(tmp_path.iterdir())) == 1
+
+    assert list(tmp_path.iterdir()) == []
+    assert set(threading.enumerate()) == threads
+
+
+def test_data_in_a_folder_of_its_own_is_kept(tmp_path: Path) -> None:
+    with EmbeddedCluster(folder=tmp_path) as cluster:
+        send(cluster.broker_addresses[0], "orders", b"kept")
+
+    with EmbeddedCluster(folder=tmp_path) as cluster:
+        assert [message.body for message in cluster.messages("orders")] == [b"kept"]
+
+
+def test_settings_can_be_changed() -> None:
+    def strict(settings: BrokerSettings) -> BrokerSettings:
+        return replace(settings, auto_create_topic=False)
+
+    async def send_to_nowhere(address: str) -> int:
+        client = await client_of(address)
+        answer = await client.send("unknown")
+        await client.close()
+        return answer.code
+
+    with EmbeddedCluster(adjust=strict) as cluster:
+        assert asyncio.run(send_to_nowhere(cluster.broker_addresses[0])) == 17
+
+
+def test_a_start_that_fails_is_told_where_it_was_asked_for(tmp_path: Path) -> None:
+    with (
+        EmbeddedCluster(folder=tmp_path),
+        pytest.raises(StoreLocked),
+        EmbeddedCluster(folder=tmp_path),
+    ):
+        pytest.fail("two clusters cannot share a folder")
+
+
+def test_a_cluster_that_is_not_started_says_so() -> None:
+    cluster = EmbeddedCluster()
+
+    for use in (lambda: cluster.name_server, lambda: cluster.create_topic("orders")):
+        with pytest.raises(OrbitError, match="not started"):
+            use()
+
+
+def test_a_cluster_can_be_started_again() -> None:
+    cluster = EmbeddedCluster()
+    with cluster:
+        pass
+
+    with cluster:
+        send(cluster.broker_addresses[0], "orders", b"x")
+
+        assert len(cluster.messages("orders")) == 1
+
+
+def test_a_cluster_without_brokers_is_refused() -> None:
+    with pytest.raises(OrbitError, match="1 to 26 brokers, got 0"):
+        EmbeddedCluster(brokers=0)
+
+
+# On the caller's loop.
+
+
+async def test_it_lives_on_the_callers_loop() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        assert threading.active_count() < 10
+        await cluster.create_topic("orders")
+        client = await client_of(str(cluster.brokers[0].address))
+        await client.stored("orders", b"here")
+        await client.close()
+
+        assert [message.body for message in cluster.messages("orders")] == [b"here"]
+        assert cluster.brokers[0].parts.loop is asyncio.get_running_loop()
+
+
+async def test_several_clusters_do_not_know_each_other() -> None:
+    async with AsyncEmbeddedCluster() as one, AsyncEmbeddedCluster() as other:
+        await one.create_topic("orders")
+
+        assert (await ask_route(one.name_server, "orders")).code == 0
+        assert (await ask_route(other.name_server, "orders")).code == 17
+
+
+async def test_progress_of_a_group_can_be_looked_at() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        client = await client_of(str(cluster.brokers[0].address))
+        await client.stored("orders", b"x")
+        await client.pull("orders")
+        await client.report("orders", 1)
+        await client.close()
+
+        assert cluster.progress("billing", "orders") == {("broker-a", 0): 1}
+
+
+def test_a_moved_clock_goes_on_and_leaves_intervals_alone() -> None:
+    clock = MovableClock()
+    before, monotonic = clock.now(), clock.monotonic()
+
+    clock.advance(3600)
+
+    assert 3600 <= clock.now() - before < 3660
+    assert clock.monotonic() - monotonic < 60
