@@ -175,6 +175,19 @@ def test_sizes_inside_a_body_do_not_mislead_the_guess() -> None:
     assert verdict_of(scan_records(pull)) == one_by_one(pull, check_crc=True)
 
 
+@pytest.mark.parametrize("trap_size", [0, 91, 200, -5])
+def test_magic_codes_inside_bodies_do_not_mislead_the_search(trap_size: int) -> None:
+    # Small records of many sizes, so that their magic codes are searched for.
+    trap = trap_size.to_bytes(4, "big", signed=True) + VECTOR_RECORD[4:8] + b"\xda\xa3" * 40
+    bodies = [b"x" * (n % 11) if n % 700 != 699 else trap for n in range(5000)]
+    pull = plain_pull(len(bodies), lambda n: bodies[n])
+    damaged = with_bytes(pull, len(pull) * 2 // 3, b"\0" * 200)
+
+    assert verdict_of(scan_records(pull)) == one_by_one(pull, check_crc=True)
+    assert len(scan_records(pull).records) == len(bodies)
+    assert verdict_of(scan_records(damaged)) == one_by_one(damaged, check_crc=True)
+
+
 def test_a_part_of_a_buffer_can_be_scanned() -> None:
     first, second, third = (plain_message(n).encode() for n in range(3))
     buffer = first + second + third

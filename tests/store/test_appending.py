@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.message.errors import RecordRefused
-from orbitmq.message.properties import encode_properties
+from orbitmq.message.properties import encode_properties, property_value
 from orbitmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from orbitmq.message.tagcode import tag_code
 from orbitmq.store.consumequeue import SCHEDULE_TOPIC
@@ -418,3 +418,37 @@ def test_properties_are_stored_as_they_are(open_store: OpenStore) -> None:
     store.write()
 
     assert messages_of(store.read("T", 0, 0))[0].raw_properties == raw[:-1]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        b"TAGS\x01A",
+        b"TAGS\x01A\x02",
+        b"TAGS\x01A\x02KEYS\x01k\x02",
+        b"KEYS\x01k\x02TAGS\x01A",
+        b"KEYS\x01k\x02TAGS\x01A\x02",
+        b"TAGS\x01B\x02TAGS\x01A\x02",
+        b"XTAGS\x01B\x02TAGS\x01A\x02XTAGS\x01C\x02",
+        b"TAGS\x01A\x02k\x01TAGS\x02",
+        b"TAGS\x01\x02",
+        b"XTAGS\x01A\x02",
+        b"k\x01TAGS\x02",
+        b"TAGS\x01Gr\xc3\xb6\xc3\x9fe\x02",
+        b"",
+    ],
+)
+def test_the_entry_holds_the_code_of_the_tag_wherever_it_stands(
+    open_store: OpenStore, properties: bytes
+) -> None:
+    store = open_store()
+    expected = tag_code(property_value(properties, "TAGS"))
+
+    for _ in range(2):  # the second one is known
+        store.append("T", 0, b"body", properties, 1, BORN_HOST)
+    store.append_batch("T", 0, [(b"body", 0, properties)], 1, BORN_HOST)
+    store.write()
+
+    entries = store.queue_entries("T", 0, 0, 3)
+    assert entries is not None
+    assert [code for _, _, code in entries] == [expected] * 3

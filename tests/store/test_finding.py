@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +35,40 @@ def test_a_message_is_found_by_its_offset_id(open_store: OpenStore) -> None:
 
     assert found.body == b"wanted"
     assert store.message_by_offset_id(found.offset_id) == store.message_at(place)
+
+
+def test_a_lookup_catches_up_with_a_bounded_part_of_the_log(open_store: OpenStore) -> None:
+    store = open_store(replace(SMALL, index_catch_up=1000))
+    places = []
+    for number in range(40):
+        places.append(put(store, "T", 0, bytes(100), {"KEYS": f"k{number}"})[0])
+        store.write()
+
+    assert len(store.lookup("T", "k0")) == 1
+    first = store.statistics().indexed
+    assert store.lookup("T", "k39") == []
+
+    # A record that the bound would cut is taken as a whole.
+    assert 1000 <= first <= 1000 + places[1]
+    assert first < store.statistics().indexed <= first + 1000 + places[1]
+    while store.statistics().indexed < store.statistics().log_end:
+        store.tick()
+    assert len(store.lookup("T", "k39")) == 1
+
+
+def test_the_index_takes_larger_steps_when_it_is_far_behind(open_store: OpenStore) -> None:
+    store = open_store(replace(SMALL, index_step=500))
+    for _ in range(300):
+        put(store, "T", 0, bytes(100), {"KEYS": "k"})
+        store.write()
+
+    steps = []
+    while (before := store.statistics().indexed) < store.statistics().log_end:
+        store.tick()
+        steps.append(store.statistics().indexed - before)
+
+    assert 2000 <= steps[0] < 2200
+    assert all(0 < step < 700 for step in steps[-4:])
 
 
 @pytest.mark.parametrize("offset", [-1, 1, 50, 100_000])

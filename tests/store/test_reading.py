@@ -36,6 +36,24 @@ def filled(store: Store, count: int, size: int = 10, tag: str = "A") -> Store:
     return store
 
 
+@pytest.mark.parametrize("one_in", [2, 7, 9, 40, 300, 900])
+@pytest.mark.parametrize("asked", [1, 5, 32])
+def test_rare_tags_are_looked_for_in_the_same_scope_as_common_ones(
+    open_store: OpenStore, one_in: int, asked: int
+) -> None:
+    store = open_store(LARGE)
+    for number in range(1000):
+        tag = "rare" if number % one_in == one_in - 1 else "usual"
+        put(store, "T", 0, b"%d" % number, {"TAGS": tag})
+    store.write()
+    matching = [number for number in range(800) if number % one_in == one_in - 1][:asked]
+
+    result = store.read("T", 0, 0, asked, parse_tags("rare"))
+
+    assert [int(message.body) for message in messages_of(result)] == matching
+    assert result.next_offset == (matching[-1] + 1 if len(matching) == asked else 800)
+
+
 # ---- the table of statuses
 
 

@@ -48,6 +48,23 @@ def content(store: Store) -> dict[tuple[str, int], list[bytes]]:
     }
 
 
+def test_queues_with_high_numbers_and_many_topics_are_made_again(open_store: OpenStore) -> None:
+    store = open_store()
+    for number in range(200):
+        queue_id = [0, 70_000, 0x7FFFFFFF][number % 3]
+        put(store, f"topic-{number % 25}", queue_id, b"%d" % number, {"TAGS": f"tag{number % 7}"})
+        store.write()
+    before = content(store)
+    entries = {key: store.queue_entries(*key, 0, 100) for key in before}
+    store.abandon()
+
+    store = open_store()
+
+    assert store.recovery.rebuilt_entries == 200
+    assert content(store) == before
+    assert {key: store.queue_entries(*key, 0, 100) for key in before} == entries
+
+
 def make_durable(store: Store, clock: HandClock) -> None:
     for _ in range(6):
         clock.advance(11)

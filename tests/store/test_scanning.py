@@ -9,12 +9,12 @@ from orbitmq.message.record import RecordFault, check_record
 from orbitmq.message.stored import StoredMessage, decode_message
 from orbitmq.message.tagcode import tag_code
 from orbitmq.store.scanning import (
+    TopicNumbers,
     find_record,
     properties_of,
-    scan,
+    scan_log,
     store_time,
     tag_codes_of,
-    topics_of,
 )
 
 HOSTS = [("1.2.3.4", 5), ("::1", 6)]
@@ -58,18 +58,21 @@ def encode(records: list[dict[str, object]], base: int) -> tuple[bytes, list[Sto
 def test_the_columns_hold_what_the_records_do(records: list[dict[str, object]], base: int) -> None:
     data, messages = encode(records, base)
 
-    found = scan(memoryview(data + bytes(40)), base)
+    view = memoryview(data + bytes(40))
+    first, *_, last = [*scan_log(view, base, start=0)] * 2
+    found = first.records
 
-    assert (found.end, found.fault) == (len(data), RecordFault.EMPTY)
+    assert (last.stopped_at, last.fault) == (len(data), RecordFault.EMPTY)
     assert found.starts.tolist() == [m.physical_offset - base for m in messages]
     assert found.sizes.tolist() == [m.size for m in messages]
     assert found.queue_ids.tolist() == [m.queue_id for m in messages]
     assert found.queue_offsets.tolist() == [m.queue_offset for m in messages]
     assert found.sys_flags.tolist() == [m.sys_flag for m in messages]
     assert found.store_ms.tolist() == [m.store_ms for m in messages]
-    names, which = topics_of(found)
-    assert [names[index] for index in which.tolist()] == [m.topic for m in messages]
-    assert tag_codes_of(found).tolist() == [tag_code(m.tags) for m in messages]
+    topics = TopicNumbers()
+    numbers = topics.of(view, found).tolist()
+    assert [topics.names[number] for number in numbers] == [m.topic for m in messages]
+    assert tag_codes_of(view, found).tolist() == [tag_code(m.tags) for m in messages]
     for message in messages:
         at = message.physical_offset - base
         record = memoryview(data)[at : at + message.size]
@@ -101,10 +104,10 @@ def test_the_walk_ends_where_looking_one_by_one_ends(
         good.append(at)
         at += size
 
-    found = scan(view, 0)
+    blocks = list(scan_log(view, 0, start=0))
 
-    assert found.starts.tolist() == good
-    assert found.end == at
+    assert [at for block in blocks for at in block.records.starts.tolist()] == good
+    assert blocks[-1].stopped_at == at
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,9 +3,10 @@
 Recovery reads gigabytes of log and Spark reads pulls of thousands of messages; an object per
 record would cost more than all the rest. Only one thing must be done record by record, because
 each record's place depends on the size of the one before it: the walk from start to start. And
-even that is guessed where records have one size, which is exact and no heuristic: if a record
-begins at `s`, has size `n`, and the size field at `s + n` is `n` again, and so on, then by
-induction every guessed place is the beginning of a record.
+even that is guessed where it can be, which is exact and no heuristic: if a record begins at the
+first guessed place, and the size found there leads to the second, and so on, then by induction
+every guessed place is the beginning of a record. Two guesses are made: that records have one size,
+and, where they are small, that they begin wherever a magic code is found.
 
 Everything else is done with arrays over the whole block: all fixed fields are gathered in one step
 from an overlapping view of the buffer, and the checks of `record.check_record` are made on them.
@@ -51,6 +52,15 @@ BLOCK_BYTES: Final = 8 * 1024 * 1024
 #: How many records are walked one by one between two guesses that sizes repeat.
 _STEPS: Final = 512
 _FIRST_GUESS: Final = 32
+
+#: Records smaller than this are found by their magic codes: every byte is looked at then, which
+#: costs as much as a step for about so many.
+_SMALL: Final = 768
+#: And so much is looked at before the records in it are.
+_SEARCHED: Final = 512 * 1024
+_MAGIC_AT: Final = 4
+#: Bytes that are searched together; larger arrays would be new memory each time.
+_WINDOW: Final = 128 * 1024
 
 _read_int = struct.Struct(">i").unpack_from
 
@@ -157,10 +167,13 @@ def _walk(view: memoryview, at: int, stop: int) -> Int64s:
     count = 0
     block_end = min(stop, at + BLOCK_BYTES)
     while count < BLOCK_RECORDS and at < block_end:
-        run = _guess(view, at, stop, min(BLOCK_RECORDS - count, _FIRST_GUESS))
+        limit = BLOCK_RECORDS - count
+        run = _guess(view, at, stop, min(limit, _FIRST_GUESS))
         if len(run) == _FIRST_GUESS:
-            run = _guess(view, at, stop, BLOCK_RECORDS - count)
-        elif len(run) < _FIRST_GUESS:
+            run = _guess(view, at, stop, limit)
+        elif len(run) and _read_int(view, at)[0] < _SMALL:
+            run = _search(view, at, stop)[:limit]
+        if len(run) < _FIRST_GUESS:
             run = _step(view, at, stop)
         if not len(run):
             break
@@ -184,6 +197,22 @@ def _guess(view: memoryview, at: int, stop: int, limit: int) -> Int64s:
     if not same.all():
         count = int(same.argmin())
     return np.arange(at, at + count * size, size, dtype=np.int64)
+
+
+def _search(view: memoryview, at: int, stop: int) -> Int64s:
+    """Starts from `at` on, as long as each record ends where the next magic code announces one."""
+    # The first two bytes are common to both versions, and rare enough.
+    magic_at = find_pairs(view, b"\xda\xa3", at + _MAGIC_AT, min(at + _SEARCHED, stop))
+    found: Int64s = magic_at[magic_at - _MAGIC_AT <= stop - MIN_RECORD_SIZE] - _MAGIC_AT
+    numbers = overlapping(view, ">i4")
+    magics = numbers[found + _MAGIC_AT]
+    found = found[(magics == MAGIC_V1) | (magics == MAGIC_V2)]
+    if not len(found) or found[0] != at:
+        return np.empty(0, np.int64)
+    sizes = numbers[found].astype(np.int64)
+    count = _leading((sizes >= MIN_RECORD_SIZE) & (found + sizes <= stop))
+    leads_on = found[1:] == found[:-1] + sizes[:-1]
+    return found[: min(count, _leading(leads_on) + 1)]
 
 
 def _step(view: memoryview, at: int, stop: int) -> Int64s:
@@ -256,7 +285,7 @@ def _read_fields(view: memoryview, starts: Int64s) -> RecordArrays:
     properties_at = topic_at + topic_sizes + 2
 
     count = _leading((topic_sizes >= 0) & (properties_at <= ends[:count]))
-    properties_sizes = _overlapping(view, ">i2")[properties_at[:count] - 2]
+    properties_sizes = overlapping(view, ">i2")[properties_at[:count] - 2]
 
     count = _leading(properties_at[:count] + properties_sizes == ends[:count])
     return RecordArrays(
@@ -330,19 +359,32 @@ def _read_topic_fields(view: memoryview, at: Int64s, is_v2: Bools) -> tuple[Int6
     sizes = np.frombuffer(view, np.int8)[at].astype(np.int32)
     if not is_v2.any():
         return at + 1, sizes
-    sizes[is_v2] = _overlapping(view, ">i2")[at[is_v2]]
+    sizes[is_v2] = overlapping(view, ">i2")[at[is_v2]]
     return at + 1 + is_v2, sizes
 
 
 def _gather(view: memoryview, starts: Int64s, layout: np.dtype[np.void]) -> npt.NDArray[np.void]:
     """The `layout` of bytes at each of `starts`."""
-    return _overlapping(view, f"V{layout.itemsize}")[starts].view(layout)
+    return overlapping(view, f"V{layout.itemsize}")[starts].view(layout)
 
 
-def _overlapping(view: memoryview, kind: str) -> npt.NDArray[Any]:
-    """One item beginning at every byte of the buffer."""
+def overlapping(view: memoryview, kind: str) -> npt.NDArray[Any]:
+    """One item beginning at every byte of the buffer; to be indexed by where items begin."""
     count = max(0, len(view) - np.dtype(kind).itemsize + 1)
     return np.ndarray((count,), kind, view, strides=(1,))
+
+
+def find_pairs(view: memoryview, pair: bytes, start: int, end: int) -> Int64s:
+    """All places in `view[start:end]` where these two bytes lie side by side."""
+    text = np.frombuffer(view, np.uint8)
+    is_first, is_second = np.empty((2, _WINDOW), np.bool_)
+    places = [np.empty(0, np.int64)]
+    for at in range(start, end - 1, _WINDOW):
+        stop = min(at + _WINDOW, end - 1)
+        hits = np.equal(text[at:stop], pair[0], out=is_first[: stop - at])
+        hits &= np.equal(text[at + 1 : stop + 1], pair[1], out=is_second[: stop - at])
+        places.append(np.flatnonzero(hits) + at)
+    return np.concatenate(places)
 
 
 def good_bodies(view: memoryview, records: RecordArrays) -> Bools:

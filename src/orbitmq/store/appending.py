@@ -48,7 +48,8 @@ Arrival: TypeAlias = tuple[ConsumeQueue, int, int, int, int]
 #: Set in prepared and in rolled-back messages of old brokers, which have no place in a queue.
 _NO_ENTRY = 0x4
 _TAGS = b"TAGS\x01"
-_ITEM_END = 2
+_ITEM_END = b"\x02"
+_TAGS_ITEM = _ITEM_END + _TAGS
 #: Few tags make up a topic; the bound is for those who put an id into the tag.
 _KNOWN_TAGS = 8192
 #: A clock set back by less than this is not followed; see `_store_time`.
@@ -71,6 +72,7 @@ class Appender:
         self.last_store_ms = 0
         self.arrived: Callable[[list[Arrival]], None] | None = None
         self.is_held_back = False  #: entries wait for `publish`, because the disk must come first
+        self.is_mirror = False  #: the log is another broker's; see `mirroring`
         self._log = commit_log
         self._queues = queues
         self._by_key = queues.by_key
@@ -113,8 +115,6 @@ class Appender:
         """
         queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
         store_ms = self._store_ms or self._begin_turn()
-        has_entry = not sys_flag & _NO_ENTRY
-        number = queue.next_offset if has_entry else 0
         constants = record_constants(
             sys_flag,
             born_ms,
@@ -124,19 +124,20 @@ class Appender:
             reconsume_times,
             prepared_offset,
         )
+        has_entry = not sys_flag & _NO_ENTRY
+        number = queue.next_offset if has_entry else 0
+        topic_field = queue.topic_field
         at = self._position
         size, pieces = encode_record(
-            body, queue.topic_field, properties, queue_id, flag, number, at, constants
+            body, topic_field, properties, queue_id, flag, number, at, constants
         )
-        end = at + size
-        if end > self._limit or size > self._max_record:
+        if at + size > self._limit or size > self._max_record:
             at = self._make_room(size, self._max_record, "a record")
             size, pieces = encode_record(
-                body, queue.topic_field, properties, queue_id, flag, number, at, constants
+                body, topic_field, properties, queue_id, flag, number, at, constants
             )
-            end = at + size
         self._pieces += pieces
-        self._position = end
+        self._position = at + size
         if has_entry:
             queue.next_offset = number + 1
             code = self._tag_code(queue, properties, store_ms)
@@ -181,18 +182,18 @@ class Appender:
         constants: bytes,
         store_ms: int,
     ) -> tuple[list[Buffer], list[Arrival], int]:
-        topic_field = queue.topic_field
-        queue_id = queue.queue_id
+        topic_field, queue_id = queue.topic_field, queue.queue_id
+        max_record, tag_code_of = self._max_record, self._tag_code
         pieces: list[Buffer] = []
         arrivals: list[Arrival] = []
         for body, flag, properties in elements:
             size, record = encode_record(
                 body, topic_field, properties, queue_id, flag, number, at, constants
             )
-            if size > self._max_record:
-                raise MessageTooLarge(size, self._max_record)
+            if size > max_record:
+                raise MessageTooLarge(size, max_record)
             pieces += record
-            code = self._tag_code(queue, properties, store_ms)
+            code = tag_code_of(queue, properties, store_ms)
             arrivals.append((queue, number, code, at, size))
             number += 1
             at += size
@@ -201,18 +202,14 @@ class Appender:
     def _tag_code(self, queue: ConsumeQueue, properties: bytes, store_ms: int) -> int:
         if queue.is_schedule:
             return self.entry_code(queue.topic, properties, store_ms)
-        at = properties.rfind(_TAGS)
-        if at < 0:
-            return 0
-        # The usual case by hand, a fifth of what the general way takes: the last one that looks
-        # like it is a name, and so the one that counts, and its value is known.
-        if at == 0 or properties[at - 1] == _ITEM_END:
-            begin = at + len(_TAGS)
-            end = properties.find(b"\x02", begin)
-            code = self._codes.get(properties[begin:end] if end >= 0 else properties[begin:])
-            if code is not None:
-                return code
-        return self._learn_tag(properties)
+        # The usual case by hand, an eighth of what the general way takes: a tag that is known.
+        _, name, rest = properties.rpartition(_TAGS_ITEM)
+        if not name:
+            if not properties.startswith(_TAGS):
+                return 0
+            rest = properties[len(_TAGS) :]
+        code = self._codes.get(rest.partition(_ITEM_END)[0])
+        return self._learn_tag(properties) if code is None else code
 
     def _learn_tag(self, properties: bytes) -> int:
         tag = property_value(properties, TAGS)
@@ -233,6 +230,8 @@ class Appender:
         return tag_code(property_value(properties, TAGS))
 
     def _begin_turn(self) -> int:
+        if self.is_mirror:
+            raise WriteRefused("this log is a copy of the master's, and only the master adds to it")
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
@@ -269,6 +268,12 @@ class Appender:
         if self._pieces:
             self._segments.append((self._segment_at, b"".join(self._pieces)))
             self._pieces = []
+
+    def adopt(self, at: int, data: bytes, arrivals: list[Arrival], store_ms: int) -> None:
+        """Collect records of one file that another broker has given their places."""
+        self._segments.append((at, data))
+        self._turn += arrivals
+        self._store_ms = max(self._store_ms, store_ms, 1)
 
     # ---- writing
 

@@ -19,6 +19,8 @@ import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from orbitmq.message.record import topic_field
 from orbitmq.store.errors import ReadFailed
 from orbitmq.store.files import is_out_of_files, write_all
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from orbitmq.store.files import DiskFiles
 
 ENTRY_SIZE = 20
+ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
 NAME_DIGITS = 20
 pack_entry = struct.Struct(">qiq").pack
 _read_entry = struct.Struct(">qiq").unpack_from
@@ -90,6 +93,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_files",
+        "_last_path",
         "_reader",
         "bases",
         "folder",
@@ -137,6 +141,7 @@ class ConsumeQueue:
         self.unsynced: set[int] = set()  #: files written since they were last flushed
         self._files = files
         self._reader = reader
+        self._last_path = (-1, folder)  #: first entry and path of the file that was named last
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.min_offset}-{self.max_offset}>"
@@ -371,4 +376,9 @@ class ConsumeQueue:
         self._files.unlink(path)
 
     def _path(self, base: int) -> Path:
-        return self.folder / f"{base * ENTRY_SIZE:0{NAME_DIGITS}d}"
+        last, path = self._last_path
+        if last != base:
+            # A path is dear to make, and so is the hash of a new one.
+            path = self.folder / f"{base * ENTRY_SIZE:0{NAME_DIGITS}d}"
+            self._last_path = (base, path)
+        return path

@@ -27,11 +27,16 @@ class Finding:
     """Looks messages up. Whatever is returned has been checked."""
 
     def __init__(
-        self, commit_log: CommitLog, indexing: Indexing | None, visible_end: Callable[[], int]
+        self,
+        commit_log: CommitLog,
+        indexing: Indexing | None,
+        visible_end: Callable[[], int],
+        catch_up: int,
     ) -> None:
         self._log = commit_log
         self._indexing = indexing
         self._visible_end = visible_end
+        self._catch_up = catch_up
 
     def message_at(self, physical_offset: int) -> memoryview:
         """The record that begins at an offset of the log."""
@@ -58,10 +63,13 @@ class Finding:
         begin_ms: int = 0,
         end_ms: int = _ALWAYS,
     ) -> list[memoryview]:
-        """Messages of a topic that have this key or this unique id, newest first."""
+        """Messages of a topic that have this key or this unique id, newest first.
+
+        They are found up to where the index has come when it was given its chance to catch up.
+        """
         if self._indexing is None:
             return []
-        self._indexing.advance(self._visible_end(), _ALWAYS)
+        self._indexing.advance(self._visible_end(), self._catch_up)
         found: list[memoryview] = []
         wanted = max_results
         while True:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from orbitmq.store.errors import StoreFailed
@@ -52,7 +54,12 @@ class Flusher:
         self._asked = commit_log.end
         self._last_thorough = clock.monotonic()
         self._is_stopping = False
+        #: Rouses the thread. It costs less than a condition, and is in the way of every message
+        #: that waits for the disk.
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._is_rung = False
         self._changed = threading.Condition()
+        self._sleepers = 0  #: who waits for `_changed`
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[int, WhenFlushed]] = deque()
 
@@ -65,12 +72,8 @@ class Flusher:
     def ask(self, upto: int) -> None:
         """Have the log flushed up to `upto` as soon as possible."""
         if upto > self._asked:
-            if self._thread is None:
-                self._asked = upto
-            else:
-                with self._changed:
-                    self._asked = upto
-                    self._changed.notify_all()
+            self._asked = upto
+            self._ring()
 
     def when_flushed(self, upto: int, call: WhenFlushed) -> bool:
         """Have `settle` call when the log below `upto` is on the disk, or has failed.
@@ -88,9 +91,11 @@ class Flusher:
         if self._thread is None:
             self.flush_now()
         with self._changed:
+            self._sleepers += 1
             self._changed.wait_for(
                 lambda: self.flushed >= upto or self.failure is not None, timeout
             )
+            self._sleepers -= 1
         if self.failure is not None:
             raise self.failure
         return self.flushed >= upto
@@ -113,22 +118,27 @@ class Flusher:
     def stop(self) -> None:
         """Flush what was asked for and end the thread."""
         if self._thread is not None:
-            with self._changed:
-                self._is_stopping = True
-                self._changed.notify_all()
+            self._is_stopping = True
+            self._ring()
             self._thread.join()
             self._thread = None
+
+    def _ring(self) -> None:
+        if not self._is_rung and self._thread is not None:
+            self._is_rung = True
+            self._bell.put(None)
 
     # ---- the thread's side
 
     def _run(self) -> None:
         interval = self._settings.interval
         while self.failure is None:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._is_stopping or self._asked > self.flushed, interval
-                )
-                is_stopping = self._is_stopping
+            with suppress(Empty):
+                self._bell.get(timeout=interval)
+            # Before looking at what was asked for: who asks later rings again, and who found the
+            # bell rung had asked before.
+            self._is_rung = False
+            is_stopping = self._is_stopping
             self._flush_upto(self._due())
             if is_stopping and self._asked <= self.flushed:
                 return
@@ -152,11 +162,16 @@ class Flusher:
             log.exception("flushing the commit log failed; writes are refused from now on")
             self.fail(error)
         else:
-            with self._changed:
-                self.flushed = target
-                self.flush_count += 1
-                self._changed.notify_all()
+            self.flushed = target
+            self.flush_count += 1
+            self._rouse_sleepers()
         self._wake_owner()
+
+    def _rouse_sleepers(self) -> None:
+        # Who comes to sleep now sees that it is over: he counts himself before he looks.
+        if self._sleepers:
+            with self._changed:
+                self._changed.notify_all()
 
     def fail(self, error: OSError) -> None:
         """Refuse everything from now on."""
@@ -165,6 +180,5 @@ class Flusher:
             "and nothing is accepted until the store is opened again"
         )
         failure.__cause__ = error
-        with self._changed:
-            self.failure = self.failure or failure
-            self._changed.notify_all()
+        self.failure = self.failure or failure
+        self._rouse_sleepers()

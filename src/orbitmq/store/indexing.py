@@ -1,8 +1,13 @@
 """Feeding the key index from the log.
 
-The index may lag: it is fed in the background, and before every look-up up to the end, so that a
-look-up finds all that a reader could read. The log is walked in chunks of whole records, which the
-index takes apart by columns; an append pays nothing for it.
+The index may lag: it is fed in steps of the owner, larger ones when it is far behind, and before
+every look-up, so that a look-up finds all that a reader could read. What a look-up catches up with
+is bounded, because the owner can do nothing else meanwhile. More than that is behind only after the
+index was lost, or under a load that the steps cannot keep up with; then the newest messages are not
+found for a while, as with Apache's broker, whose index is fed in the background too.
+
+The log is walked in chunks of whole records, which the index takes apart by columns; an append pays
+nothing for it.
 """
 
 from __future__ import annotations
@@ -10,11 +15,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from orbitmq.message.record import RecordFault
-from orbitmq.store.scanning import find_record, scan
+from orbitmq.message.record import RecordFault, check_record
+from orbitmq.store.scanning import find_record, scan_log
 
 if TYPE_CHECKING:
-    from orbitmq.store.commitlog import CommitLog
+    from orbitmq.message.scan import ScanResult
+    from orbitmq.store.commitlog import CommitLog, LogFile
     from orbitmq.store.keyindex import IndexFlush, KeyIndex
 
 log = logging.getLogger(__name__)
@@ -40,6 +46,11 @@ class Indexing:
     def durable_ms(self) -> int:
         return self.index.durable_until_ms
 
+    def step(self, upto: int, usual: int) -> None:
+        """Index the usual number of bytes, up to four times as many when far behind."""
+        behind = upto - self.position
+        self.advance(upto, min(max(usual, behind // 8), 4 * usual))
+
     def advance(self, upto: int, budget: int) -> bool:
         """Index the log up to `upto`, at most `budget` bytes of it; True when it is done."""
         self.position = max(self.position, self._log.start)
@@ -55,24 +66,31 @@ class Indexing:
             return False
         at = self.position - file.base
         end = min(file.size, upto - file.base)
-        found = scan(file.view[at : min(at + chunk, end)], self.position, check_crc=False)
-        if not len(found) and found.fault is RecordFault.CUT_SHORT:
-            found = scan(file.view[at:end], self.position, check_crc=False)
-        if len(found):
+        found = self._records(file, at, min(at + chunk, end))
+        if not len(found.records) and found.fault is RecordFault.CUT_SHORT:
+            # Maybe only the chunk is too short: then take the one record.
+            size = check_record(file.view, at, end, check_crc=False)
+            found = self._records(file, at, at + size if isinstance(size, int) else end)
+        if len(found.records):
             try:
-                self.index.append_log(found.view, found.starts, self.position)
+                self.index.append_log(file.view[:end], found.records.starts, file.base)
             except OSError:
                 # The index can be made again from the log; the log is what must go on.
                 log.exception("the key index cannot be written; look-ups find older messages only")
                 self._is_failed = True
                 return False
-            self.position += found.end
+            self.position = file.base + found.stopped_at
         elif found.fault is RecordFault.END_OF_FILE:
             self.position = file.end
         else:
             behind = find_record(file.view, file.base, at + 1, end)
             self.position = file.base + (behind if behind is not None else end)
         return True
+
+    @staticmethod
+    def _records(file: LogFile, at: int, end: int) -> ScanResult:
+        """The first block of records of a part of a file; their bodies do not matter here."""
+        return next(scan_log(file.view, file.base, start=at, end=end, check_crc=False))
 
     # ---- flushing, in the three steps of a round
 

@@ -32,56 +32,27 @@ What is cut is wiped in the file, too, and later files are deleted.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from orbitmq.message.record import MIN_RECORD_SIZE, RecordFault
-from orbitmq.store.consumequeue import SCHEDULE_TOPIC, pack_entry
-from orbitmq.store.errors import TopicRefused
-from orbitmq.store.scanning import (
-    Records,
-    find_record,
-    is_record,
-    scan,
-    store_time,
-    tag_codes_of,
-    topics_of,
-)
+from orbitmq.message.record import RecordFault
+from orbitmq.store.damage import Damage, Losses
+from orbitmq.store.rebuilding import QueueGap, Rebuilding
+from orbitmq.store.scanning import find_record, is_record, scan_log, store_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from orbitmq.clock import Clock
     from orbitmq.store.checkpoint import Checkpoint
     from orbitmq.store.commitlog import CommitLog, LogFile
-    from orbitmq.store.consumequeue import ConsumeQueue
     from orbitmq.store.queues import QueueTable
-
-    #: topic, properties, store time -> last field of the queue entry
-    EntryCode = Callable[[str, bytes, int], int]
+    from orbitmq.store.rebuilding import EntryCode
 
 log = logging.getLogger(__name__)
 
-_ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
-#: Set in messages that have no place in a queue: prepared and rolled back.
-_NO_ENTRY = 0x4
 #: Apache's times may be ahead of its disk by this much.
 _MARGIN_MS = 3000
-#: More lost messages in a row are not believed without damage that explains them.
-_LARGEST_GAP = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A stretch of the log whose records are lost."""
-
-    offset: int
-    size: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,29 +75,17 @@ class RecoveryReport:
     last_store_ms: int
 
 
-class _QueueGap(Exception):
-    """A record does not continue its queue: another pass is needed."""
-
-
 @dataclass(slots=True)
 class _Walk:
     """What one pass through the log has found so far."""
 
     position: int
+    filled: int  #: the queues have the entries of all records below
+    rebuilding: Rebuilding
+    losses: Losses
     records: int = 0
-    rebuilt: int = 0
     last_store_ms: int = 0
     end_fault: RecordFault | None = None
-    damage: list[Damage] = field(default_factory=list)
-    lost_bytes: int = 0
-
-    def note(self, damage: Damage) -> None:
-        log.error(
-            "commit log damaged, the records behind are kept",
-            extra={"offset": damage.offset, "size": damage.size, "reason": damage.reason},
-        )
-        self.damage.append(damage)
-        self.lost_bytes += damage.size
 
 
 class Recovery:
@@ -163,7 +122,7 @@ class Recovery:
         self._start = self._choose_start()
         try:
             walk = self._pass(self._hint.entries if self._hint else None)
-        except _QueueGap:
+        except QueueGap:
             log.warning("queues do not fit the log and are made anew from its first file")
             rebuilt_all = True
             self._start = self._log.start
@@ -171,7 +130,7 @@ class Recovery:
         cut_bytes, removed = self._end_log(walk)
         for queue in self._queues.by_key.values():
             queue.next_offset = queue.max_offset
-            if walk.damage:
+            if walk.losses.damage:
                 queue.trusted_from = queue.max_offset
             queue.correct_min_offset(self._log.start)
         return RecoveryReport(
@@ -184,9 +143,9 @@ class Recovery:
             cut_bytes=cut_bytes,
             cut_reason=walk.end_fault.value if cut_bytes and walk.end_fault else "",
             removed_files=removed,
-            rebuilt_entries=walk.rebuilt,
+            rebuilt_entries=walk.rebuilding.rebuilt,
             rebuilt_all=rebuilt_all,
-            damage=tuple(walk.damage),
+            damage=tuple(walk.losses.damage),
             seconds=self._clock.monotonic() - begun,
             last_store_ms=walk.last_store_ms,
         )
@@ -215,57 +174,70 @@ class Recovery:
     def _pass(self, expected_entries: int | None) -> _Walk:
         if not self._log.files:
             self._queues.clear()
-            return _Walk(0)
+            return self._begin_walk()
         for queue in self._queues.by_key.values():
             queue.cut_to(self._start)
             if queue.unsynced:
                 self._queues.mark_dirty(queue)
         self._start_entries = sum(queue.max_offset for queue in self._queues.by_key.values())
         if expected_entries not in (None, self._start_entries) and self._start > self._log.start:
-            raise _QueueGap
-        walk = _Walk(self._start)
+            raise QueueGap
+        walk = self._begin_walk()
         while (file := self._log.file_of(walk.position)) is not None:
             if not self._walk_file(file, walk):
                 break
+        walk.rebuilding.fill_queues()
         return walk
+
+    def _begin_walk(self) -> _Walk:
+        losses = Losses()
+        is_from_first = self._start <= self._log.start
+        rebuilding = Rebuilding(self._queues, self._entry_code, losses, is_from_first=is_from_first)
+        return _Walk(self._start, self._start, rebuilding, losses)
 
     def _walk_file(self, file: LogFile, walk: _Walk) -> bool:
         """Walk to the end of a file; False when the log ends in it."""
         while True:
-            at = walk.position - file.base
-            found = scan(file.view[at : at + self._chunk], walk.position)
-            if not len(found) and found.fault is RecordFault.CUT_SHORT:
-                # Maybe only the chunk is too short for the record.
-                found = scan(file.view[at:], walk.position)
-            if len(found):
-                self._dispatch(found, walk)
-                walk.position += found.end
-                walk.records += len(found)
-                walk.last_store_ms = max(walk.last_store_ms, int(found.store_ms.max()))
-                continue
-            walk.end_fault = found.fault
-            if found.fault is RecordFault.END_OF_FILE:
+            fault = self._walk_good_records(file, walk)
+            walk.end_fault = fault
+            if fault is RecordFault.END_OF_FILE:
                 if self._log.file_of(file.end) is None:
                     return False
                 walk.position = file.end
                 return True
-            behind = self._behind_damage(file, at, found.fault, walk)
+            at = walk.position - file.base
+            behind = self._behind_damage(file, at, fault, walk)
             if behind is None:
                 return False
-            reason = found.fault.value if found.fault else "the file ends"
-            damage = Damage(walk.position, behind - walk.position, reason)
-            walk.note(damage)
+            # What was lost bears on the numbers of later records only.
+            walk.rebuilding.fill_queues()
+            reason = fault.value if fault else "the file ends"
+            walk.losses.note(Damage(walk.position, behind - walk.position, reason))
             self._keep_place(file, at, walk)
             walk.position = behind
             if behind >= file.end:
                 return True
 
+    def _walk_good_records(self, file: LogFile, walk: _Walk) -> RecordFault | None:
+        """Walk to the first place without a good record; why there is none, None at the end."""
+        for block in scan_log(file.view, file.base, start=walk.position - file.base):
+            records = block.records
+            if len(records):
+                walk.rebuilding.add(file.view, file.base, records)
+                walk.position = file.base + block.stopped_at
+                walk.records += len(records)
+                walk.last_store_ms = max(walk.last_store_ms, int(records.store_ms.max()))
+            if walk.position - walk.filled >= self._chunk:
+                walk.rebuilding.fill_queues()
+                walk.filled = walk.position
+        return block.fault
+
     def _keep_place(self, file: LogFile, at: int, walk: _Walk) -> None:
         """Keep the number of a lost message if its head can be read, so that no other gets it."""
-        found = scan(file.view[at:], walk.position, check_crc=False)
+        found = next(scan_log(file.view, file.base, start=at, check_crc=False)).records
         if len(found):
-            size = int(found.sizes[0])
-            self._dispatch(scan(file.view[at : at + size], walk.position, check_crc=False), walk)
+            walk.rebuilding.add(file.view, file.base, found.rows(slice(1)))
+            walk.rebuilding.fill_queues()
 
     def _behind_damage(
         self, file: LogFile, at: int, fault: RecordFault | None, walk: _Walk
@@ -297,94 +269,6 @@ class Recovery:
         if store_ms < walk.last_store_ms:
             return False
         return self._was_clean or store_ms <= self._checkpoint.physical_ms - _MARGIN_MS
-
-    # ---- queue entries
-
-    def _dispatch(self, records: Records, walk: _Walk) -> None:
-        wanted = np.flatnonzero(records.sys_flags & _NO_ENTRY == 0)
-        if not len(wanted):
-            return
-        topics, which = topics_of(records)
-        entries = np.zeros(len(records), _ENTRY)
-        entries["offset"] = records.starts + records.base
-        entries["size"] = records.sizes
-        entries["code"] = self._codes(records, topics, which)
-        # Bring the entries of a queue together without changing their order.
-        order = wanted[np.lexsort((wanted, records.queue_ids[wanted], which[wanted]))]
-        topic_numbers, queue_ids = which[order], records.queue_ids[order]
-        changes = (np.diff(topic_numbers) != 0) | (np.diff(queue_ids) != 0)
-        for group in np.split(order, np.flatnonzero(changes) + 1):
-            topic = topics[int(which[group[0]])]
-            queue_id = int(records.queue_ids[group[0]])
-            try:
-                queue = self._queues.get(topic, queue_id) or self._queues.create(topic, queue_id)
-            except TopicRefused:
-                for entry in entries[group]:
-                    walk.note(Damage(int(entry["offset"]), int(entry["size"]), "no such topic"))
-                continue
-            self._fill(queue, entries[group], records.queue_offsets[group], walk)
-            walk.rebuilt += len(group)
-
-    def _codes(
-        self, records: Records, topics: list[str], which: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
-        codes = tag_codes_of(records)
-        if SCHEDULE_TOPIC in topics:
-            ends = records.starts + records.sizes
-            for index in np.flatnonzero(which == topics.index(SCHEDULE_TOPIC)).tolist():
-                raw = records.view[int(records.properties_at[index]) : int(ends[index])]
-                stored = int(records.store_ms[index])
-                codes[index] = self._entry_code(SCHEDULE_TOPIC, bytes(raw), stored)
-        return codes
-
-    def _fill(
-        self,
-        queue: ConsumeQueue,
-        entries: NDArray[np.void],
-        numbers: NDArray[np.int64],
-        walk: _Walk,
-    ) -> None:
-        first = int(numbers[0])
-        last_end = int(entries["offset"][-1]) + int(entries["size"][-1])
-        if first == queue.max_offset and (np.diff(numbers) == 1).all():
-            queue.push(entries.tobytes(), first, last_end)
-        else:
-            found = numbers.tolist()
-            following = [*found[1:], None]
-            for number, after, entry in zip(found, following, entries.tolist(), strict=True):
-                if self._is_plausible(queue, number, after, walk):
-                    offset, size, code = entry
-                    queue.push(pack_entry(offset, size, code), number, offset + size)
-                else:
-                    walk.note(Damage(entry[0], entry[1], "its number does not fit its queue"))
-        self._queues.mark_dirty(queue)
-        if len(queue.tail) > self._queues.tail_limit:
-            self._queues.spill(queue)
-
-    def _is_plausible(
-        self, queue: ConsumeQueue, number: int, after: int | None, walk: _Walk
-    ) -> bool:
-        """Whether a record can have this number; no checksum covers it.
-
-        Normally it continues its queue. If not, there must be a reason: records before it were
-        lost, or the topic was deleted and made again. The next record of the queue is a witness.
-        """
-        gap = number - queue.max_offset
-        if gap == 0:
-            return True
-        is_alone = after is not None and after != number + 1
-        if is_alone:
-            return False
-        if gap < 0:
-            if number == 0:
-                queue.restart()
-            return number == 0
-        if queue.max_offset and gap <= walk.lost_bytes // MIN_RECORD_SIZE:
-            return True
-        if self._start > self._log.start:
-            raise _QueueGap
-        # Nothing is left to look at. A queue may begin anywhere, its older files may be gone.
-        return queue.max_offset == 0 or (after is not None and gap <= _LARGEST_GAP)
 
     # ---- the end
 

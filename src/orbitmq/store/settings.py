@@ -112,7 +112,8 @@ class StoreSettings:
     recovery_chunk: int = 32 * MIB  #: bytes of the log checked at once
     index: bool = True  #: whether messages can be found by key
     index_file: IndexSettings = field(default_factory=IndexSettings)
-    index_step: int = 2 * MIB  #: bytes of the log indexed in one step of the owner
+    index_step: int = 2 * MIB  #: bytes of the log indexed in a tick; four times that if far behind
+    index_catch_up: int = 16 * MIB  #: bytes of the log that a look-up indexes first, at most
     delay_levels: tuple[float, ...] = DELAY_LEVELS
     flush: FlushSettings = field(default_factory=FlushSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
@@ -120,7 +121,7 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         _positive("store", self, "queue_file_entries", "max_record", "open_queue_files")
-        _positive("store", self, "recovery_chunk", "index_step")
+        _positive("store", self, "recovery_chunk", "index_step", "index_catch_up")
         _at_least_zero("store", self, "preallocate_step")
         if not 4 * KIB <= self.file_size <= 0x7FFFFFFF:
             raise SettingError(

@@ -25,32 +25,14 @@ from typing import TYPE_CHECKING, Final, Self
 
 from orbitmq.clock import SystemClock
 from orbitmq.message.hosts import pack_host
-from orbitmq.store.appending import Appender
-from orbitmq.store.checkpoint import read_checkpoint
-from orbitmq.store.commitlog import CommitLog
-from orbitmq.store.durability import Durability
-from orbitmq.store.errors import (
-    DiskFull,
-    StoreClosed,
-    StoreError,
-    StoreFailed,
-    WriteFailed,
-    WriteRefused,
-)
-from orbitmq.store.files import DiskFiles, is_full
-from orbitmq.store.finding import Finding
-from orbitmq.store.flushing import Flusher
-from orbitmq.store.indexing import Indexing
-from orbitmq.store.keyindex import KeyIndex
-from orbitmq.store.locking import FolderLock
-from orbitmq.store.queues import QueueTable
+from orbitmq.store.errors import WriteFailed
+from orbitmq.store.files import DiskFiles
+from orbitmq.store.mirroring import Mirroring
+from orbitmq.store.opening import StoreParts
 from orbitmq.store.reading import read_queue
-from orbitmq.store.recovery import Recovery
-from orbitmq.store.retention import Retention
 from orbitmq.store.searching import Boundary, offset_by_time, time_of
 from orbitmq.store.settings import FlushPolicy, StoreSettings
 from orbitmq.store.statistics import QueueState, StoreStatistics
-from orbitmq.store.working import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +41,6 @@ if TYPE_CHECKING:
     from orbitmq.clock import Clock
     from orbitmq.filter.subscription import MessageFilter
     from orbitmq.store.appending import Arrival
-    from orbitmq.store.checkpoint import Checkpoint
     from orbitmq.store.flushing import Post, WhenFlushed
     from orbitmq.store.reading import ReadResult
     from orbitmq.store.retention import CleanReport
@@ -88,109 +69,32 @@ class Store:
         self._clock: Clock = clock or SystemClock()
         self._files = files or DiskFiles()
         self._post = post
-        self._is_open = True
         self._is_sync = self.settings.flush.policy is FlushPolicy.SYNC
-        # Two, so that a long round of flushing never delays the next file of the log.
-        self._maker = Worker("orbitmq-file-maker")
-        self._syncer = Worker("orbitmq-queue-syncer")
-        self._lock = FolderLock(self.root, self._files)
-        self._lock.acquire()
-        try:
-            self._load(pack_host(*store_host))
-        except OSError as error:
-            self._release()
-            raise StoreError(f"the store in {self.root} cannot be opened: {error}") from error
-        except BaseException:
-            self._release()
-            raise
-        if background:
-            self._maker.start()
-            self._syncer.start()
-            self._flusher.start()
-
-    def _load(self, store_host: bytes) -> None:
-        root, settings, files, clock = self.root, self.settings, self._files, self._clock
-        checkpoint = read_checkpoint(root / "checkpoint", files)
-        was_clean = not files.exists(root / "abort")
-        self._log = CommitLog(root / "commitlog", settings, files, self._maker)
-        self._queues = QueueTable(root / "consumequeue", settings, files)
-        self._log.load(checkpoint.hint.file_size if checkpoint.hint else None)
-        self._queues.load()
-        self._flusher = Flusher(self._log, settings.flush, clock, self._wake)
-        self._appender = Appender(
-            self._log, self._queues, settings, clock, store_host, self._refusal, self._flusher.fail
+        self._parts = parts = StoreParts(
+            self.root,
+            self.settings,
+            pack_host(*store_host),
+            self._clock,
+            self._files,
+            self._wake,
+            background=background,
         )
-        self.recovery = Recovery(
-            self._log,
-            self._queues,
-            checkpoint,
-            was_clean=was_clean,
-            chunk=settings.recovery_chunk,
-            entry_code=self._appender.entry_code,
-            clock=clock,
-        ).run()
-        self._trust_what_was_found(checkpoint)
-        self._indexing = self._open_index(checkpoint, was_clean=was_clean)
-        self._finding = Finding(self._log, self._indexing, lambda: self._appender.dispatched)
-        self._durability = Durability(
-            root / "checkpoint",
-            self._log,
-            self._queues,
-            self._appender,
-            self._indexing,
-            self._flusher,
-            self._syncer,
-            settings.flush,
-            files,
-            clock,
-            checkpoint,
-            self.recovery.start,
-            self.recovery.start_entries,
-        )
-        self._retention = Retention(
-            self._log, self._queues, self._indexing, self._flusher, settings.retention, files
+        self.recovery = parts.recovery  #: what opening found and did
+        self._log = parts.log
+        self._queues = parts.queues
+        self._appender = parts.appender
+        self._flusher = parts.flusher
+        self._indexing = parts.indexing
+        self._finding = parts.finding
+        self._durability = parts.durability
+        self._retention = parts.retention
+        #: the log as masters send it and as slaves take it
+        self.mirroring = Mirroring(
+            parts.log, parts.queues, parts.appender, self.write, parts.refusal
         )
         # Called for every message: without a detour.
         self.append = self._appender.append
         self.append_batch = self._appender.append_batch
-        files.write_bytes(root / "abort", str(files.process_id()).encode())
-        files.sync_folder(root)
-        self._durability.write_first_checkpoint()
-
-    def _trust_what_was_found(self, checkpoint: Checkpoint) -> None:
-        """Bring what recovery accepted to the disk before anybody relies on it.
-
-        It may be in the page cache only: never flushed, or not written by a flush that failed,
-        after which the pages count as clean. Writing it once more makes sure.
-        """
-        report = self.recovery
-        try:
-            if report.end > report.start and not report.was_clean:
-                if report.used_hint and checkpoint.hint is not None:
-                    self._log.rewrite(max(checkpoint.hint.flushed, report.start))
-                self._log.sync(report.start, report.end)
-        except OSError as error:
-            raise StoreFailed(f"the disk of {self.root} cannot be written ({error})") from error
-        self._flusher.flushed = self._log.end
-        self._appender.last_store_ms = max(report.last_store_ms, checkpoint.physical_ms)
-        self._appender.is_held_back = self._is_sync
-
-    def _open_index(self, checkpoint: Checkpoint, *, was_clean: bool) -> Indexing | None:
-        if not self.settings.index:
-            return None
-        index = KeyIndex.open(
-            self.root / "index",
-            settings=self.settings.index_file,
-            files=self._files,
-            clock=self._clock,
-            safe_until_ms=None if was_clean else checkpoint.index_ms,
-            log_end=self._log.end,
-        )
-        position = index.resume_offset
-        hint = checkpoint.hint
-        if hint is not None and self.recovery.used_hint and hint.index_last == position:
-            position = max(position, hint.indexed)
-        return Indexing(index, self._log, min(position, self._log.end))
 
     # ---- writing
 
@@ -235,7 +139,7 @@ class Store:
         self._flusher.flush_now()
         self.settle()
         if self._indexing is not None:
-            self._indexing.advance(self._appender.dispatched, self.settings.index_step)
+            self._indexing.step(self._appender.dispatched, self.settings.index_step)
         if self._flusher.failure is None:
             self._durability.step()
 
@@ -328,7 +232,11 @@ class Store:
         begin_ms: int = 0,
         end_ms: int = _UNLIMITED,
     ) -> list[memoryview]:
-        """Messages of a topic with this key or this unique id, newest first."""
+        """Messages of a topic with this key or this unique id, newest first.
+
+        All that can be read are found, unless the index is further behind than a look-up may
+        catch up with (`StoreSettings.index_catch_up`): see `statistics().indexed`.
+        """
         return self._finding.lookup(topic, key, max_results, begin_ms, end_ms)
 
     # ---- the whole
@@ -352,7 +260,7 @@ class Store:
 
     def statistics(self) -> StoreStatistics:
         """Numbers for an operator."""
-        refusal = self._refusal()
+        refusal = self._parts.refusal()
         return StoreStatistics(
             log_start=self._log.start,
             log_end=self._log.end,
@@ -374,7 +282,7 @@ class Store:
 
         When that fails the folder is left all the same, marked as after a crash.
         """
-        if not self._is_open:
+        if not self._parts.is_open:
             return
         self._post = None
         try:
@@ -392,11 +300,11 @@ class Store:
                 error
             )
         finally:
-            self._release()
+            self._leave()
 
     def abandon(self) -> None:
         """Leave the folder as a crash would: nothing more is written or flushed."""
-        self._release()
+        self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -409,38 +317,9 @@ class Store:
     ) -> None:
         self.close()
 
-    def _release(self) -> None:
-        self._is_open = False
+    def _leave(self) -> None:
         self._post = None
-        if hasattr(self, "_flusher"):
-            self._flusher.stop()
-        self._syncer.stop()
-        self._maker.stop()
-        if hasattr(self, "_indexing") and self._indexing is not None:
-            self._indexing.abandon()
-        if hasattr(self, "_log"):
-            self._log.close()
-            self._queues.close()
-        self._lock.release()
-
-    # ---- for the parts
-
-    def _refusal(self) -> WriteRefused | None:
-        """Why nothing can be written now."""
-        if not self._is_open:
-            return StoreClosed(self.root)
-        if self._flusher.failure is not None:
-            return self._flusher.failure
-        if self._retention.is_full:
-            return DiskFull(
-                f"the disk of {self.root} is {self._retention.used_ratio:.0%} full, more than "
-                f"{self.settings.retention.full_ratio:.0%}: make room, or keep messages shorter"
-            )
-        error = self._queues.write_error
-        if error is not None:
-            text = f"a consume queue in {self.root} cannot be written ({error})"
-            return DiskFull(text) if is_full(error) else WriteFailed(text)
-        return None
+        self._parts.release()
 
     def _wake(self) -> None:
         """Flusher thread: have the owner look, if it still can."""

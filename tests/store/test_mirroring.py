@@ -1,0 +1,337 @@
+"""A log that follows another one: the same bytes at the same offsets, and the same queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orbitmq.store.consumequeue import SCHEDULE_TOPIC
+from orbitmq.store.errors import DiskFull, WriteRefused
+from orbitmq.store.mirroring import MirrorRefused
+from orbitmq.store.settings import FlushPolicy, StoreSettings
+from orbitmq.store.store import Store
+from tests.support.store import (
+    SMALL,
+    FailingFiles,
+    HandClock,
+    QuickFiles,
+    bodies,
+    put,
+    with_policy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROOMY = replace(SMALL, file_size=1 << 20)
+
+
+class Pair:
+    """A store, and one that follows it."""
+
+    def __init__(self, root: Path, settings: StoreSettings = SMALL) -> None:
+        self._root = root
+        self._settings = settings
+        self.clock = HandClock()
+        self.files = FailingFiles()
+        self.master = Store(
+            root / "master", settings, clock=self.clock, files=QuickFiles(), background=False
+        )
+        self.slave = self.open_slave()
+
+    def open_slave(self, settings: StoreSettings | None = None) -> Store:
+        self.slave = Store(
+            self._root / "slave",
+            settings or self._settings,
+            clock=self.clock,
+            files=self.files,
+            background=False,
+        )
+        self.slave.mirroring.follow()
+        return self.slave
+
+    def crash_slave(self) -> None:
+        self.slave.abandon()
+        self.open_slave()
+
+    def log_bytes(self, start: int, end: int) -> bytes:
+        found = b""
+        while start + len(found) < end:
+            piece = self.master.mirroring.stretch(start + len(found), end - start - len(found))
+            assert piece
+            found += piece
+        return found
+
+    def copy(self, upto: int | None = None, step: int = 1 << 20) -> int:
+        """Send what the slave does not have, in pieces of `step` bytes."""
+        taking = self.slave.mirroring
+        end = self.master.mirroring.end if upto is None else upto
+        while taking.expected < end:
+            at = taking.expected
+            taking.append_raw(at, self.log_bytes(at, min(end, at + step)))
+        return taking.expected
+
+    def close(self) -> None:
+        self.files.heal()
+        self.master.abandon()
+        self.slave.abandon()
+
+    def assert_same(self) -> None:
+        assert self.slave.mirroring.end == self.master.mirroring.end
+        start = self.slave.mirroring.start
+        folder = self._root / "slave" / "commitlog"
+        mine = b"".join(
+            each.read_bytes() for each in sorted(folder.iterdir()) if int(each.name) >= start
+        )[: self.master.mirroring.end - start]
+        assert mine == self.log_bytes(start, self.master.mirroring.end)
+        for queue in self.master.queues():
+            entries = self.master.queue_entries(
+                queue.topic, queue.queue_id, queue.min_offset, queue.max_offset
+            )
+            assert entries == self.slave.queue_entries(
+                queue.topic, queue.queue_id, queue.min_offset, queue.max_offset
+            )
+            assert bodies(self.slave, queue.topic, queue.queue_id) == bodies(
+                self.master, queue.topic, queue.queue_id
+            )
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def fill(store: Store, count: int, size: int = 100, topic: str = "T") -> None:
+    for number in range(count):
+        put(store, topic, number % 3, b"%d " % number + b"x" * size, {"TAGS": f"tag{number % 5}"})
+    store.write()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 2), st.integers(0, 3000)),
+        st.tuples(st.just("park"), st.integers(0, 2), st.integers(0, 500)),
+        st.tuples(st.just("copy"), st.integers(1, 700), st.integers(0, 4000)),
+        st.tuples(st.just("crash"), st.just(0), st.just(0)),
+        st.tuples(st.just("lose"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=STEPS)
+def test_whatever_happens_a_slave_has_a_part_of_its_masters_log_and_then_all_of_it(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
+) -> None:
+    pair = Pair(tmp_path_factory.mktemp("pair"))
+    try:
+        for what, number, size in steps:
+            if what == "put":
+                put(pair.master, f"T{number}", number, b"b" * size, {"TAGS": "A", "KEYS": "k"})
+                pair.master.write()
+            elif what == "park":
+                put(pair.master, SCHEDULE_TOPIC, number, b"b" * size, {"DELAY": str(number + 1)})
+                pair.master.write()
+            elif what == "copy":
+                end = min(pair.master.mirroring.end, pair.slave.mirroring.expected + size)
+                pair.copy(end, step=number)
+            elif what == "crash":
+                pair.crash_slave()
+            else:
+                pair.slave.mirroring.forget_rest()
+            assert pair.slave.mirroring.end <= pair.master.mirroring.end
+
+        pair.copy(step=333)
+
+        pair.assert_same()
+    finally:
+        pair.close()
+
+
+def test_a_message_becomes_readable_when_its_last_byte_has_come(pair: Pair) -> None:
+    arrived: list[int] = []
+    pair.slave.on_arrival(lambda arrivals: arrived.extend(each[1] for each in arrivals))
+    fill(pair.master, 1, size=500)
+    end = pair.master.mirroring.end
+
+    pair.copy(end - 1, step=100)
+    before = (pair.slave.max_offset("T", 0), pair.slave.mirroring.written, list(arrived))
+    pair.copy(end)
+
+    assert before == (0, 0, [])
+    assert (pair.slave.max_offset("T", 0), pair.slave.mirroring.written) == (1, end)
+    assert arrived == [0]
+
+
+def test_messages_are_found_by_key_on_the_slave(pair: Pair) -> None:
+    put(pair.master, "T", 0, b"found", {"KEYS": "order-7"})
+    pair.master.write()
+
+    pair.copy()
+
+    assert [bytes(each) for each in pair.slave.lookup("T", "order-7")] == [
+        bytes(each) for each in pair.master.lookup("T", "order-7")
+    ]
+
+
+def test_a_slave_that_begins_with_a_later_file_has_its_queues_begin_where_the_master_says(
+    pair: Pair,
+) -> None:
+    fill(pair.master, 200)
+    mirroring = pair.master.mirroring
+    first = mirroring.last_file
+    assert first > 0
+
+    pair.slave.mirroring.append_raw(first, pair.log_bytes(first, mirroring.end))
+    fill(pair.master, 5)
+    pair.copy()
+    pair.crash_slave()
+
+    assert pair.slave.mirroring.start == first
+    for queue_id in range(3):
+        low = pair.slave.min_offset("T", queue_id)
+        assert 0 < low < pair.master.max_offset("T", queue_id)
+        assert pair.slave.max_offset("T", queue_id) == pair.master.max_offset("T", queue_id)
+        assert bodies(pair.slave, "T", queue_id) == bodies(pair.master, "T", queue_id, low)
+
+
+def test_a_topic_that_the_master_deleted_and_made_again_begins_anew(pair: Pair) -> None:
+    fill(pair.master, 30)
+    pair.copy()
+    pair.master.delete_topic("T")
+    fill(pair.master, 7)
+
+    pair.copy()
+
+    for queue_id in range(3):
+        assert bodies(pair.slave, "T", queue_id) == bodies(pair.master, "T", queue_id)
+    assert pair.slave.max_offset("T", 0) == 3
+
+
+def test_a_topic_made_again_within_one_piece_begins_anew(pair: Pair) -> None:
+    fill(pair.master, 9)
+    pair.master.delete_topic("T")
+    fill(pair.master, 6)
+
+    pair.copy()
+
+    assert bodies(pair.slave, "T", 0) == bodies(pair.master, "T", 0)
+
+
+def test_a_damaged_message_of_the_master_is_copied_and_not_served(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, ROOMY)
+    fill(pair.master, 9)
+    end = pair.master.mirroring.end
+    data = bytearray(pair.log_bytes(0, end))
+    at = data.index(b"3 xxx")
+    data[at] ^= 1
+
+    pair.slave.mirroring.append_raw(0, bytes(data))
+
+    result = pair.slave.read("T", 0, 0)
+    assert (result.count, result.damaged) == (2, (1,))
+    assert pair.slave.mirroring.written == end
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "change"),
+    [
+        pytest.param(1, lambda data: data, id="not at the end"),
+        pytest.param(0, lambda data: data[8:], id="no record"),
+        pytest.param(0, lambda data: bytes(len(data)), id="nothing"),
+        pytest.param(0, lambda data: data[:28] + bytes(8)[:7] + b"\1" + data[36:], id="elsewhere"),
+        pytest.param(0, lambda data: b"\x7f" + data[1:], id="too large"),
+        pytest.param(
+            0, lambda data: b"\0\0\1\0\xcb\xd4\x31\x94" + data[8:], id="end of another file"
+        ),
+    ],
+)
+def test_bytes_that_do_not_continue_the_log_are_refused(
+    pair: Pair, offset: int, change: object
+) -> None:
+    assert callable(change)
+    fill(pair.master, 3)
+    pair.copy()
+    start = pair.slave.mirroring.expected
+    fill(pair.master, 1)
+    good = pair.log_bytes(start, pair.master.mirroring.end)
+
+    with pytest.raises(MirrorRefused):
+        pair.slave.mirroring.append_raw(start + offset, change(good))
+    pair.slave.mirroring.forget_rest()
+    pair.copy()
+
+    pair.assert_same()
+
+
+def test_records_before_a_bad_one_are_kept(pair: Pair) -> None:
+    fill(pair.master, 3)
+    data = pair.log_bytes(0, pair.master.mirroring.end)
+
+    with pytest.raises(MirrorRefused):
+        pair.slave.mirroring.append_raw(0, data + b"garbage!" * 4)
+    pair.slave.mirroring.forget_rest()
+
+    pair.assert_same()
+    fill(pair.master, 3)
+    pair.copy()
+    pair.assert_same()
+
+
+def test_a_slave_with_files_of_another_size_refuses(pair: Pair) -> None:
+    pair.slave.abandon()
+    pair.open_slave(replace(SMALL, file_size=4096))
+    fill(pair.master, 60)
+
+    with pytest.raises(MirrorRefused, match="file_size"):
+        pair.copy()
+
+
+def test_a_full_disk_takes_nothing_and_later_everything(pair: Pair) -> None:
+    fill(pair.master, 3)
+    pair.copy()
+    fill(pair.master, 20)
+    pair.files.fail("pwrite", 28)
+
+    with pytest.raises(DiskFull):
+        pair.copy()
+    pair.files.heal()
+    pair.slave.mirroring.forget_rest()
+    pair.copy()
+
+    pair.assert_same()
+
+
+def test_nobody_else_adds_to_a_log_that_follows(pair: Pair) -> None:
+    fill(pair.master, 3)
+    pair.copy()
+
+    with pytest.raises(WriteRefused, match="master"):
+        put(pair.slave, "T", 0, b"mine")
+
+    pair.assert_same()
+
+
+def test_a_master_that_flushes_first_sends_only_what_is_flushed(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, with_policy(SMALL, FlushPolicy.SYNC))
+    fill(pair.master, 3)
+
+    before = pair.master.mirroring.end
+    pair.master.tick()
+
+    assert before == 0
+    assert pair.master.mirroring.end == pair.master.statistics().log_end > 0
+    pair.copy()
+    pair.assert_same()
+    pair.close()
