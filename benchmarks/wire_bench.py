@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 
 from benchmarks.runner import Bench, Scale, Work
@@ -13,6 +14,7 @@ from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
+from orbitmq.wire.templates import AnswerTemplate
 
 #: Requests in one read of a busy connection.
 _PER_READ = 16
@@ -73,7 +75,7 @@ def _decode(_: Scale) -> Iterator[tuple[Work, Work]]:
 
 
 @contextmanager
-def _encode_answer(_: Scale) -> Iterator[tuple[Work, Work]]:
+def _encode_answer(_: Scale, *, by_template: bool) -> Iterator[tuple[Work, Work]]:
     requests = _send_requests(0)
     answers = [
         SendMessageResponse(
@@ -104,17 +106,32 @@ def _encode_answer(_: Scale) -> Iterator[tuple[Work, Work]]:
         for request, answer in zip(requests, answers, strict=True)
     ]
 
-    def candidate() -> int:
+    template = AnswerTemplate(
+        SendMessageResponse,
+        ("msg_id", "queue_id", "queue_offset"),
+        constant={"region": "DefaultRegion", "trace_on": True},
+    )
+    filled = [
+        (request.opaque, answer.msg_id, answer.queue_id, answer.queue_offset)
+        for request, answer in zip(requests, answers, strict=True)
+    ]
+
+    def ordinary() -> int:
         for request, answer in zip(requests, answers, strict=True):
             encode_command(request.answer(0, answer))
         return len(answers)
+
+    def from_template() -> int:
+        for values in filled:
+            template.head(*values)
+        return len(filled)
 
     def floor() -> int:
         for answer in plain:
             json.dumps(answer).encode()
         return len(plain)
 
-    yield candidate, floor
+    yield (from_template if by_template else ordinary), floor
 
 
 @contextmanager
@@ -168,7 +185,14 @@ BENCHES = (
         room="wire",
         unit="answers/s",
         compared_with="json.dumps of the same headers",
-        prepare=_encode_answer,
+        prepare=partial(_encode_answer, by_template=False),
+    ),
+    Bench(
+        name="send answer: from the template that the broker uses",
+        room="wire",
+        unit="answers/s",
+        compared_with="json.dumps of the same headers",
+        prepare=partial(_encode_answer, by_template=True),
     ),
     Bench(
         name="splitting frames with 1 KiB bodies",
