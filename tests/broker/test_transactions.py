@@ -113,6 +113,19 @@ async def test_a_committed_message_is_seen_as_it_was_sent(
     assert [(op.body, op.tags) for op in broker.messages(OP)] == [(b"0,", "d")]
 
 
+async def test_a_committed_message_no_longer_says_where_it_belongs(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    half = await send_half(producer, "T", b"x", broker, colour="red")
+
+    await producer.end(end_header(half, COMMIT))
+    properties = broker.messages("T")[0].properties
+
+    assert properties["colour"] == "red"
+    assert properties["TRAN_MSG"] == "true"
+    assert not {"REAL_TOPIC", "REAL_QID"} & set(properties)
+
+
 async def test_a_message_that_is_rolled_back_is_never_seen(
     broker: HandBroker, producer: AskedProducer
 ) -> None:

@@ -161,13 +161,13 @@ class Access:
         """The topic that the message at a place of the log belongs to, wherever it waits."""
         try:
             message = decode_message(self._store.message_at(offset))
-            if is_internal(message.topic):
-                return message.get_property(REAL_TOPIC) or message.topic
-            # Elsewhere the property says where it once waited, or what its sender made up.
-            return message.topic
         except (StoreError, MessageError):
             # The handler says so, in its own words.
             return None
+        if is_internal(message.topic):
+            return message.get_property(REAL_TOPIC) or message.topic
+        # Elsewhere the property says where it once waited, or what its sender made up.
+        return message.topic
 
     def _refusal(self, reason: Reason, key: str | None, host: str, remark: str) -> Refused:
         self.refused[reason] += 1

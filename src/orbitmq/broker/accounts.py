@@ -35,7 +35,7 @@ from pathlib import Path
 import msgspec
 
 from orbitmq.broker import names
-from orbitmq.broker.addresspatterns import HostPatterns, PatternError, parse_patterns
+from orbitmq.broker.addresspatterns import NO_HOSTS, HostPatterns, PatternError, parse_patterns
 from orbitmq.broker.errors import BrokerError
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Account:
 
     access_key: str
     secret_key: str = field(repr=False)
-    white_hosts: HostPatterns = HostPatterns()
+    white_hosts: HostPatterns = NO_HOSTS
     is_admin: bool = False
     #: What is granted by name, and by default.
     grants: Mapping[tuple[Kind, str], Grant] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Accounts:
     """Everybody who may use the broker."""
 
     by_key: Mapping[str, Account]
-    white_hosts: HostPatterns = HostPatterns()
+    white_hosts: HostPatterns = NO_HOSTS
 
 
 class AccountsFile:
@@ -137,7 +137,10 @@ class AccountsFile:
         except AccountsUnreadable as error:
             log.error("%s; the accounts from before stay in force", error)  # noqa: TRY400  # no bug
             return False
-        log.info("accounts read", extra={"file": str(self._path)} | _numbers(self.accounts))
+        log.info(
+            "accounts read",
+            extra={"file": str(self._path), "accounts": len(self.accounts.by_key)},
+        )
         return True
 
     def _state(self) -> tuple[int, int, int] | None:
@@ -147,10 +150,6 @@ class AccountsFile:
         except OSError:
             return None
         return (found.st_mtime_ns, found.st_size, found.st_ino)
-
-
-def _numbers(accounts: Accounts) -> dict[str, int]:
-    return {"accounts": len(accounts.by_key)}
 
 
 def read_accounts(path: Path) -> Accounts:
@@ -182,9 +181,7 @@ def parse_accounts(text: str) -> Accounts:
     return Accounts(by_key, parse_patterns(hosts))
 
 
-class _Entry(
-    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
-):
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """An account as it stands in the file."""
 
     access_key: str

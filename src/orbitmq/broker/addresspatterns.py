@@ -16,6 +16,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from orbitmq.broker.errors import BrokerError
 
@@ -63,6 +64,9 @@ class HostPatterns:
                 return any(pattern.matches(parts) for pattern in self.patterns)
             address = address.ipv4_mapped
         return any(pattern.matches(tuple(address.packed)) for pattern in self.patterns)
+
+
+NO_HOSTS: Final = HostPatterns()
 
 
 def parse_patterns(text: str) -> HostPatterns:

@@ -31,6 +31,7 @@ from orbitmq.broker.peers import meet
 from orbitmq.broker.producers import ProducerTable
 from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.registration import Registration
+from orbitmq.broker.replication.roles import begin_replicating
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.broker.topics import TopicTable
 from orbitmq.broker.turns import Turns
@@ -199,6 +200,7 @@ class Broker:
         parts.access = open_access(parts)
         store.on_arrival(parts.held.arrived)
         begin_delivering(parts, self._disk)
+        begin_replicating(parts)
         parts.background.every(settings.tick, lambda: self._tick(parts))
         parts.background.every(settings.clean_interval, lambda: _clean(parts))
         self._dispatcher = Dispatcher(

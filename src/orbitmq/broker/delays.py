@@ -185,6 +185,11 @@ class Delays:
             offset_table={level.number: level.next for level in self._levels},
         )
 
+    def replace(self, master: DelayOffsets) -> None:
+        """Become a copy of a master's progress; for a broker that delivers nothing itself."""
+        for level in self._levels:
+            self._advance(level, master.offset_table.get(level.number, level.next))
+
     def levels(self) -> tuple[LevelState, ...]:
         """What waits, by level, for people who ask."""
         return tuple(

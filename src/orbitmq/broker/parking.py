@@ -3,7 +3,7 @@
 A message with a delay, one with a time, and one of an unfinished transaction are stored in a system
 topic under `REAL_TOPIC` and `REAL_QID`. When its time comes it is stored again, there. It keeps its
 body, its producer's time and address, its flags and its count of attempts; and, as with Apache's
-broker, the whole property string, with what parked it still in it.
+broker, the whole property string, with what parked it still in it; except when it was committed.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from orbitmq.broker.producers import ProducerTable
     from orbitmq.broker.progress import ProgressTable
     from orbitmq.broker.registration import Registration
+    from orbitmq.broker.replication.roles import Replication
     from orbitmq.broker.settings import BrokerSettings
     from orbitmq.broker.timers import Timers
     from orbitmq.broker.topics import TopicTable
@@ -64,6 +65,7 @@ class Parts:
         "producers",
         "progress",
         "registration",
+        "replication",
         "settings",
         "started_at",
         "store",
@@ -104,6 +106,7 @@ class Parts:
     timers: Timers
     transactions: TransactionChecks
     registration: Registration
+    replication: Replication
     access: Access
 
     def __init__(self) -> None:

@@ -25,7 +25,11 @@ from orbitmq.wire.bodies.route import KVTable
 from orbitmq.wire.bodies.topics import RegisterBroker
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import BrokerRequest, RegisterBrokerRequest
+from orbitmq.wire.headers.namesrv import (
+    BrokerRequest,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,10 @@ class Registration:
         self._changed = asyncio.Event()
         self._wants_all = False
         self._task: asyncio.Task[None] | None = None
+        #: Where slaves may connect.
+        self.ha_port = address.port + 1
+        #: Told where the master is, and where it serves slaves, as a name server knows it.
+        self.on_master: Callable[[str | None, str | None], None] | None = None
         #: The state of the topics that was last noticed.
         self._revision = topics.revision
 
@@ -146,7 +154,7 @@ class Registration:
             broker_name=settings.name,
             broker_addr=str(self._address),
             cluster_name=settings.cluster,
-            ha_server_addr=str(Address(self._address.host, self._address.port + 1)),
+            ha_server_addr=str(Address(self._address.host, self.ha_port)),
             broker_id=settings.broker_id,
             heartbeat_timeout_millis=None if life is None else round(life * 1000),
             body_crc32=body_crc32(body),
@@ -170,7 +178,10 @@ class Registration:
             self._note(server, is_reachable=True)
 
     def _learn(self, answer: Command) -> None:
-        """The answer names the topics that are consumed in order."""
+        """The answer names the master, and the topics that are consumed in order."""
+        if self.on_master is not None:
+            found = answer.header(RegisterBrokerResponse)
+            self.on_master(found.master_addr, found.ha_server_addr)
         if answer.body:
             table = decode_body(KVTable, answer.body)
             self._topics.apply_order_config(table.table, now=self._clock.now())

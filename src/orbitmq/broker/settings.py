@@ -165,6 +165,55 @@ class AccessSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationSettings:
+    """How a master's log gets to its slaves. Whoever has `broker_id` above 0 is a slave."""
+
+    serve: bool = False  #: whether slaves may connect; Apache's brokers always listen
+    port: int | None = None  #: where; None: the broker's port + 1 (`haListenPort`), 0: any free one
+    replicas: int = 16  #: connected slaves; above this, others are turned away
+    #: Brokers that must have a message before its sender is answered, the master among them; 1
+    #: waits for nobody. Apache's SYNC_MASTER with `inSyncReplicas`.
+    in_sync_replicas: int = 1
+    copy_timeout: float = 3.0  #: wait for them, then FLUSH_SLAVE_TIMEOUT (`slaveTimeout`)
+    max_gap: int = 256 * MIB  #: a slave further behind is not in sync (`haMaxGapNotInSync`)
+    transfer_size: int = 32 * KIB  #: of one frame, at most (`haTransferBatchSize`)
+    #: Send an empty slave everything. By default it gets the newest file of the log and what
+    #: follows, as from Apache's master.
+    whole_log: bool = False
+    heartbeat: float = 5.0  #: silence after which master and slave each say something
+    silence: float = 20.0  #: silence after which each gives the other up
+    #: The master's address, for a slave without name servers, and where it serves slaves.
+    master: str | None = None
+    master_ha: str | None = None  #: None: its port + 1
+    retry: float = 5.0  #: pause before a slave connects again
+    state_interval: float = 60.0  #: how often a slave copies topics, groups and progress
+
+    def __post_init__(self) -> None:
+        _positive("replication", self, "replicas", "in_sync_replicas", "copy_timeout", "max_gap")
+        _positive("replication", self, "transfer_size", "heartbeat", "silence", "retry")
+        _positive("replication", self, "state_interval")
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise SettingError(f"replication.port must be from 0 to 65535, got {self.port}")
+        if self.transfer_size > 4 * MIB - 12:
+            raise SettingError(
+                f"replication.transfer_size must leave a frame within 4 MiB, which is what slaves "
+                f"take, got {self.transfer_size}"
+            )
+        if self.heartbeat >= self.silence:
+            raise SettingError(
+                f"replication.heartbeat must be below replication.silence, got {self.heartbeat} "
+                f"and {self.silence}"
+            )
+        if self.in_sync_replicas > 1 and not self.serve:
+            raise SettingError(
+                f"replication.in_sync_replicas is {self.in_sync_replicas}, but no slave may "
+                "connect; set replication.serve"
+            )
+        _address("replication.master", self.master)
+        _address("replication.master_ha", self.master_ha)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     """Where metrics and the state of health can be had."""
 
@@ -218,6 +267,7 @@ class BrokerSettings:
     replies: ReplySettings = field(default_factory=ReplySettings)
     registration: RegistrationSettings = field(default_factory=RegistrationSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DEFAULT_PORT))

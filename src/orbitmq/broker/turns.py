@@ -19,7 +19,8 @@ With synchronous flushing the answer waits for the flush that covers the message
 `flush_timeout`: after that it says FLUSH_DISK_TIMEOUT, which means "stored, but perhaps not yet
 on the disk". Whatever was written during one flush shares the next. A message whose `WAIT` is
 false is answered after the write. Too much of what waits makes the broker busy (`is_busy`), so a
-disk that has become slow is felt by producers as flow control and not as memory.
+disk that has become slow is felt by producers as flow control and not as memory. A master that has
+to have its messages on other brokers too (`wait_for_copies`) waits for these in the same way.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ class PutResult(NamedTuple):
 
 Done: TypeAlias = Callable[[PutResult], None]
 
+#: Calls when the log below an offset is on enough brokers, or why it is not.
+WhenCopied: TypeAlias = Callable[[int, Callable[[PutStatus], None]], None]
+
 #: A sender to be answered: its request, and where its message is.
 Sender: TypeAlias = tuple[Connection, Command, Place | SendMessageResponse]
 #: Somebody of ours to be told, and where the message is.
@@ -146,6 +150,9 @@ class Turns:
         self.is_sync = store.settings.flush.policy is FlushPolicy.SYNC
         #: Too much waits for the disk: sends are to be refused for a while.
         self.is_busy = False
+        #: Whether a sender may have to wait longer than for the write.
+        self.is_slow = self.is_sync
+        self._when_copied: WhenCopied | None = None
         #: Called before a turn is written; may append to it.
         self.before_write: list[Callable[[], None]] = []
         self._store = store
@@ -161,6 +168,11 @@ class Turns:
     def waiting(self) -> int:
         """Puts that are written and wait for the disk."""
         return self._waiting_messages
+
+    def wait_for_copies(self, when_copied: WhenCopied) -> None:
+        """From now on a message counts as stored when it is on enough brokers."""
+        self._when_copied = when_copied
+        self.is_slow = True
 
     # Putting.
 
@@ -267,6 +279,9 @@ class Turns:
             return
         if self.is_sync:
             self._answer_when_flushed(patient, end)
+        elif self._when_copied is not None:
+            self._wait(patient)
+            self._when_copied(end, lambda status: self._settle(patient, status))
         else:
             self._answer(patient, PutStatus.PUT_OK)
 
@@ -275,18 +290,29 @@ class Turns:
         self.finish()
 
     def _answer_when_flushed(self, turn: _Turn, end: int) -> None:
-        for connection, request, _ in turn.senders:
-            connection.leave_open(request)
-            turn.size += len(request.body)
+        self._wait(turn)
         turn.timer = self._loop.call_later(
             self.settings.flush_timeout, self._settle, turn, PutStatus.FLUSH_DISK_TIMEOUT
         )
+        self._store.when_flushed(end, lambda failure: self._flushed(turn, end, failure))
+
+    def _wait(self, turn: _Turn) -> None:
+        """Keep those of a turn waiting."""
+        for connection, request, _ in turn.senders:
+            connection.leave_open(request)
+            turn.size += len(request.body)
         self._flushing.add(turn)
         self._count(len(turn), turn.size)
-        self._store.when_flushed(end, lambda failure: self._flushed(turn, failure))
 
-    def _flushed(self, turn: _Turn, failure: StoreError | None) -> None:
-        if failure is None:
+    def _flushed(self, turn: _Turn, end: int, failure: StoreError | None) -> None:
+        if turn not in self._flushing:
+            return  # it was answered that the disk takes long
+        if failure is None and self._when_copied is not None:
+            # Slaves are sent what is on the disk here. Their time begins now.
+            if turn.timer is not None:
+                turn.timer.cancel()
+            self._when_copied(end, lambda status: self._settle(turn, status))
+        elif failure is None:
             self._settle(turn, PutStatus.PUT_OK)
         elif self._take(turn):
             self._fail(turn, failure)

@@ -175,7 +175,9 @@ class Pulling:
     ) -> tuple[SubscriptionGroupConfig, TopicConfig]:
         """Whether this group may read this queue: checks 0 to 7."""
         parts = self._parts
-        if self._is_slave and not self._settings.slave_read_enable:
+        if self._is_slave and not (
+            self._settings.slave_read_enable or parts.replication.is_master_gone
+        ):
             raise Refused(ResponseCode.SYSTEM_BUSY, REJECTED)
         if not may_read(parts.settings.permission):
             raise Forbidden(
@@ -362,7 +364,7 @@ class Pulling:
             self._pacing.spent += size
         suggested = 0
         if self._settings.slave_read_enable:
-            is_far = result.suggest_replica and not self._is_slave
+            is_far = result.suggest_replica
             suggested = group.which_broker_when_consume_slowly if is_far else group.broker_id
         place = (
             suggested,

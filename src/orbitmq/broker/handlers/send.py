@@ -35,6 +35,7 @@ from orbitmq.message.wellknown import (
     KEYS,
     MSG_REGION,
     POP_CK,
+    RETRY_TOPIC,
     TRACE_SWITCH,
     UNIQ_KEY,
     WAIT,
@@ -155,7 +156,7 @@ class Sending:
         raw = encoded(properties + self._marks)
         if len(body) > self._settings.max_message_size or len(raw) > MAX_PROPERTIES:
             raise self._too_large(len(body), len(raw))
-        waits = not turns.is_sync or waits_for_flush(properties)
+        waits = not turns.is_slow or waits_for_flush(properties)
         born_host: bytes = connection.context.born_host
         if self._concern(properties):
             draft = Draft(
@@ -269,7 +270,7 @@ class Sending:
                 queue_offset=number,
                 transaction_id=unique_id_of(properties),
             ),
-            waits=not turns.is_sync or waits_for_flush(properties),
+            waits=not turns.is_slow or waits_for_flush(properties),
         )
 
     # Checks, in their order.
@@ -344,6 +345,8 @@ class Sending:
         # A group with order locks consumes in order, and its clients come here only to give up.
         if is_dead or parts.locks.group_has_lock(name, parts.clock.monotonic()):
             config = parts.topics.ensure_dead_letter(name, now=now)
+            origin = property_value(properties, RETRY_TOPIC) or header.topic
+            parts.counters.group(origin, name).dead_letters += 1
             reason = "its attempts are used up" if is_dead else "its consumer, in order, gave it up"
             properties = given_up_properties(properties, reason)
             return config.topic_name, 0, replace_property(properties, DELAY, "-1")

@@ -20,6 +20,8 @@ from orbitmq.message.stored import StoredMessage, decode_message
 from orbitmq.message.sysflag import TRANSACTION_COMMIT, with_transaction_type
 from orbitmq.message.wellknown import (
     PRODUCER_GROUP,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
     TRANSACTION_CHECK_TIMES,
     TRANSACTION_PREPARED_QUEUE_OFFSET,
 )
@@ -136,6 +138,8 @@ class Transactions:
                 ResponseCode.SYSTEM_ERROR, "the half message does not say where it belongs"
             )
         draft = copied(half, *place)
+        # Apache's 5.5 takes them out as well, here and not from what was delayed.
+        draft.properties = remove_properties(draft.properties, (REAL_TOPIC, REAL_QUEUE_ID))
         draft.sys_flag = with_transaction_type(draft.sys_flag, TRANSACTION_COMMIT)
         draft.prepared_offset = half.physical_offset
         return draft

@@ -1,0 +1,1 @@
+"""A master's log, and what else it knows, on other brokers too."""

@@ -1,0 +1,133 @@
+"""Copying what a master knows besides messages: topics, groups, progress, delay progress.
+
+Everything is asked for at the start, then every `state_interval`, and as soon as messages of a
+topic come that is not known here. Topics and groups become copies of the master's. Progress is
+taken over entry by entry, and the master's word counts.
+
+Progress of delay levels must not be ahead of the log: the master has delivered a delayed message
+and says so, and if this broker took over before that message has come, nobody would deliver it.
+So the master is then asked where its log ends, and what it said counts when this log has come so
+far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TypeVar
+
+from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.replication.master import MasterPlace
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.channels import Channels
+from orbitmq.remoting.occurrences import Occurrences
+from orbitmq.wire.bodies.base import Body, decode_body
+from orbitmq.wire.bodies.offsets import ConsumerOffsets, DelayOffsets
+from orbitmq.wire.bodies.route import KVTable
+from orbitmq.wire.bodies.topics import SubscriptionGroupTable, TopicConfigTable
+from orbitmq.wire.codes import RequestCode, ResponseCode
+
+log = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Body)
+
+_TIMEOUT = 5.0
+_LOG_END = "commitLogMaxOffset"
+
+
+class Copying:
+    """Keeps a slave's tables copies of its master's. A job of the background."""
+
+    def __init__(self, parts: Parts, master: MasterPlace, channels: Channels | None = None) -> None:
+        self._parts = parts
+        self._master = master
+        self._channels = channels or Channels(clock=parts.clock)
+        self._failures = Occurrences()
+        self._wanted = asyncio.Event()
+        self._seen_queues = 0
+        #: Where the log must end before these may be taken over.
+        self._delays: tuple[int, DelayOffsets] | None = None
+        #: How often everything was copied.
+        self.rounds = 0
+
+    # The job.
+
+    def begin(self) -> None:
+        self._parts.background.spawn(self._run())
+
+    def end(self) -> None:
+        """The background ends the task."""
+
+    async def _run(self) -> None:
+        settings = self._parts.settings.replication
+        try:
+            while True:
+                address, _ = await self._master.known()
+                pause = settings.state_interval
+                if not await self._copy(address):
+                    pause = min(pause, settings.retry)
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._wanted.wait()
+                except TimeoutError:
+                    pass
+                self._wanted.clear()
+        finally:
+            await self._channels.close()
+
+    def grown(self) -> None:
+        """The log has grown: perhaps by messages of a new topic, or by what was waited for."""
+        mirroring, parts = self._parts.store.mirroring, self._parts
+        if self._delays is not None:
+            self._take_delays()
+        if mirroring.new_queues != self._seen_queues:
+            self._seen_queues = mirroring.new_queues
+            if any(queue.topic not in parts.topics for queue in parts.store.queues()):
+                self._wanted.set()
+
+    # Copying.
+
+    async def _copy(self, address: Address) -> bool:
+        """Copy everything; whether all of it could be had."""
+        parts = self._parts
+        try:
+            parts.topics.replace(
+                await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
+            )
+            parts.progress.load(
+                await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsets)
+            )
+            delays = await self._ask(address, RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsets)
+            state = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
+            self._delays = (_number(state.table.get(_LOG_END)), delays)
+            self._take_delays()
+            parts.groups.replace(
+                await self._ask(
+                    address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable
+                )
+            )
+        except OrbitError as error:
+            if count := self._failures.note(str(error)):
+                log.warning("the master's tables were not copied: %s (%d so far)", error, count)
+            return False
+        self.rounds += 1
+        return True
+
+    async def _ask(self, address: Address, code: RequestCode, kind: type[B]) -> B:
+        answer = await self._channels.request(address, code, timeout=_TIMEOUT)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(
+                f"the master answers {code.name} with {answer.code}: {answer.remark or 'no remark'}"
+            )
+        return decode_body(kind, answer.body)
+
+    def _take_delays(self) -> None:
+        if self._delays is not None and self._parts.store.mirroring.end >= self._delays[0]:
+            self._parts.delays.replace(self._delays[1])
+            self._delays = None
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

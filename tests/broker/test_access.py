@@ -1,0 +1,569 @@
+"""What clients may do at a broker that has accounts: nothing but what they are allowed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orbitmq.broker.access import NEEDS, Reason
+from orbitmq.broker.accounts import AccountsUnreadable
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.settings import AccessSettings
+from orbitmq.namesrv.server import NameServer
+from orbitmq.remoting.dialing import connect
+from orbitmq.wire.acl import Credentials, sign
+from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.bodies.membership import (
+    LockBatch,
+)
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.headers.pull import QueryMessageRequest, ViewMessageRequest
+from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers.topics import CreateTopicRequest
+from orbitmq.wire.headers.transactions import ConsumerSendBackRequest, EndTransactionRequest
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.access import REQUESTS, account, place_of, wanting
+from tests.support.broker import GROUP, RawClient, bodies_in, send_header, until
+
+DENIED = int(ResponseCode.NO_PERMISSION)
+
+MAKER = account("maker-key", "maker-s3cr3t")
+TAKER = account("taker-key", "taker-s3cr3t")
+NOBODY = account("nobody-key", "nobody-s3cr3t")
+ADMIN = account("admin-key", "admin-s3cr3t")
+IMPOSTOR = account("maker-key", "gu3ss-of-maker")
+STRANGER = account("stranger-key", "maker-s3cr3t")
+
+ACCOUNTS = f"""
+[[accounts]]
+accessKey = "{MAKER.access_key}"
+secretKey = "{MAKER.secret_key}"
+topicPerms = ["orders=PUB", "timed=PUB"]
+
+[[accounts]]
+accessKey = "{TAKER.access_key}"
+secretKey = "{TAKER.secret_key}"
+topicPerms = ["orders=SUB"]
+groupPerms = ["{GROUP}=SUB"]
+
+[[accounts]]
+accessKey = "{NOBODY.access_key}"
+secretKey = "{NOBODY.secret_key}"
+
+[[accounts]]
+accessKey = "{ADMIN.access_key}"
+secretKey = "{ADMIN.secret_key}"
+admin = true
+"""
+
+
+def write(file: Path, text: str) -> None:
+    """Replace a file, so that its readers see all of a text or nothing."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(file)
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> Path:
+    file = tmp_path / "accounts.toml"
+    file.write_text(ACCOUNTS)
+    return file
+
+
+@pytest.fixture
+async def guarded(start_broker: StartBroker, accounts: Path) -> Broker:
+    """A broker that asks for credentials."""
+    return await start_broker(access=AccessSettings(accounts=accounts))
+
+
+def signed_by(credentials: Credentials) -> Callable[[Command], Command]:
+    return lambda command: sign(command, credentials)
+
+
+def with_fields(**fields: str) -> Callable[[Command], Command]:
+    return lambda command: command.with_fields({**command.ext_fields, **fields})
+
+
+def tampered(change: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Signs as it should be, and changes the request afterwards."""
+    return lambda command: change(sign(command, ADMIN))
+
+
+async def everything_refused(client: RawClient, codes: Iterable[int]) -> list[int]:
+    """The codes that are answered with anything but a refusal."""
+    header = send_header("orders")
+    answered = []
+    for code in codes:
+        answer = await client.connection.request(code, header, body=b"{}", timeout=10)
+        if answer.code != DENIED:
+            answered.append(code)
+    return answered
+
+
+# Who sent it.
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        pytest.param(None, id="no credentials"),
+        pytest.param(with_fields(AccessKey="", Signature=""), id="empty ones, as C++ sends"),
+        pytest.param(with_fields(AccessKey="admin-key"), id="no signature"),
+        pytest.param(with_fields(AccessKey="admin-key", Signature="é"), id="a strange signature"),
+        pytest.param(signed_by(IMPOSTOR), id="a wrong secret"),
+        pytest.param(signed_by(STRANGER), id="an unknown key"),
+        pytest.param(tampered(with_fields(extra="x")), id="a field added after signing"),
+        pytest.param(
+            tampered(lambda command: msgspec.structs.replace(command, body=b"{} ")),
+            id="a body changed after signing",
+        ),
+    ],
+)
+async def test_who_is_not_authenticated_can_do_nothing_at_all(
+    guarded: Broker,
+    open_client: OpenClient,
+    prepare: Callable[[Command], Command] | None,
+) -> None:
+    topics = {config.topic_name for config in guarded.parts.topics}
+    client = await open_client(guarded, prepare)
+
+    answered = await everything_refused(client, RequestCode)
+
+    assert answered == []
+    assert {config.topic_name for config in guarded.parts.topics} == topics
+    assert guarded.parts.store.statistics().log_end == 0
+
+
+async def test_a_request_without_any_field_is_refused_too(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    stranger = await open_client(guarded)
+
+    answer = await stranger.connection.request(RequestCode.GET_ALL_TOPIC_CONFIG)
+
+    assert answer.code == DENIED
+
+
+async def test_a_one_way_send_without_credentials_stores_nothing(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    stranger = await open_client(guarded)
+
+    stranger.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=b"x")
+    await stranger.send("orders")
+
+    assert guarded.parts.store.statistics().log_end == 0
+    assert guarded.parts.access.refused[Reason.NO_CREDENTIALS] == 2
+
+
+async def test_unknown_keys_and_wrong_signatures_are_answered_alike(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    impostor = await open_client(guarded, signed_by(IMPOSTOR))
+    stranger = await open_client(guarded, signed_by(STRANGER))
+
+    remarks = [(await client.send("orders")).remark or "" for client in (impostor, stranger)]
+
+    assert remarks[0].replace("maker-key", "KEY") == remarks[1].replace("stranger-key", "KEY")
+    assert guarded.parts.access.refused[Reason.WRONG_SIGNATURE] == 1
+    assert guarded.parts.access.refused[Reason.UNKNOWN_KEY] == 1
+
+
+@pytest.mark.parametrize("version", [399, 401])
+async def test_old_clients_do_not_sign_the_mark_of_unique_keys(
+    guarded: Broker, open_client: OpenClient, version: int
+) -> None:
+    def prepare(command: Command) -> Command:
+        return sign(msgspec.structs.replace(command, version=version), TAKER)
+
+    client = await open_client(guarded, prepare)
+    header = QueryMessageRequest(
+        topic="orders", key="k", max_num=1, begin_timestamp=0, end_timestamp=1, is_unique_key=True
+    )
+
+    answer = await client.connection.request(RequestCode.QUERY_MESSAGE, header)
+
+    assert answer.code == ResponseCode.QUERY_NOT_FOUND
+
+
+# What an account is allowed.
+
+
+async def test_an_account_without_permissions_can_do_nothing_at_all(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    client = await open_client(guarded, signed_by(NOBODY))
+    requests = {request.code for request, _ in REQUESTS}
+
+    answered = await everything_refused(client, [code for code in RequestCode if code not in NEEDS])
+    for request, _ in REQUESTS:
+        answer = await client.connection.request(
+            request.code, body=request.body, extra=dict(request.ext_fields), timeout=10
+        )
+        if answer.code != DENIED:
+            answered.append(request.code)
+
+    assert answered == []
+    assert requests == NEEDS.keys() - {RequestCode.QUERY_ASSIGNMENT, RequestCode.VIEW_MESSAGE_BY_ID}
+    assert guarded.parts.store.statistics().log_end == 0
+    assert GROUP not in guarded.parts.groups
+
+
+async def test_a_producer_may_send_to_its_topics_and_not_read_them(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    maker = await open_client(guarded, signed_by(MAKER))
+
+    sent = [await maker.send("orders", code=code, properties="") for code in (10, 310)]
+    elsewhere = await maker.send("audit")
+    pulled = await maker.pull("orders")
+    beat = await maker.heartbeat("m", producers=("makers",))
+
+    assert [answer.code for answer in sent] == [0, 0]
+    assert beat.code == 0
+    assert elsewhere.code == pulled.code == DENIED
+    assert "PUB" in (elsewhere.remark or "")
+    assert "'audit'" in (elsewhere.remark or "")
+    assert "audit" not in guarded.parts.topics
+
+
+async def test_a_consumer_may_consume_its_topics_with_its_group(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    maker = await open_client(guarded, signed_by(MAKER))
+    taker = await open_client(guarded, signed_by(TAKER))
+    stored = await maker.stored("orders", b"one")
+    queue = MessageQueue(broker_name="broker-a", queue_id=0, topic="orders")
+    lock = LockBatch(client_id="t", consumer_group=GROUP, mq_set=(queue,))
+    back = ConsumerSendBackRequest(offset=place_of(stored), group=GROUP, delay_level=-1)
+
+    beat = await taker.heartbeat("t", wanting("orders"), wanting(f"%RETRY%{GROUP}"))
+    pulled = await taker.pull("orders")
+    reported = await taker.report("orders", 1)
+    asked = await taker.query("orders")
+    locked = await taker.connection.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(lock))
+    sent_back = await taker.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+    retried = await taker.pull(f"%RETRY%{GROUP}")
+
+    assert bodies_in(pulled) == [b"one"]
+    assert [answer.code for answer in (beat, reported, asked, locked, sent_back)] == [0] * 5
+    assert retried.code != DENIED
+
+
+@pytest.mark.parametrize("group", ["other", GROUP])
+async def test_a_consumer_may_not_use_another_group_or_topic(
+    guarded: Broker, open_client: OpenClient, group: str
+) -> None:
+    admin = await open_client(guarded, signed_by(ADMIN))
+    taker = await open_client(guarded, signed_by(TAKER))
+    await admin.stored("audit", b"secret")
+    topic = "audit" if group == GROUP else "orders"
+
+    answers = [
+        await taker.heartbeat("t", wanting(topic), group=group),
+        await taker.pull(topic, consumer_group=group),
+        await taker.pull(topic, consumer_group=group, code=RequestCode.LITE_PULL_MESSAGE),
+        await taker.report(topic, 1, consumer_group=group),
+        await taker.query(topic, consumer_group=group),
+    ]
+
+    assert [answer.code for answer in answers] == [DENIED] * 5
+    assert guarded.parts.consumers.groups() == ()
+    assert guarded.parts.progress.topics_of(group) == frozenset()
+
+
+async def test_only_an_admin_may_administer(guarded: Broker, open_client: OpenClient) -> None:
+    admin = await open_client(guarded, signed_by(ADMIN))
+    maker = await open_client(guarded, signed_by(MAKER))
+    header = CreateTopicRequest(
+        topic="fresh",
+        default_topic="TBW102",
+        read_queue_nums=1,
+        write_queue_nums=1,
+        perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )
+
+    refused = await maker.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    was_made_by_maker = "fresh" in guarded.parts.topics
+    made = await admin.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    assert (refused.code, was_made_by_maker) == (DENIED, False)
+    assert "admin" in (refused.remark or "")
+    assert made.code == 0
+    assert "fresh" in guarded.parts.topics
+
+
+# Ways around.
+
+
+async def test_the_retry_topic_of_another_group_is_out_of_reach(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    taker = await open_client(guarded, signed_by(TAKER))
+
+    pulled = await taker.pull("%RETRY%other")
+    own_group_claimed = await taker.send("%RETRY%other", producer_group=GROUP)
+    own = await taker.send(f"%RETRY%{GROUP}")
+
+    assert pulled.code == own_group_claimed.code == DENIED
+    assert "'other'" in (own_group_claimed.remark or "")
+    assert own.code == 0
+
+
+async def test_messages_of_others_cannot_be_had_by_their_place_in_the_log(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    admin = await open_client(guarded, signed_by(ADMIN))
+    taker = await open_client(guarded, signed_by(TAKER))
+    foreign = place_of(await admin.stored("audit", b"secret"))
+    delayed = place_of(await admin.stored("audit", b"secret", properties={"DELAY": "3"}))
+    # As a message looks that was delayed once, or whose sender made that up.
+    marked = place_of(await admin.stored("audit", b"secret", properties={"REAL_TOPIC": "orders"}))
+    own = place_of(await admin.stored("orders", b"mine"))
+    own_delayed = place_of(await admin.stored("orders", b"mine", properties={"DELAY": "3"}))
+    end = guarded.parts.store.statistics().log_end
+
+    async def view(offset: int) -> Command:
+        # What the request says of the topic does not matter.
+        header = ViewMessageRequest(offset=offset, topic="orders")
+        return await taker.connection.request(RequestCode.VIEW_MESSAGE_BY_ID, header)
+
+    async def send_back(offset: int) -> Command:
+        header = ConsumerSendBackRequest(offset=offset, group=GROUP, delay_level=1)
+        return await taker.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+    answers = [await view(offset) for offset in (foreign, delayed, marked)]
+    answers += [await send_back(offset) for offset in (foreign, delayed, marked)]
+
+    assert [answer.code for answer in answers] == [DENIED] * 6
+    assert all(b"secret" not in answer.body for answer in answers)
+    assert guarded.parts.store.statistics().log_end == end
+    assert (await view(own)).code == 0
+    assert (await view(own_delayed)).code == 0
+    assert (await send_back(own)).code == 0
+
+
+async def test_a_forged_destination_of_a_delayed_message_is_not_followed(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    maker = await open_client(guarded, signed_by(MAKER))
+    forged = {"DELAY": "1", "REAL_TOPIC": "audit", "REAL_QID": "0"}
+
+    answer = await maker.send("orders", b"late", properties=forged)
+    await until(lambda: guarded.parts.store.max_offset("orders", 0) == 1)
+
+    assert answer.code == 0
+    assert guarded.parts.store.max_offset("audit", 0) == 0
+
+
+async def test_a_transaction_can_only_be_ended_by_who_may_send_to_its_topic(
+    guarded: Broker, open_client: OpenClient
+) -> None:
+    admin = await open_client(guarded, signed_by(ADMIN))
+    maker = await open_client(guarded, signed_by(MAKER))
+    marks = {"TRAN_MSG": "true", "PGROUP": "makers", "UNIQ_KEY": "0A"}
+    half = await admin.send("audit", b"half", properties=marks, sys_flag=4)
+    stored = half.header(SendMessageResponse)
+
+    def end(topic: str | None) -> EndTransactionRequest:
+        return EndTransactionRequest(
+            producer_group="makers",
+            tran_state_table_offset=stored.queue_offset,
+            commit_log_offset=place_of(stored),
+            commit_or_rollback=8,
+            msg_id="0A",
+            topic=topic,
+        )
+
+    code = RequestCode.END_TRANSACTION
+    answers = [await maker.connection.request(code, end(topic)) for topic in (None, "orders")]
+    visible_before = guarded.parts.store.max_offset("audit", 0)
+    allowed = await admin.connection.request(code, end(None))
+
+    assert [answer.code for answer in answers] == [DENIED] * 2
+    assert visible_before == 0
+    assert allowed.code == 0
+    assert guarded.parts.store.max_offset("audit", 0) == 1
+
+
+# White lists, changes of the file, no file.
+
+
+async def test_hosts_in_the_global_white_list_need_no_account(
+    start_broker: StartBroker, open_client: OpenClient, accounts: Path
+) -> None:
+    write(accounts, 'globalWhiteRemoteAddresses = ["127.0.*.*"]\n' + ACCOUNTS)
+    broker = await start_broker(access=AccessSettings(accounts=accounts))
+    client = await open_client(broker)
+
+    assert (await client.send("anything")).code == 0
+
+
+async def test_hosts_in_an_accounts_white_list_need_no_signature(
+    start_broker: StartBroker, open_client: OpenClient, accounts: Path
+) -> None:
+    host = 'admin = true\nwhiteRemoteAddress = "127.0.0.1"'
+    write(accounts, ACCOUNTS.replace("admin = true", host))
+    broker = await start_broker(access=AccessSettings(accounts=accounts))
+    known = await open_client(broker, with_fields(AccessKey="admin-key"))
+    other = await open_client(broker, with_fields(AccessKey="maker-key"))
+
+    assert (await known.send("anything")).code == 0
+    assert (await other.send("orders")).code == DENIED
+
+
+async def test_without_accounts_everybody_may_do_everything(
+    broker: Broker, open_client: OpenClient
+) -> None:
+    for prepare in (None, signed_by(STRANGER), with_fields(AccessKey="", Signature="")):
+        client = await open_client(broker, prepare)
+
+        answers = [
+            await client.send("orders"),
+            await client.pull("orders"),
+            await client.connection.request(RequestCode.GET_BROKER_CONFIG),
+        ]
+
+        assert [answer.code for answer in answers] == [0, 0, 0]
+
+
+async def test_a_changed_file_is_in_force_without_a_restart(
+    start_broker: StartBroker, open_client: OpenClient, accounts: Path
+) -> None:
+    broker = await start_broker(access=AccessSettings(accounts=accounts, check_interval=0.01))
+    maker = await open_client(broker, signed_by(MAKER))
+    stranger = await open_client(broker, signed_by(STRANGER))
+    before = ((await maker.send("orders")).code, (await stranger.send("orders")).code)
+
+    text = ACCOUNTS.replace(MAKER.access_key, STRANGER.access_key)
+    write(accounts, text)
+    codes: list[int] = []
+    while not codes or codes[-1] != 0:
+        codes.append((await stranger.send("orders")).code)
+        assert len(codes) < 1000
+
+    assert before == (0, DENIED)
+    assert (await maker.send("orders")).code == DENIED
+
+
+async def test_a_broken_file_leaves_the_accounts_as_they_were(
+    guarded: Broker, open_client: OpenClient, accounts: Path
+) -> None:
+    maker = await open_client(guarded, signed_by(MAKER))
+    write(accounts, "[[accounts]]\n")
+
+    guarded.parts.access.refresh()
+
+    assert (await maker.send("orders")).code == 0
+    assert (await maker.send("audit")).code == DENIED
+
+
+async def test_a_broker_does_not_start_with_accounts_that_it_cannot_read(
+    start_broker: StartBroker, accounts: Path
+) -> None:
+    write(accounts, "broken")
+    with pytest.raises(AccountsUnreadable):
+        await start_broker(access=AccessSettings(accounts=accounts))
+
+    write(accounts, ACCOUNTS)
+    broker = await start_broker(access=AccessSettings(accounts=accounts))
+
+    assert broker.parts.access.is_on
+
+
+async def test_the_name_server_neither_asks_for_credentials_nor_minds_them(
+    start_broker: StartBroker, name_server: NameServer, accounts: Path
+) -> None:
+    broker = await start_broker(
+        access=AccessSettings(accounts=accounts), name_servers=(str(name_server.address),)
+    )
+    await until(lambda: broker.parts.registration.is_registered)
+
+    for prepare in (None, signed_by(STRANGER)):
+        connection = await connect(name_server.address, prepare=prepare)
+        header = GetRouteInfoRequest(topic="TBW102")
+        answer = await connection.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        connection.close()
+        await connection.wait_closed()
+
+        assert answer.code == 0
+
+
+# What is said about it.
+
+
+async def test_refusals_are_counted_always_and_logged_once_for_each_cause(
+    guarded: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    maker = await open_client(guarded, signed_by(MAKER))
+    stranger = await open_client(guarded)
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker.access"):
+        for _ in range(5):
+            await maker.send("audit")
+            await maker.pull("orders")
+            await stranger.send("orders")
+
+    refused = guarded.parts.access.refused
+    assert refused[Reason.NOT_PERMITTED] == 10
+    assert refused[Reason.NO_CREDENTIALS] == 5
+    assert len(caplog.records) == 3
+    assert {record.__dict__["client"] for record in caplog.records} == {"127.0.0.1"}
+
+
+async def test_made_up_keys_do_not_fill_the_log(
+    guarded: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = iter(range(100))
+
+    def prepare(command: Command) -> Command:
+        key = f"made-up-{next(numbers)}"
+        return sign(command, account(key, "whatever"))
+
+    client = await open_client(guarded, prepare)
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker.access"):
+        for _ in range(20):
+            await client.send("orders")
+
+    assert len(caplog.records) == 1
+    assert guarded.parts.access.refused[Reason.UNKNOWN_KEY] == 20
+
+
+async def test_secrets_and_signatures_appear_in_no_log_and_no_answer(
+    guarded: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[Command] = []
+    signatures: list[str] = []
+
+    def noting(credentials: Credentials) -> Callable[[Command], Command]:
+        def prepare(command: Command) -> Command:
+            signed = sign(command, credentials)
+            signatures.append(signed.ext_fields["Signature"])
+            return signed
+
+        return prepare
+
+    with caplog.at_level(logging.DEBUG):
+        for credentials in (MAKER, TAKER, NOBODY, ADMIN, IMPOSTOR, STRANGER):
+            client = await open_client(guarded, noting(credentials))
+            answers.append(await client.send("orders"))
+            answers.append(await client.pull("orders"))
+            for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_BROKER_RUNTIME_INFO):
+                answers.append(await client.connection.request(code))
+
+    logged = caplog.text + repr([record.__dict__ for record in caplog.records])
+    said = "".join(f"{a.remark}{dict(a.ext_fields)}{bytes(a.body)!r}" for a in answers)
+    assert DENIED in {answer.code for answer in answers}
+    for secret in ("s3cr3t", IMPOSTOR.secret_key, *signatures):
+        assert secret not in logged
+        assert secret not in said

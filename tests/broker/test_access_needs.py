@@ -1,0 +1,82 @@
+"""Which permissions requests need, and that exactly those let them pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.broker.access import NEEDS, Access, Need
+from orbitmq.broker.accounts import Grant, Kind
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.errors import Refused
+from orbitmq.wire.acl import sign
+from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.access import (
+    LOG,
+    LOOKING,
+    PUB_T,
+    REQUESTS,
+    SUB_G,
+    SUB_H,
+    SUB_T,
+    SUB_U,
+    account,
+)
+
+DENIED = int(ResponseCode.NO_PERMISSION)
+TAKER = account("taker-key", "taker-s3cr3t")
+
+
+@pytest.mark.parametrize(
+    ("asked", "needs"), REQUESTS + LOOKING, ids=lambda value: getattr(value, "code", "")
+)
+def test_every_request_needs_exactly_these_permissions(asked: Command, needs: set[Need]) -> None:
+    assert set(NEEDS[asked.code](asked, LOG.get)) == needs
+
+
+ALL_NEEDS = [PUB_T, SUB_T, SUB_U, SUB_G, SUB_H]
+
+
+@given(
+    case=st.sampled_from([case for case in REQUESTS if case[0].code not in (36, 37)]),
+    granted=st.sets(st.sampled_from(ALL_NEEDS)),
+)
+def test_a_signed_request_passes_if_and_only_if_all_its_needs_are_granted(
+    tmp_path_factory: pytest.TempPathFactory, case: tuple[Command, set[Need]], granted: set[Need]
+) -> None:
+    asked, needs = case
+    access = access_with(tmp_path_factory.mktemp("accounts"), granted)
+    connection = cast(Connection, SimpleNamespace(remote=SimpleNamespace(host="10.0.0.1")))
+
+    def passes(command: Command) -> bool:
+        try:
+            access.check(connection, command)
+        except Refused as refused:
+            return refused.code != DENIED
+        return True
+
+    assert passes(sign(asked, TAKER)) is (needs <= granted)
+    assert not passes(asked)
+
+
+def access_with(folder: Path, granted: set[Need]) -> Access:
+    def listed(kind: Kind) -> list[str]:
+        grants: dict[str, Grant] = {}
+        for need in granted:
+            if need.kind is kind:
+                grants[need.name] = grants.get(need.name, Grant.DENY) | need.grant
+        return [f"{name}={grant.words}" for name, grant in grants.items()]
+
+    file = folder / "accounts.toml"
+    file.write_text(
+        f'[[accounts]]\naccessKey = "{TAKER.access_key}"\nsecretKey = "{TAKER.secret_key}"\n'
+        f"topicPerms = {listed(Kind.TOPIC)}\ngroupPerms = {listed(Kind.GROUP)}\n"
+    )
+    store: Any = None  # none of the requests looks into the log
+    return Access(file, store)

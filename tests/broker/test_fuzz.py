@@ -1,0 +1,147 @@
+"""Ten thousand conversations that are wrong somewhere, with a live broker.
+
+Whoever says such things may lose his own connection and nothing else: somebody with good manners
+is served all the while, nothing of what was said stays in memory when its sender has left, and the
+log has no traceback, because there is a declared answer to everything that can be said.
+
+`ORBITMQ_FUZZ_SEED` asks for other conversations than the usual ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import random
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.connection import Connection
+from orbitmq.wire.command import decode_command
+from orbitmq.wire.frame import FrameReader
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import RawClient, bodies_in, until
+from tests.support.mutations import Corpus
+
+SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "20"))
+CONVERSATIONS = 10_000
+AT_ONCE = 16
+#: Conversations after which caches are warm and memory is looked at for the first time.
+WARM = 2_000
+#: What the store and its tables may legitimately keep of the rest: a topic here, a message there.
+GROWTH = 48 * 1024 * 1024
+#: For the broker to end a connection whose peer has said everything.
+ENDS_WITHIN = 10.0
+
+
+async def test_nonsense_costs_nobody_but_the_one_who_says_it(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "orbitmq")
+    print(f"\nseed {SEED}")
+    broker = await start_broker()
+    healthy = await open_client(broker)
+    await _assert_served(healthy)
+    tasks = len(asyncio.all_tasks())
+    good_manners = asyncio.create_task(_good_manners(healthy))
+    corpus, chance = Corpus(), random.Random(SEED)
+    cases = (corpus.mutated(chance) for _ in range(CONVERSATIONS))
+
+    await _converse_all(broker.address, itertools.islice(cases, WARM))
+    before = _resident()
+    await _converse_all(broker.address, cases)
+    grown = _resident() - before
+
+    good_manners.cancel()
+    longest = await good_manners
+    print(f"memory grew by {grown / 1024:.0f} KiB, the slowest answer took {longest:.3f} s")
+    await _assert_served(healthy)
+    assert healthy.connection.is_open
+    await until(lambda: len(_connections(broker)) == 1)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks, deadline=30)
+    assert len(broker.parts.held) == 0
+    assert not broker.parts.producers.groups()
+    assert not [group for group in broker.parts.consumers.groups() if _members(broker, group)]
+    assert grown < GROWTH
+    assert longest < ENDS_WITHIN
+    assert _unexpected(caplog) == []
+
+
+async def _converse_all(address: Address, cases: Iterator[bytes]) -> None:
+    async def one_after_the_other() -> None:
+        for case in cases:
+            await _converse(address, case)
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
+
+
+async def _converse(address: Address, case: bytes) -> None:
+    """Say something, and listen until the broker has ended the connection."""
+    reader, writer = await asyncio.open_connection(*address)
+    answers = FrameReader()
+    try:
+        async with asyncio.timeout(ENDS_WITHIN):
+            with contextlib.suppress(ConnectionError):
+                writer.write(case)
+                writer.write_eof()
+                while heard := await reader.read(65_536):
+                    for frame in answers.feed(heard):
+                        decode_command(frame)
+    except TimeoutError:
+        pytest.fail(f"the connection was not ended after {case!r}")
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def _good_manners(client: RawClient) -> float:
+    """Ask sensible things until cancelled; how long the slowest answer took."""
+    longest = 0.0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            began = time.monotonic()
+            await _assert_served(client)
+            longest = max(longest, time.monotonic() - began)
+            await asyncio.sleep(0)
+    return longest
+
+
+async def _assert_served(client: RawClient) -> None:
+    body = os.urandom(16)
+    stored = await client.stored("healthy", body)
+    pulled = await client.pull("healthy", offset=stored.queue_offset)
+    assert bodies_in(pulled) == [body]
+
+
+def _connections(broker: Broker) -> Collection[Connection]:
+    assert broker._server is not None
+    return broker._server.connections
+
+
+def _members(broker: Broker, group: str) -> int:
+    return len(broker.parts.consumers.members(group))
+
+
+def _resident() -> int:
+    """Bytes of memory that this process, and the broker in it, occupy."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _unexpected(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Tracebacks, and complaints of the loop. Other errors are what operators are to be told."""
+    return [
+        caplog.handler.format(record)[-3000:]
+        for record in caplog.records
+        if record.exc_info or record.name == "asyncio"
+    ]

@@ -1,0 +1,347 @@
+"""The pages for those who watch a broker: alive, ready, and the limits of asking."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.endpoint import LARGEST_HEAD, Answer, Endpoint, Page
+from orbitmq.broker.errors import SettingError
+from orbitmq.broker.settings import HttpSettings, RegistrationSettings, SendSettings
+from orbitmq.namesrv.server import NameServer
+from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.errors import ListenFailed
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.store.errors import StoreLocked
+from tests.broker.conftest import StartBroker
+from tests.support.broker import small_settings, until
+
+ANY_PORT = HttpSettings(port=0)
+
+
+class Response(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, object]:
+        content: dict[str, object] = json.loads(self.body)
+        return content
+
+
+async def exchange(address: Address | None, request: bytes) -> bytes:
+    """Everything that is answered to these bytes until the connection ends."""
+    assert address is not None
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            writer.write(request)
+            return await reader.read()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def get(address: Address | None, path: str, method: str = "GET") -> Response:
+    request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".encode()
+    head, _, body = (await exchange(address, request)).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    return Response(int(first.split()[1]), headers, body)
+
+
+def status_of(raw: bytes) -> int:
+    return int(raw.split(b" ", 2)[1])
+
+
+StartEndpoint = Callable[..., Awaitable[Endpoint]]
+
+
+async def hello() -> Answer:
+    return Answer(HTTPStatus.OK, (b"hel", b"lo"), "text/plain")
+
+
+@pytest.fixture
+async def start_endpoint() -> AsyncIterator[StartEndpoint]:
+    """Starts endpoints with pages of the test's own."""
+    started: list[Endpoint] = []
+
+    async def start(
+        pages: Mapping[str, Page] | None = None, settings: HttpSettings = ANY_PORT
+    ) -> Endpoint:
+        endpoint = Endpoint(settings, pages or {"/hello": hello})
+        await endpoint.start()
+        started.append(endpoint)
+        return endpoint
+
+    yield start
+    for endpoint in started:
+        await endpoint.stop()
+
+
+# A broker's pages.
+
+
+async def test_a_broker_serves_no_pages_unless_a_port_is_set(broker: Broker) -> None:
+    assert broker.http_address is None
+
+
+@pytest.mark.feature("O4")
+async def test_a_broker_that_works_is_alive_and_ready(start_broker: StartBroker) -> None:
+    broker = await start_broker(http=ANY_PORT)
+
+    alive = await get(broker.http_address, "/healthz")
+    ready = await get(broker.http_address, "/readyz")
+    metrics = await get(broker.http_address, "/metrics?name[]=x")
+
+    assert (alive.status, alive.json["status"]) == (200, "alive")
+    assert (ready.status, ready.json) == (200, {"status": "ready"})
+    assert metrics.status == 200
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert int(metrics.headers["content-length"]) == len(metrics.body)
+    assert broker.http_address is not None
+    assert broker.http_address.host == "127.0.0.1"
+
+
+async def test_a_broker_that_cannot_store_is_alive_and_not_ready(
+    start_broker: StartBroker,
+) -> None:
+    store = small_settings(Path("unused")).store
+    every_disk = replace(store.retention, expired_ratio=1e-9, forced_ratio=1e-9, full_ratio=1e-9)
+    full = replace(store, retention=every_disk)
+    broker = await start_broker(http=ANY_PORT, store=full)
+    broker.parts.store.clean()
+
+    alive = await get(broker.http_address, "/healthz")
+    ready = await get(broker.http_address, "/readyz")
+
+    assert alive.status == 200
+    assert ready.status == 503
+    assert "cannot be stored" in str(ready.json["reasons"])
+    assert "full" in str(ready.json["reasons"])
+
+
+async def test_a_broker_is_ready_when_a_name_server_knows_it(start_broker: StartBroker) -> None:
+    probe = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = probe.sockets[0].getsockname()[1]
+    probe.close()
+    await probe.wait_closed()
+    broker = await start_broker(
+        http=ANY_PORT,
+        name_servers=(f"127.0.0.1:{port}",),
+        registration=RegistrationSettings(interval=0.05, timeout=1.0),
+    )
+
+    before = await get(broker.http_address, "/readyz")
+    server = NameServer(NameServerSettings(server=ServerSettings(port=port)))
+    await server.start()
+    try:
+        await until(lambda: broker.parts.registration.is_registered)
+        after = await get(broker.http_address, "/readyz")
+    finally:
+        await server.stop()
+
+    assert before.status == 503
+    assert f"127.0.0.1:{port}" in str(before.json["reasons"])
+    assert after.status == 200
+
+
+async def test_a_broker_that_accepts_messages_later_is_not_ready(
+    start_broker: StartBroker,
+) -> None:
+    broker = await start_broker(http=ANY_PORT, send=SendSettings(accept_from=9e9))
+
+    ready = await get(broker.http_address, "/readyz")
+
+    assert ready.status == 503
+    assert "accepted from" in str(ready.json["reasons"])
+
+
+async def test_a_taken_port_is_reported_and_nothing_is_left_behind(
+    start_broker: StartBroker,
+) -> None:
+    first = await start_broker(http=ANY_PORT)
+    assert first.http_address is not None
+    port = first.http_address.port
+
+    with pytest.raises(ListenFailed, match=str(port)):
+        await start_broker(root="other", http=HttpSettings(port=port))
+    other = await start_broker(root="other")
+
+    assert (await get(first.http_address, "/healthz")).status == 200
+    assert other.http_address is None
+
+
+async def test_a_broker_that_does_not_start_serves_no_pages(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    await start_broker()
+    second = Broker(small_settings(tmp_path / "broker", http=ANY_PORT))
+
+    with pytest.raises(StoreLocked):
+        await second.start()
+
+    assert second.http_address is None
+
+
+async def test_a_stop_does_not_wait_for_clients_of_the_pages(start_broker: StartBroker) -> None:
+    broker = await start_broker(http=ANY_PORT)
+    assert broker.http_address is not None
+    reader, writer = await asyncio.open_connection(*broker.http_address)
+    writer.write(b"GET /metr")
+    await get(broker.http_address, "/healthz")
+
+    async with asyncio.timeout(5):
+        await broker.stop()
+        rest = await reader.read()
+
+    writer.close()
+    assert rest == b""
+
+
+# Asking.
+
+
+async def test_head_gives_the_same_without_the_body(start_endpoint: StartEndpoint) -> None:
+    endpoint = await start_endpoint()
+
+    answer = await get(endpoint.address, "/hello", method="HEAD")
+
+    assert (answer.status, answer.headers["content-length"], answer.body) == (200, "5", b"")
+
+
+async def test_an_unknown_page_is_answered_with_those_there_are(
+    start_endpoint: StartEndpoint,
+) -> None:
+    endpoint = await start_endpoint()
+
+    answer = await get(endpoint.address, "/hello/../etc")
+
+    assert answer.status == 404
+    assert "/hello" in str(answer.json["detail"])
+
+
+async def test_other_methods_are_not_allowed(start_endpoint: StartEndpoint) -> None:
+    endpoint = await start_endpoint()
+
+    answer = await get(endpoint.address, "/hello", method="POST")
+
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"\r\n\r\n", b"GET /hello\r\n\r\n", b"\xff\x00 a b c\r\n\r\n", b"GET / FTP/1\r\n\r\n"],
+)
+async def test_what_is_no_request_is_answered_with_400(
+    start_endpoint: StartEndpoint, request_bytes: bytes
+) -> None:
+    endpoint = await start_endpoint()
+
+    assert status_of(await exchange(endpoint.address, request_bytes)) == 400
+
+
+async def test_long_heads_are_refused(start_endpoint: StartEndpoint) -> None:
+    endpoint = await start_endpoint()
+    allowed = b"GET /hello HTTP/1.1\r\nX: " + b"x" * (LARGEST_HEAD // 2) + b"\r\n\r\n"
+    too_long = b"GET /hello HTTP/1.1\r\nX: " + b"x" * LARGEST_HEAD
+
+    answers = [await exchange(endpoint.address, raw) for raw in (allowed, too_long)]
+
+    assert [status_of(answer) for answer in answers] == [200, 431]
+
+
+async def test_a_client_that_leaves_does_no_harm(start_endpoint: StartEndpoint) -> None:
+    endpoint = await start_endpoint()
+    assert endpoint.address is not None
+    _, writer = await asyncio.open_connection(*endpoint.address)
+    writer.write(b"GET /hel")
+    writer.close()
+    await writer.wait_closed()
+
+    assert (await get(endpoint.address, "/hello")).body == b"hello"
+
+
+async def test_a_client_that_asks_too_slowly_is_let_go(start_endpoint: StartEndpoint) -> None:
+    endpoint = await start_endpoint(settings=HttpSettings(port=0, timeout=0.05))
+
+    answer = await exchange(endpoint.address, b"GET /hello HTTP/1.1\r\nX: ")
+
+    assert answer == b""
+
+
+async def test_a_client_that_does_not_take_its_answer_is_let_go(
+    start_endpoint: StartEndpoint,
+) -> None:
+    async def huge() -> Answer:
+        return Answer(HTTPStatus.OK, (bytes(1024 * 1024),) * 64)
+
+    settings = HttpSettings(port=0, timeout=0.2, connections=1)
+    endpoint = await start_endpoint({"/huge": huge, "/hello": hello}, settings)
+    assert endpoint.address is not None
+    reader, writer = await asyncio.open_connection(*endpoint.address, limit=1024)
+    writer.write(b"GET /huge HTTP/1.1\r\n\r\n")
+
+    statuses: list[int] = []
+    async with asyncio.timeout(10):
+        while 200 not in statuses:
+            statuses.append((await get(endpoint.address, "/hello")).status)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(64 * 1024 * 1024)
+
+    assert set(statuses[:-1]) <= {503}
+    writer.close()
+
+
+async def test_too_many_clients_are_turned_away(start_endpoint: StartEndpoint) -> None:
+    endpoint = await start_endpoint(settings=HttpSettings(port=0, connections=2))
+    assert endpoint.address is not None
+    waiting = [await asyncio.open_connection(*endpoint.address) for _ in range(2)]
+
+    turned_away = await get(endpoint.address, "/hello")
+    reader, writer = waiting[0]
+    writer.write(b"GET /hello HTTP/1.1\r\n\r\n")
+    served = await reader.read()
+
+    assert turned_away.status == 503
+    assert served.endswith(b"hello")
+    for _, each in waiting:
+        each.close()
+
+
+async def test_a_page_that_fails_is_logged_and_answered_with_500(
+    start_endpoint: StartEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing() -> Answer:
+        raise RuntimeError("inside")
+
+    endpoint = await start_endpoint({"/failing": failing})
+
+    with caplog.at_level(logging.ERROR):
+        answer = await get(endpoint.address, "/failing")
+
+    assert answer.status == 500
+    assert b"inside" not in answer.body
+    assert "inside" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"port": 65536}, {"port": -1}, {"connections": 0}, {"timeout": 0.0}]
+)
+def test_a_wrong_setting_is_named(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(SettingError, match=rf"http\.{name}"):
+        HttpSettings(**wrong)  # type: ignore[arg-type]  # that is the point

@@ -1,0 +1,456 @@
+"""What Prometheus is told, read back by a strict parser."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.broker import metrics
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.exposition import Exposition
+from orbitmq.broker.lag import lag_of
+from orbitmq.broker.metrics import Metrics
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.settings import AccessSettings, HttpSettings
+from orbitmq.message.ids import decode_offset_id
+from orbitmq.testing.clock import MovableClock
+from orbitmq.wire.bodies.membership import MessageModel, SubscriptionData
+from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import GROUP, RawClient
+from tests.support.prometheus import ParsedFamily, parse_metrics
+
+
+async def scraped(broker: Broker) -> dict[str, ParsedFamily]:
+    return parse_metrics(b"".join(await Metrics(broker.parts).text()))
+
+
+def wanting(topic: str, expression: str = "*") -> SubscriptionData:
+    return SubscriptionData(topic=topic, sub_string=expression, sub_version=1)
+
+
+def has_read(broker: Broker, topic: str, offset: int, group: str = GROUP) -> None:
+    """Let a group have progress in the first queue of a topic."""
+    parts = broker.parts
+    parts.groups.find(group, now=0.0)
+    parts.progress.reset(topic, group, 0, offset)
+    parts.progress.take_reset(topic, group, 0)
+
+
+# The whole.
+
+#: What boards for RocketMQ 5 look at, and this broker has even when nothing has happened.
+ALWAYS = {
+    "rocketmq_processor_watermark": "gauge",
+    "rocketmq_broker_permission": "gauge",
+    "rocketmq_topic_number": "gauge",
+    "rocketmq_consumer_group_number": "gauge",
+    "rocketmq_storage_size": "gauge",
+    "rocketmq_storage_flush_behind_bytes": "gauge",
+    "rocketmq_storage_dispatch_behind_bytes": "gauge",
+}
+#: And these as soon as somebody sends and consumes.
+IN_USE = {
+    "rocketmq_messages_in_total": "counter",
+    "rocketmq_messages_out_total": "counter",
+    "rocketmq_throughput_in_total": "counter",
+    "rocketmq_throughput_out_total": "counter",
+    "rocketmq_send_to_dlq_messages_total": "counter",
+    "rocketmq_producer_connections": "gauge",
+    "rocketmq_consumer_connections": "gauge",
+    "rocketmq_consumer_lag_messages": "gauge",
+    "rocketmq_consumer_lag_latency": "gauge",
+    "rocketmq_consumer_inflight_messages": "gauge",
+    "rocketmq_consumer_queueing_latency": "gauge",
+    "rocketmq_consumer_ready_messages": "gauge",
+    "rocketmq_storage_message_reserve_time": "gauge",
+}
+
+
+async def test_an_idle_broker_has_metrics_of_itself(broker: Broker) -> None:
+    found = await scraped(broker)
+
+    assert {name: found[name].kind for name in ALWAYS} == ALWAYS
+    assert found["rocketmq_broker_permission"].value() == 6
+    assert found["rocketmq_topic_number"].value() == len(broker.parts.topics)
+    assert (
+        found["rocketmq_storage_flush_behind_bytes"].value(
+            storage_type="local", storage_medium="disk"
+        )
+        == 0
+    )
+    assert found["orbitmq_store_writable"].value() == 1
+
+
+async def test_a_broker_in_use_has_the_metrics_of_rocketmq_under_its_names_and_labels(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.heartbeat("c", wanting("orders"), producers=("makers",))
+    stored = await client.stored("orders", b"12345")
+    await client.stored("orders", b"12345")
+    has_read(broker, "orders", 0)
+    await client.pull("orders", max_msg_nums=1)
+    back = ConsumerSendBackRequest(
+        offset=decode_offset_id(stored.msg_id).offset, group=GROUP, delay_level=-1
+    )
+    await client.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+
+    found = await scraped(broker)
+
+    common = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+    consumption = {"topic": "orders", "consumer_group": GROUP, "is_system": "false"}
+    assert {name: found[name].kind for name in ALWAYS | IN_USE} == ALWAYS | IN_USE
+    assert all(common.items() <= labels for family in found.values() for labels in family.samples)
+    sent = {"topic": "orders", "message_type": "normal", "is_system": "false"}
+    assert found["rocketmq_messages_in_total"].value(**sent) == 2
+    assert found["rocketmq_throughput_in_total"].value(**sent) == 10
+    got = {**consumption, "is_retry": "false"}
+    assert found["rocketmq_messages_out_total"].value(**got) == 1
+    assert found["rocketmq_throughput_out_total"].value(**got) > 5
+    assert found["rocketmq_send_to_dlq_messages_total"].value(**consumption) == 1
+    assert found["rocketmq_consumer_lag_messages"].value(**got) == 2
+    assert found["rocketmq_consumer_inflight_messages"].value(**got) == 1
+    assert found["rocketmq_consumer_ready_messages"].value(**got) == 1
+    speaks = {"language": "python", "protocol_type": "remoting"}
+    assert found["rocketmq_producer_connections"].value(**speaks) == 1
+    assert (
+        found["rocketmq_consumer_connections"].value(
+            **speaks, consumer_group=GROUP, consume_mode="push", is_system="false"
+        )
+        == 1
+    )
+    assert all(
+        any(name == "version" and value.startswith("v") for name, value in labels)
+        for labels in found["rocketmq_consumer_connections"].samples
+    )
+
+
+async def test_counters_of_a_broker_only_grow(broker: Broker, client: RawClient) -> None:
+    before: dict[str, ParsedFamily] = {}
+    for _ in range(3):
+        await client.stored("orders")
+        await client.pull("orders")
+        after = await scraped(broker)
+        for name, family in before.items():
+            if family.kind == "counter":
+                assert all(after[name].samples[key] >= was for key, was in family.samples.items())
+        before = after
+
+    assert before["rocketmq_messages_in_total"].value(topic="orders") == 3
+
+
+async def test_types_of_messages_are_those_that_topics_declare(
+    broker: Broker, client: RawClient
+) -> None:
+    parts = broker.parts
+    parts.topics.update(
+        TopicConfig(topic_name="steps", attributes={"+message.type": "FIFO"}), now=0.0
+    )
+    await client.stored("steps")
+
+    found = await scraped(broker)
+
+    assert found["rocketmq_messages_in_total"].value(topic="steps", message_type="fifo") == 1
+
+
+async def test_giving_up_in_order_counts_as_a_dead_letter_too(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.send(
+        f"%RETRY%{GROUP}",
+        properties={"RETRY_TOPIC": "orders"},
+        reconsume_times=17,
+        max_reconsume_times=16,
+    )
+
+    found = await scraped(broker)
+
+    dead = found["rocketmq_send_to_dlq_messages_total"]
+    assert dead.value(topic="orders", consumer_group=GROUP) == 1
+
+
+# Lag.
+
+LAGS = [name for name in IN_USE if name.startswith("rocketmq_consumer_") and "conn" not in name]
+
+
+async def test_lag_has_the_age_of_the_oldest_message_that_waits(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    clock = MovableClock()
+    broker = await start_broker(parts={"clock": clock})
+    client = await open_client(broker)
+    has_read(broker, "orders", 0)
+    await client.stored("orders")
+    clock.advance(100)
+    await client.stored("orders")
+    await client.pull("orders", max_msg_nums=1)
+    clock.advance(50)
+
+    found = await scraped(broker)
+
+    assert 150_000 <= found["rocketmq_consumer_lag_latency"].value(topic="orders") < 160_000
+    assert 50_000 <= found["rocketmq_consumer_queueing_latency"].value(topic="orders") < 60_000
+
+
+async def test_a_group_without_lag_has_no_latency(broker: Broker, client: RawClient) -> None:
+    await client.stored("orders")
+    has_read(broker, "orders", 1)
+
+    found = await scraped(broker)
+
+    values = [found[name].value(topic="orders") for name in LAGS]
+    assert values == [0] * 5
+
+
+async def test_a_group_that_is_gone_still_has_lag(
+    broker: Broker, client: RawClient, open_client: OpenClient
+) -> None:
+    consumer = await open_client(broker)
+    await consumer.heartbeat("c", wanting("orders"))
+    has_read(broker, "orders", 0)
+    await client.stored("orders")
+    await consumer.close()
+
+    found = await scraped(broker)
+
+    assert found["rocketmq_consumer_lag_messages"].value(consumer_group=GROUP) == 1
+
+
+async def test_a_group_that_is_there_has_lag_in_what_it_subscribes_to(
+    broker: Broker, client: RawClient
+) -> None:
+    for topic in ("orders", "given-up"):
+        await client.stored(topic)
+        has_read(broker, topic, 0)
+    await client.heartbeat("c", wanting("orders"))
+
+    found = await scraped(broker)
+
+    lags = found["rocketmq_consumer_lag_messages"]
+    assert lags.value(consumer_group=GROUP, topic="orders") == 1
+    assert lags.find(topic="given-up") == {}
+
+
+async def test_groups_that_broadcast_have_no_lag_here(broker: Broker, client: RawClient) -> None:
+    await client.stored("orders")
+    has_read(broker, "orders", 0)
+    await client.heartbeat("c", wanting("orders"), message_model=MessageModel.BROADCASTING)
+
+    found = await scraped(broker)
+
+    assert "rocketmq_consumer_lag_messages" not in found
+
+
+async def test_the_lag_of_retries_is_marked(broker: Broker, client: RawClient) -> None:
+    await client.stored(f"%RETRY%{GROUP}")
+    has_read(broker, f"%RETRY%{GROUP}", 0)
+
+    found = await scraped(broker)
+
+    lag = found["rocketmq_consumer_lag_messages"]
+    assert lag.value(consumer_group=GROUP, topic=f"%RETRY%{GROUP}", is_retry="true") == 1
+
+
+offsets = st.integers(0, 20)
+
+
+@given(
+    st.lists(
+        st.tuples(offsets, offsets, st.none() | offsets, st.none() | offsets),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_what_waits_is_either_in_flight_or_ready_whatever_the_offsets(
+    queues: list[tuple[int, int, int | None, int | None]],
+) -> None:
+    bounds = [(min(first, end), max(first, end)) for first, end, _, _ in queues]
+
+    def known(place: int) -> Any:
+        return lambda _topic, _group, queue_id: queues[queue_id][place]
+
+    parts = SimpleNamespace(
+        store=SimpleNamespace(
+            min_offset=lambda _, queue_id: bounds[queue_id][0],
+            max_offset=lambda _, queue_id: bounds[queue_id][1],
+            store_time=lambda _topic, _queue, offset: 1000 + offset,
+        ),
+        progress=SimpleNamespace(query=known(2), pulled=known(3)),
+    )
+    topic = TopicConfig(topic_name="t", read_queue_nums=len(queues), write_queue_nums=len(queues))
+
+    lag = lag_of(cast(Parts, parts), "g", topic, 5000)
+
+    waiting = [
+        (max(consumed, first), end)
+        for (first, end), (_, _, consumed, _) in zip(bounds, queues, strict=True)
+        if consumed is not None and consumed < end
+    ]
+    assert lag.messages == sum(end - begin for begin, end in waiting)
+    assert lag.messages == lag.in_flight + lag.ready
+    assert min(lag) >= 0
+    assert lag.latency_ms == max((5000 - 1000 - begin for begin, _ in waiting), default=0)
+    assert lag.queueing_ms <= lag.latency_ms
+
+
+# Our own.
+
+
+async def test_refused_requests_are_counted_by_reason(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    accounts = tmp_path / "accounts.toml"
+    accounts.touch()
+    broker = await start_broker(access=AccessSettings(accounts=accounts))
+    stranger = await open_client(broker)
+    for _ in range(3):
+        await stranger.send("orders")
+
+    found = await scraped(broker)
+
+    refused = found["orbitmq_access_refused_total"]
+    assert refused.value(reason="no_credentials") == 3
+    assert refused.value(reason="wrong_signature") == 0
+
+
+async def test_groups_that_disagree_are_shown(broker: Broker, open_client: OpenClient) -> None:
+    for number, tag in enumerate(("A", "B")):
+        client = await open_client(broker)
+        await client.heartbeat(f"c{number}", wanting("orders", tag))
+    broker.parts.disagreements.check(broker.parts.clock.monotonic())
+
+    found = await scraped(broker)
+
+    assert found["orbitmq_group_findings_number"].value() == 1
+    assert (
+        found["orbitmq_group_findings"].value(
+            consumer_group=GROUP, topic="orders", kind="different_subscriptions"
+        )
+        == 1
+    )
+
+
+# Much.
+
+
+async def test_more_groups_than_are_shown_are_counted(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MOST_PAIRS", 3)
+    await client.stored("orders")
+    for number in range(5):
+        has_read(broker, "orders", 0, f"g{number}")
+
+    found = await scraped(broker)
+
+    assert len(found["rocketmq_consumer_lag_messages"].samples) == 3
+    assert found["orbitmq_metrics_left_out"].value(what="lags") == 2
+    assert found["orbitmq_metrics_left_out"].value(what="groups") == 0
+
+
+async def test_others_are_served_while_many_groups_are_looked_at(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders")
+    parts = broker.parts
+    for number in range(2000):
+        has_read(broker, "orders", 0, f"g{number}")
+    scrape = asyncio.create_task(Metrics(parts).text())
+    sends = 0
+    while not scrape.done():
+        await client.stored("orders")
+        sends += 1
+
+    found = parse_metrics(b"".join(scrape.result()))
+
+    assert len(found["rocketmq_consumer_lag_messages"].samples) == 2000
+    assert sends >= 5
+
+
+async def test_who_asks_while_it_is_being_made_shares_the_next_one(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Metrics(broker.parts)
+    made = 0
+    make = page._make
+
+    async def counting() -> tuple[bytes, ...]:
+        nonlocal made
+        made += 1
+        await asyncio.sleep(0)
+        return await make()
+
+    monkeypatch.setattr(page, "_make", counting)
+
+    texts = await asyncio.gather(*(page.text() for _ in range(10)))
+    again = await page.text()
+
+    assert made == 3
+    assert all(parse_metrics(b"".join(text)) for text in (*texts, again))
+
+
+async def test_a_scrape_over_http_is_the_same(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(http=HttpSettings(port=0))
+    client = await open_client(broker)
+    await client.stored("orders")
+    assert broker.http_address is not None
+
+    reader, writer = await asyncio.open_connection(*broker.http_address)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+
+    found = parse_metrics(answer.partition(b"\r\n\r\n")[2])
+    assert found["rocketmq_messages_in_total"].value(topic="orders") == 1
+
+
+# The format.
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.text(), min_size=1), st.integers(0, 2**53))
+def test_labels_and_values_come_back_whatever_they_are(labels: dict[str, str], value: int) -> None:
+    page = Exposition({"node": 'a"\\\n'})
+    page.gauge("some_gauge", "Text").add(page.labels(**labels), value)
+
+    found = parse_metrics(b"".join(page.pieces()))
+
+    wanted = {name: text.encode("utf-8", "replace").decode() for name, text in labels.items()}
+    assert found["some_gauge"].value(**wanted, node='a"\\\n') == value
+
+
+def test_a_metric_without_samples_is_left_out() -> None:
+    page = Exposition({"node": "a"})
+    page.gauge("some_gauge", "Text")
+
+    assert page.pieces() == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b'some_gauge{a="b"} 1\n',
+        b'# HELP x T\n# TYPE x gauge\nx{a="b"} 1',
+        b'# HELP x T\n# TYPE x gauge\nx{a="b"} one\n',
+        b'# HELP x T\n# TYPE x gauge\nx{a="b",a="c"} 1\n',
+        b'# HELP x T\n# TYPE x gauge\nx{a="b"c"} 1\n',
+        b'# HELP x T\n# TYPE x gauge\nx{a="b"} 1\nx{a="b"} 2\n',
+        b'# HELP x T\n# TYPE x counter\nx{a="b"} 1\n',
+        b"# HELP x T\n# TYPE x gauge\n",
+        b'# TYPE x gauge\nx{a="b"} 1\n',
+    ],
+)
+def test_the_parser_of_these_tests_is_strict(wrong: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_metrics(wrong)

@@ -1,0 +1,378 @@
+"""A slave follows its master, and serves reads when it is suggested or alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.settings import PullSettings, RegistrationSettings, ReplicationSettings
+from orbitmq.namesrv.server import NameServer
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.transactions import EndTransactionRequest
+from tests.support.broker import SMALL_STORE, RawClient, bodies_in, until
+from tests.support.replication import (
+    QUICK,
+    SERVING,
+    consume,
+    following,
+    log_bytes,
+    serving,
+    slave_of,
+    until_copied,
+    until_rounds,
+)
+
+StartBroker = Callable[..., Awaitable[Broker]]
+OpenClient = Callable[..., Awaitable[RawClient]]
+
+READABLE = PullSettings(slave_read_enable=True)
+
+
+@pytest.fixture
+async def master(start_broker: StartBroker) -> Broker:
+    return await start_broker(root="master", replication=SERVING, pull=READABLE)
+
+
+async def send_many(client: RawClient, count: int, first: int = 0, size: int = 20) -> None:
+    """To four queues in turn, many at a time."""
+    for number in range(first, first + count, 50):
+        await asyncio.gather(
+            *(
+                client.stored("orders", b"%d " % each + b"x" * size, queue_id=each % 4)
+                for each in range(number, min(number + 50, first + count))
+            )
+        )
+
+
+async def numbers(client: RawClient, queue_id: int, offset: int = 0) -> list[int]:
+    found = await consume(client, "orders", queue_id, offset)
+    return [int(body.split()[0]) for body in found]
+
+
+async def crash(broker: Broker) -> None:
+    """Leave a broker as a kill would: nothing is flushed or saved, and its sockets are closed."""
+    broker.parts.store.abandon()
+    parts = broker.parts
+    await parts.background.stop()
+    await parts.registration.stop()
+    await broker._server.stop(grace=0)  # type: ignore[union-attr]  # started
+    broker._parts = None
+
+
+# ---- the log
+
+
+async def test_a_slave_has_the_same_log_as_its_master_while_producers_send(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
+) -> None:
+    client = await open_client(master)
+    await send_many(client, 500)
+    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
+    reader = await open_client(slave)
+
+    await asyncio.gather(send_many(client, 3000, first=500, size=3000), until_copied(master, slave))
+    await until_copied(master, slave)
+    await until(lambda: "orders" in slave.parts.topics)
+
+    for queue_id in range(4):
+        assert await numbers(reader, queue_id) == list(range(queue_id, 3500, 4))
+    end = master.parts.store.mirroring.end
+    assert end > SMALL_STORE.file_size
+    await master.stop()
+    await slave.stop()
+    mine, theirs = log_bytes(tmp_path / "master"), log_bytes(tmp_path / "slave")
+    assert b"".join(mine.values())[:end] == b"".join(theirs.values())[:end]
+    assert len(theirs) == 2
+
+
+async def test_a_pull_that_is_held_by_a_slave_is_answered_when_its_message_comes(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    await client.stored("orders", b"first")
+    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
+    await until_copied(master, slave)
+    await until(lambda: "orders" in slave.parts.topics)
+    reader = await open_client(slave)
+
+    waiting = asyncio.create_task(reader.pull("orders", 0, 1, hold=15.0))
+    await until(lambda: len(slave.parts.held))
+    await client.stored("orders", b"second")
+
+    assert bodies_in(await waiting) == [b"second"]
+
+
+async def test_a_slave_that_is_killed_again_and_again_catches_up_without_a_gap(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
+) -> None:
+    client = await open_client(master)
+    sending = asyncio.create_task(send_many(client, 4000, size=1000))
+
+    for _ in range(4):
+        slave = await start_broker(root="slave", **slave_of(master))
+        had = slave.parts.store.mirroring.written
+        await until(lambda slave=slave, had=had: slave.parts.store.mirroring.written > had, 20)  # type: ignore[misc]  # bound now
+        await crash(slave)
+    await sending
+    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
+    await until_copied(master, slave)
+    await until(lambda: "orders" in slave.parts.topics)
+
+    reader = await open_client(slave)
+    for queue_id in range(4):
+        assert await numbers(reader, queue_id) == list(range(queue_id, 4000, 4))
+    end = master.parts.store.mirroring.end
+    mine, theirs = log_bytes(tmp_path / "master"), log_bytes(tmp_path / "slave")
+    assert b"".join(mine.values())[:end] == b"".join(theirs.values())[:end]
+
+
+async def test_a_slave_waits_for_a_master_that_comes_back(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    await send_many(await open_client(master), 20)
+    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
+    await until_copied(master, slave)
+    address, ha_port = master.address, serving(master).address.port
+    await crash(master)
+    await until(lambda: not following(slave).is_connected)
+
+    master = await start_broker(
+        root="master",
+        replication=replace(SERVING, port=ha_port),
+        server=replace(master._settings.server, port=address.port),
+    )
+    await send_many(await open_client(master), 20, first=20)
+    await until_copied(master, slave)
+
+    assert await numbers(await open_client(slave), 1) == list(range(1, 40, 4))
+
+
+async def test_an_empty_slave_gets_the_newest_file_and_everything_if_the_master_says_so(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    await send_many(await open_client(master), 60, size=400_000)
+    assert master.parts.store.mirroring.last_file > 0
+    usual = await start_broker(root="usual", **slave_of(master))
+    await until_copied(master, usual)
+    generous = replace(SERVING, whole_log=True)
+    settings = slave_of(master)
+    await master.stop()
+
+    again = await start_broker(root="master", replication=generous)
+    settings = slave_of(again)
+    whole = await start_broker(root="whole", **settings)
+    await until_copied(again, whole)
+
+    assert usual.parts.store.mirroring.start == again.parts.store.mirroring.last_file
+    assert whole.parts.store.mirroring.start == 0
+    assert whole.parts.store.max_offset("orders", 3) == 15
+    assert usual.parts.store.max_offset("orders", 3) == 15
+    assert usual.parts.store.min_offset("orders", 3) > 0
+
+
+async def test_a_slave_whose_log_has_parted_from_the_masters_keeps_its_own(
+    start_broker: StartBroker,
+    open_client: OpenClient,
+    master: Broker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = await start_broker(root="other", replication=SERVING)
+    await send_many(await open_client(other), 40)
+    slave = await start_broker(root="slave", **slave_of(other))
+    await until_copied(other, slave)
+    had = slave.parts.store.mirroring.written
+    await slave.stop()
+    await send_many(await open_client(master), 20)
+
+    slave = await start_broker(root="slave", **slave_of(master))
+    await until(lambda: "empty this folder" in caplog.text)
+
+    assert slave.parts.store.mirroring.written == had
+    assert "it cannot follow" in caplog.text
+    assert serving(master).in_sync == 0
+
+
+# ---- what else is copied
+
+
+async def test_topics_groups_progress_and_delay_progress_are_copied(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
+) -> None:
+    client = await open_client(master)
+    await client.stored("orders", b"hello")
+    await client.stored("orders", b"later", properties={"DELAY": "1"})
+    await client.pull("orders")
+    await client.report("orders", 1)
+    await until(lambda: master.parts.delays.offsets().offset_table[1] == 1)
+
+    slave = await start_broker(root="slave", **slave_of(master, state_interval=0.05))
+    await until_copied(master, slave)
+    await until_rounds(slave, 2)
+    await client.report("orders", 2)
+    await until(lambda: slave.parts.progress.stored("orders", "billing", 0) == 2)
+
+    assert slave.parts.topics.get("orders") == master.parts.topics.get("orders")
+    assert slave.parts.topics.data_version == master.parts.topics.data_version
+    assert slave.parts.groups.get("billing") == master.parts.groups.get("billing")
+    await until(lambda: slave.parts.delays.offsets().offset_table[1] == 1)
+    await slave.stop()
+    for name in ("topics", "subscriptionGroup", "consumerOffset", "delayOffset"):
+        assert (tmp_path / "slave" / "config" / f"{name}.json").exists()
+
+
+async def test_delay_progress_is_not_ahead_of_the_log(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    await client.stored("orders", b"later", properties={"DELAY": "1"})
+    await until(lambda: master.parts.delays.offsets().offset_table[1] == 1)
+    deaf = await start_broker(root="deaf", replication=SERVING)
+    settings = slave_of(master, master_ha=str(serving(deaf).address))
+
+    slave = await start_broker(root="slave", **settings)
+    await until_rounds(slave)
+
+    assert slave.parts.delays.offsets().offset_table[1] == 0
+
+
+async def test_a_topic_is_known_as_soon_as_its_messages_come(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
+    await until_rounds(slave)
+
+    await client.stored("brand-new", b"hello")
+    await until(lambda: "brand-new" in slave.parts.topics)
+
+    assert await consume(await open_client(slave), "brand-new") == [b"hello"]
+
+
+async def test_a_slave_delivers_nothing_and_refuses_what_only_masters_do(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
+    await client.stored("orders", b"later", properties={"DELAY": "1"})
+    await until_copied(master, slave)
+    on_slave = await open_client(slave)
+
+    sent = await on_slave.send("orders", b"no")
+    header = EndTransactionRequest(
+        producer_group="makers",
+        tran_state_table_offset=0,
+        commit_log_offset=0,
+        commit_or_rollback=8,
+        msg_id="none",
+    )
+    ended = await on_slave.connection.request(RequestCode.END_TRANSACTION, header)
+    await until(lambda: master.parts.store.max_offset("orders", 0) == 1, 10)
+    await until_copied(master, slave)
+
+    assert sent.code in (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert ended.code == ResponseCode.SLAVE_NOT_AVAILABLE
+    assert slave.parts.store.max_offset("orders", 0) == 1
+    assert slave.parts.store.mirroring.written == master.parts.store.mirroring.end
+
+
+# ---- reading
+
+
+async def test_a_slave_that_is_not_for_reading_serves_pulls_when_its_master_is_gone(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    await send_many(client, 40)
+    await client.pull("orders")
+    await client.report("orders", 4)
+    slave = await start_broker(root="slave", **slave_of(master))
+    await until_copied(master, slave)
+    await until(lambda: slave.parts.progress.stored("orders", "billing", 0) == 4)
+    reader = await open_client(slave)
+
+    refused = await reader.pull("orders")
+    await crash(master)
+    await until(lambda: slave.parts.replication.is_master_gone)
+    progress = await reader.query("orders")
+    found = await numbers(reader, 0, int(progress.ext_fields["offset"]))
+    await reader.report("orders", 10)
+
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert found == list(range(16, 40, 4))
+    assert slave.parts.progress.stored("orders", "billing", 0) == 10
+
+
+async def test_a_consumer_far_behind_is_sent_to_the_slave_and_stays_there_until_it_is_near(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    near = replace(SMALL_STORE, read=replace(SMALL_STORE.read, memory_distance=30_000))
+    master = await start_broker(root="master", replication=SERVING, pull=READABLE, store=near)
+    client = await open_client(master)
+    await send_many(client, 400, size=500)
+    slave = await start_broker(root="slave", pull=READABLE, store=near, **slave_of(master))
+    await until_copied(master, slave)
+    await until(lambda: "orders" in slave.parts.topics)
+    brokers = {0: client, 1: await open_client(slave)}
+
+    offset, at, way, found = 0, 0, [], 0
+    while (answer := await brokers[at].pull("orders", 0, offset, max_msg_nums=10)).code == 0:
+        way.append(at)
+        found += len(bodies_in(answer))
+        offset = int(answer.ext_fields["nextBeginOffset"])
+        at = int(answer.ext_fields["suggestWhichBrokerId"])
+
+    assert found == 100
+    assert way[0] == 0
+    assert way[1] == 1
+    assert way[-1] == 0
+    assert sum(way) > len(way) / 2
+
+
+# ---- name servers, settings, what is shown
+
+
+async def test_a_slave_finds_its_master_through_the_name_server(
+    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
+) -> None:
+    told = {
+        "name_servers": (str(name_server.address),),
+        "registration": RegistrationSettings(interval=0.1),
+    }
+    slave = await start_broker(root="slave", broker_id=1, replication=QUICK, **told)
+    master = await start_broker(root="master", replication=SERVING, **told)
+
+    await send_many(await open_client(master), 20)
+    await until_copied(master, slave)
+    await until(lambda: "orders" in slave.parts.topics)
+    both = name_server.service.routes.route("orders")
+
+    assert both is not None
+    assert dict(both.broker_datas[0].broker_addrs) == {
+        0: str(master.address),
+        1: str(slave.address),
+    }
+
+
+async def test_slaves_are_not_served_unless_the_settings_say_so(broker: Broker) -> None:
+    assert broker.parts.replication.serving is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"in_sync_replicas": 2},
+        {"heartbeat": 20.0},
+        {"port": 70000},
+        {"retry": 0},
+        {"transfer_size": 4 * 1024 * 1024},
+        {"master": "nowhere:"},
+    ],
+)
+def test_settings_that_cannot_work_are_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(Exception, match=f"replication.{next(iter(wrong))}"):
+        ReplicationSettings(**wrong)  # type: ignore[arg-type]  # that is the point

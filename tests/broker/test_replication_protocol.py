@@ -1,0 +1,395 @@
+"""What master and slave say to each other, byte by byte, and who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.replication.copies import Copies
+from orbitmq.broker.replication.frames import (
+    FrameReader,
+    FrameRefused,
+    ReportReader,
+    pack_head,
+    pack_report,
+)
+from orbitmq.broker.turns import PutStatus
+from orbitmq.remoting.errors import ListenFailed
+from orbitmq.store.settings import FlushPolicy
+from orbitmq.wire.codes import ResponseCode
+from tests.support.broker import SMALL_STORE, RawClient, until
+from tests.support.replication import (
+    SERVING,
+    RawSlave,
+    following,
+    serving,
+    slave_of,
+    until_copied,
+)
+
+StartBroker = Callable[..., Awaitable[Broker]]
+OpenClient = Callable[..., Awaitable[RawClient]]
+
+#: So that senders wait for one slave.
+WAITING = replace(SERVING, in_sync_replicas=2)
+SYNC_STORE = replace(SMALL_STORE, flush=replace(SMALL_STORE.flush, policy=FlushPolicy.SYNC))
+
+
+@pytest.fixture
+async def master(start_broker: StartBroker) -> Broker:
+    return await start_broker(root="master", replication=SERVING)
+
+
+# ---- the format
+
+
+@given(
+    frames=st.lists(st.tuples(st.integers(0, 2**62), st.binary(max_size=50)), max_size=8),
+    cuts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+)
+def test_frames_are_read_however_they_are_cut(
+    frames: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    data = b"".join(pack_head(offset, len(body)) + body for offset, body in frames)
+    reader = FrameReader()
+
+    found = []
+    while data:
+        size = cuts[len(data) % len(cuts)]
+        found += list(reader.feed(data[:size]))
+        data = data[size:]
+
+    assert found == frames
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 0), (0, -1), (0, 4 * 1024 * 1024)])
+def test_a_frame_that_cannot_be_is_refused(offset: int, size: int) -> None:
+    with pytest.raises(FrameRefused):
+        list(FrameReader().feed(pack_head(offset, size)))
+
+
+@given(offsets=st.lists(st.integers(0, 2**62), min_size=1, max_size=9), cut=st.integers(1, 20))
+def test_the_newest_report_counts(offsets: list[int], cut: int) -> None:
+    data = b"".join(pack_report(offset) for offset in offsets)
+    reader = ReportReader()
+
+    found = [reader.feed(data[at : at + cut]) for at in range(0, len(data), cut)]
+
+    assert [offset for offset in found if offset is not None][-1] == offsets[-1]
+
+
+# ---- the master
+
+
+async def test_the_log_comes_in_frames_of_at_most_32_kib_that_know_nothing_of_messages(
+    master: Broker, open_client: OpenClient
+) -> None:
+    client = await open_client(master)
+    for _ in range(3):
+        await client.stored("orders", b"x" * 50_000)
+    slave = await RawSlave.open(serving(master).address)
+
+    await slave.report(0)
+    end = master.parts.store.mirroring.end
+    found, sizes = b"", []
+    while len(found) < end:
+        offset, body = await slave.frame()
+        assert offset == len(found)
+        sizes.append(len(body))
+        found += body
+
+    assert max(sizes) == 32 * 1024
+    assert found == bytes(master.parts.store.mirroring.stretch(0, end) or b"")
+    slave.close()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+async def test_a_slave_goes_on_where_its_log_ends(
+    master: Broker, open_client: OpenClient, share: float
+) -> None:
+    client = await open_client(master)
+    places = [await client.stored("orders", b"x" * 100) for _ in range(4)]
+    assert len(places) == 4
+    mirroring = master.parts.store.mirroring
+    first = max(1, round(mirroring.end * share))
+    slave = await RawSlave.open(serving(master).address)
+
+    await slave.report(first)
+    await until(lambda: bool(serving(master).replicas))
+    await client.stored("orders", b"one more")
+    offset, body = await slave.frame()
+
+    assert offset == first
+    assert body == bytes(mirroring.stretch(first, len(body)) or b"")
+    slave.close()
+
+
+async def test_nothing_is_sent_before_the_first_report(
+    master: Broker, open_client: OpenClient
+) -> None:
+    slave = await RawSlave.open(serving(master).address)
+    await until(lambda: bool(serving(master).replicas))
+    client = await open_client(master)
+    await client.stored("orders", b"hello")
+    await slave.say(pack_report(0)[:7])
+    (replica,) = serving(master).replicas
+
+    await client.stored("orders", b"world")
+
+    assert (replica.sent_bytes, replica.acknowledged) == (0, None)
+    await slave.say(pack_report(0)[7:])
+    offset, _ = await slave.frame()
+    assert offset == 0
+    slave.close()
+
+
+async def test_a_master_without_news_shows_that_it_lives(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    master = await start_broker(replication=replace(SERVING, heartbeat=0.05))
+    client = await open_client(master)
+    await client.stored("orders", b"hello")
+    slave = await RawSlave.open(serving(master).address)
+    end = master.parts.store.mirroring.end
+
+    await slave.report(end)
+    heard = [await slave.frame(), await slave.frame()]
+
+    assert heard == [(end, b""), (end, b"")]
+    slave.close()
+
+
+async def test_a_silent_slave_is_given_up(start_broker: StartBroker) -> None:
+    quick = replace(SERVING, heartbeat=0.05, silence=0.2)
+    master = await start_broker(replication=quick)
+    slave = await RawSlave.open(serving(master).address)
+    await slave.report(0)
+    await until(lambda: serving(master).in_sync == 1)
+
+    await until(lambda: not serving(master).replicas)
+
+    # The rest are signs of life; then the end.
+    assert len(await slave.read(1 << 20)) % 12 == 0
+    slave.close()
+
+
+async def test_a_silent_master_is_given_up(start_broker: StartBroker) -> None:
+    connected: list[asyncio.StreamWriter] = []
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(writer)
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    master = await start_broker(root="master", replication=SERVING)
+    changes = {"heartbeat": 0.05, "silence": 0.2, "master_ha": f"127.0.0.1:{port}"}
+
+    await start_broker(root="slave", **slave_of(master, **changes))
+    await until(lambda: len(connected) >= 3)
+
+    for writer in connected:
+        writer.close()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("said", [pack_report(-1), b"\xff" * 8])
+async def test_a_slave_that_talks_nonsense_is_given_up(master: Broker, said: bytes) -> None:
+    slave = await RawSlave.open(serving(master).address)
+
+    await slave.say(said)
+
+    assert await slave.read(1) == b""
+    assert not serving(master).replicas
+    slave.close()
+
+
+async def test_a_slave_that_does_not_read_costs_no_memory(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    big = replace(SMALL_STORE, file_size=64 * 1024 * 1024)
+    master = await start_broker(root="master", replication=SERVING, store=big)
+    client = await open_client(master)
+    slow = await RawSlave.open(serving(master).address, window=4096)
+    await slow.report(0)
+    await until(lambda: bool(serving(master).replicas))
+    (replica,) = serving(master).replicas
+    await client.stored("orders", b"x" * 1_000_000)
+
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(30):
+        await client.stored("orders", b"x" * 1_000_000)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+
+    assert replica.unsent <= 16 * (32 * 1024 + 12)
+    assert after - before < 5_000_000
+    end = master.parts.store.mirroring.end
+    found = 0
+    while found < end:
+        offset, body = await slow.frame()
+        assert offset == found
+        found += len(body)
+        await slow.report(found)
+    await until(lambda: replica.acknowledged == end)
+    slow.close()
+
+
+async def test_more_slaves_than_allowed_are_turned_away(start_broker: StartBroker) -> None:
+    master = await start_broker(replication=replace(SERVING, replicas=1))
+    first = await RawSlave.open(serving(master).address)
+    await first.report(0)
+    await until(lambda: len(serving(master).replicas) == 1)
+
+    second = await RawSlave.open(serving(master).address)
+
+    assert await second.read(1) == b""
+    assert len(serving(master).replicas) == 1
+    first.close()
+    second.close()
+
+
+async def test_a_port_that_is_taken_stops_the_start(
+    start_broker: StartBroker, master: Broker
+) -> None:
+    taken = replace(SERVING, port=serving(master).address.port)
+
+    with pytest.raises(ListenFailed):
+        await start_broker(root="second", replication=taken)
+    again = await start_broker(root="second", replication=SERVING)
+
+    assert again.parts.replication.serving is not None
+
+
+# ---- waiting for slaves
+
+
+@pytest.mark.parametrize("store", [SMALL_STORE, SYNC_STORE], ids=["async", "sync"])
+async def test_a_send_is_answered_when_the_slave_has_it(
+    start_broker: StartBroker, open_client: OpenClient, store: object
+) -> None:
+    master = await start_broker(root="master", replication=WAITING, store=store)
+    client = await open_client(master)
+    slave = await start_broker(root="slave", store=store, **slave_of(master))
+    await until(lambda: serving(master).in_sync == 1)
+
+    for number in range(20):
+        answer = await client.send("orders", b"%d" % number)
+
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert slave.parts.store.mirroring.written == master.parts.store.mirroring.end
+    answers = await asyncio.gather(*(client.send("orders", b"many") for _ in range(200)))
+    assert {answer.code for answer in answers} == {0}
+
+
+async def test_without_a_slave_a_send_is_stored_and_the_sender_told(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    master = await start_broker(replication=WAITING)
+    client = await open_client(master)
+
+    answer = await client.send("orders")
+
+    assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+    assert master.parts.store.max_offset("orders", 0) == 1
+
+
+async def test_a_slave_that_takes_too_long_is_not_waited_for(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    master = await start_broker(replication=replace(WAITING, copy_timeout=0.1))
+    client = await open_client(master)
+    lazy = await RawSlave.open(serving(master).address)
+    await lazy.report(0)
+    await until(lambda: serving(master).in_sync == 1)
+
+    answers = await asyncio.gather(*(client.send("orders") for _ in range(5)))
+    hasty = await client.send("orders", properties={"WAIT": "false"})
+
+    assert {answer.code for answer in answers} == {ResponseCode.FLUSH_SLAVE_TIMEOUT}
+    assert hasty.code == ResponseCode.SUCCESS
+    await lazy.report(master.parts.store.mirroring.end)
+    await until(lambda: {each.acknowledged for each in serving(master).replicas} != {0})
+    assert master.parts.turns.waiting == 0
+    lazy.close()
+
+
+async def test_a_slave_too_far_behind_is_not_waited_for(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    master = await start_broker(replication=replace(WAITING, max_gap=1000))
+    client = await open_client(master)
+    lazy = await RawSlave.open(serving(master).address)
+    await lazy.report(0)
+    await until(lambda: bool(serving(master).replicas))
+
+    answer = await client.send("orders", b"x" * 2000)
+
+    assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+    lazy.close()
+
+
+class FakeFollower:
+    def __init__(self, acknowledged: int) -> None:
+        self.acknowledged: int | None = acknowledged
+        self.is_in_sync = True
+
+
+@given(
+    acks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=30),
+    ends=st.lists(st.integers(1, 100), max_size=20),
+    needed=st.integers(1, 4),
+)
+def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(
+    acks: list[tuple[int, int]], ends: list[int], needed: int
+) -> None:
+    async def check() -> None:
+        followers = [FakeFollower(0) for _ in range(4)]
+        copies = Copies(needed, 60.0, lambda: followers, asyncio.get_running_loop())
+        answered: dict[int, PutStatus] = {}
+
+        def note(number: int, status: PutStatus) -> None:
+            assert number not in answered
+            answered[number] = status
+
+        for number, end in enumerate(sorted(ends)):
+            copies.when_copied(end, lambda status, number=number: note(number, status))  # type: ignore[misc]  # bound now
+        for who, offset in acks:
+            followers[who].acknowledged = max(offset, followers[who].acknowledged or 0)
+            copies.acknowledged()
+
+        reached = sorted((each.acknowledged or 0 for each in followers), reverse=True)[needed - 1]
+        expected = {n: PutStatus.PUT_OK for n, end in enumerate(sorted(ends)) if end <= reached}
+        assert answered == expected
+        copies.end()
+        assert len(answered) == len(ends)
+        assert len(copies) == 0
+
+    asyncio.run(check())
+
+
+async def test_a_slave_reports_from_time_to_time(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    quick = replace(SERVING, heartbeat=0.05, silence=0.3)
+    master = await start_broker(root="master", replication=quick)
+    client = await open_client(master)
+    slave = await start_broker(root="slave", **slave_of(master, heartbeat=0.05, silence=0.3))
+    await client.stored("orders", b"hello")
+    await until_copied(master, slave)
+    (replica,) = serving(master).replicas
+    heard = replica._heard_at
+
+    await until(lambda: replica._heard_at > heard + 0.6)
+
+    assert serving(master).replicas == {replica}
+    assert following(slave).is_connected
+    assert replica.acknowledged == master.parts.store.mirroring.end
