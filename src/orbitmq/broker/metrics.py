@@ -7,7 +7,8 @@ that were deleted is gone from here; `rate()` takes that for a restart.
 
 Differences to Apache: a topic's messages have the type that the topic declares (`message.type`), as
 that of each message is not looked at; bytes in are those of bodies, bytes out those of whole
-records; lag see `lag`. Histograms are not there. What RocketMQ has no name for begins with `orbitmq_`.
+records; lag see `lag`. Histograms are not there. What RocketMQ has no name for begins with
+`orbitmq_`.
 """
 
 from __future__ import annotations
