@@ -12,6 +12,8 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import PullSettings, RegistrationSettings, ReplicationSettings
 from orbitmq.namesrv.server import NameServer
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.stats import HARuntimeInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.transactions import EndTransactionRequest
 from tests.support.broker import SMALL_STORE, RawClient, bodies_in, until
@@ -67,6 +69,7 @@ async def crash(broker: Broker) -> None:
 # ---- the log
 
 
+@pytest.mark.feature("I7")
 async def test_a_slave_has_the_same_log_as_its_master_while_producers_send(
     start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
 ) -> None:
@@ -107,6 +110,7 @@ async def test_a_pull_that_is_held_by_a_slave_is_answered_when_its_message_comes
     assert bodies_in(await waiting) == [b"second"]
 
 
+@pytest.mark.feature("I7")
 async def test_a_slave_that_is_killed_again_and_again_catches_up_without_a_gap(
     start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
 ) -> None:
@@ -200,6 +204,7 @@ async def test_a_slave_whose_log_has_parted_from_the_masters_keeps_its_own(
 # ---- what else is copied
 
 
+@pytest.mark.feature("I7")
 async def test_topics_groups_progress_and_delay_progress_are_copied(
     start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
 ) -> None:
@@ -238,6 +243,29 @@ async def test_delay_progress_is_not_ahead_of_the_log(
     await until_rounds(slave)
 
     assert slave.parts.delays.offsets().offset_table[1] == 0
+
+
+async def test_a_slave_that_becomes_the_master_goes_on_with_what_was_delayed(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    store = replace(SMALL_STORE, delay_levels=(0.05, 1.5))
+    master = await start_broker(root="master", replication=SERVING, store=store)
+    client = await open_client(master)
+    slave = await start_broker(root="slave", store=store, **slave_of(master, state_interval=0.05))
+    await client.stored("orders", b"soon", properties={"DELAY": "1"})
+    await until(lambda: master.parts.delays.offsets().offset_table[1] == 1)
+    await client.stored("orders", b"later", properties={"DELAY": "2"})
+    await until_copied(master, slave)
+    await until(lambda: slave.parts.delays.offsets().offset_table[1] == 1)
+    await crash(master)
+    await slave.stop()
+
+    promoted = await start_broker(root="slave", store=store)
+    await until(lambda: promoted.parts.delays.offsets().offset_table[2] == 1)
+
+    on_promoted = await open_client(promoted)
+    assert await consume(on_promoted, "orders") == [b"soon", b"later"]
+    assert (await on_promoted.stored("orders", b"new")).queue_offset == 2
 
 
 async def test_a_topic_is_known_as_soon_as_its_messages_come(
@@ -283,6 +311,7 @@ async def test_a_slave_delivers_nothing_and_refuses_what_only_masters_do(
 # ---- reading
 
 
+@pytest.mark.feature("I7")
 async def test_a_slave_that_is_not_for_reading_serves_pulls_when_its_master_is_gone(
     start_broker: StartBroker, open_client: OpenClient, master: Broker
 ) -> None:
@@ -307,6 +336,7 @@ async def test_a_slave_that_is_not_for_reading_serves_pulls_when_its_master_is_g
     assert slave.parts.progress.stored("orders", "billing", 0) == 10
 
 
+@pytest.mark.feature("I7")
 async def test_a_consumer_far_behind_is_sent_to_the_slave_and_stays_there_until_it_is_near(
     start_broker: StartBroker, open_client: OpenClient
 ) -> None:
@@ -376,3 +406,28 @@ async def test_slaves_are_not_served_unless_the_settings_say_so(broker: Broker) 
 def test_settings_that_cannot_work_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(Exception, match=f"replication.{next(iter(wrong))}"):
         ReplicationSettings(**wrong)  # type: ignore[arg-type]  # that is the point
+
+
+async def test_how_replication_stands_can_be_asked(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    slave = await start_broker(root="slave", **slave_of(master))
+    await send_many(client, 20)
+    await until_copied(master, slave)
+    await until(lambda: {each.behind for each in serving(master).replicas} == {0})
+
+    of_master = await client.connection.request(RequestCode.GET_BROKER_HA_STATUS)
+    of_slave = await (await open_client(slave)).connection.request(RequestCode.GET_BROKER_HA_STATUS)
+
+    end = master.parts.store.mirroring.end
+    shown = decode_body(HARuntimeInfo, of_master.body)
+    assert (shown.master, shown.in_sync_slave_nums) == (True, 1)
+    assert shown.master_commit_log_max_offset == end
+    (connection,) = shown.ha_connection_info
+    assert (connection.slave_ack_offset, connection.diff, connection.in_sync) == (end, 0, True)
+    assert connection.transfer_from_where == end
+    seen = decode_body(HARuntimeInfo, of_slave.body).ha_client_runtime_info
+    assert (seen.activated, seen.max_offset) == (True, end)
+    assert seen.master_addr == str(serving(master).address)
+    assert abs(seen.last_read_timestamp / 1000 - slave.parts.clock.now()) < 30

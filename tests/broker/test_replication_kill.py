@@ -108,7 +108,11 @@ async def test_what_master_and_slave_have_promised_survives_the_death_of_either(
     ha_port = free.sockets[0].getsockname()[1]
     free.close()
     await free.wait_closed()
-    serving = ("replication.serve=true", f"replication.port={ha_port}")
+    serving = (
+        "replication.serve=true",
+        "replication.whole_log=true",
+        f"replication.port={ha_port}",
+    )
     master, address = await start_process("master", *serving, "replication.in_sync_replicas=2")
     following = (
         "broker_id=1",

@@ -200,7 +200,6 @@ class Broker:
         parts.access = open_access(parts)
         store.on_arrival(parts.held.arrived)
         begin_delivering(parts, self._disk)
-        begin_replicating(parts)
         parts.background.every(settings.tick, lambda: self._tick(parts))
         parts.background.every(settings.clean_interval, lambda: _clean(parts))
         self._dispatcher = Dispatcher(
@@ -210,6 +209,7 @@ class Broker:
             turn_done=self._end_of_turn(parts),
             closed=parts.connection_closed,
         )
+        begin_replicating(parts)
         self._front.become(self._dispatcher)
 
     def _end_of_turn(self, parts: Parts) -> Callable[[Connection], None]:

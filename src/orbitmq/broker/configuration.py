@@ -218,9 +218,15 @@ def _derived(settings: BrokerSettings, address: Address) -> dict[str, str]:
         "listenPort": str(address.port),
         "bindAddress": settings.server.host,
         "storePathCommitLog": str(settings.root / "commitlog"),
-        "brokerRole": "SLAVE" if settings.is_slave else "ASYNC_MASTER",
+        "brokerRole": _role(settings),
         "backwardRule": settings.progress.rule.backward.value,
     }
+
+
+def _role(settings: BrokerSettings) -> str:
+    if settings.is_slave:
+        return "SLAVE"
+    return "SYNC_MASTER" if settings.replication.in_sync_replicas > 1 else "ASYNC_MASTER"
 
 
 def _at(settings: object, path: str) -> Any:

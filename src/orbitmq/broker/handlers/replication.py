@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.progress import encode_progress
+from orbitmq.broker.replication.following import Following
+from orbitmq.broker.replication.serving import Serving
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.wire.bodies.base import Body, encode_body
 from orbitmq.wire.bodies.membership import RequestModes
-from orbitmq.wire.bodies.stats import HARuntimeInfo
+from orbitmq.wire.bodies.stats import HAClientInfo, HAConnectionInfo, HARuntimeInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.versions import Gate
@@ -45,12 +47,42 @@ class Replication:
         return _answer(request, RequestModes())
 
     def status(self, _: Connection, request: Command) -> Command:
-        state = self._parts.store.statistics()
-        is_master = not self._parts.settings.is_slave
-        body = HARuntimeInfo(
-            master=is_master, master_commit_log_max_offset=state.log_end if is_master else 0
+        replication = self._parts.replication
+        if replication.following is not None:
+            return _answer(request, self._as_slave(replication.following))
+        return _answer(request, self._as_master(replication.serving))
+
+    def _as_master(self, serving: Serving | None) -> HARuntimeInfo:
+        replicas = () if serving is None else serving.replicas
+        return HARuntimeInfo(
+            master=True,
+            master_commit_log_max_offset=self._parts.store.statistics().log_end,
+            in_sync_slave_nums=0 if serving is None else serving.in_sync,
+            ha_connection_info=tuple(
+                HAConnectionInfo(
+                    addr=str(replica.address),
+                    slave_ack_offset=replica.acknowledged or 0,
+                    diff=replica.behind,
+                    in_sync=replica.is_in_sync,
+                    transferred_byte_in_second=round(replica.bytes_per_second),
+                    transfer_from_where=replica.position,
+                )
+                for replica in replicas
+            ),
         )
-        return _answer(request, body)
+
+    def _as_slave(self, following: Following) -> HARuntimeInfo:
+        clock = self._parts.clock
+        heard = following.heard_at
+        ago = None if heard is None else clock.monotonic() - heard
+        return HARuntimeInfo(
+            ha_client_runtime_info=HAClientInfo(
+                activated=following.is_connected,
+                master_addr=None if following.address is None else str(following.address),
+                max_offset=self._parts.store.mirroring.written,
+                last_read_timestamp=0 if ago is None else round((clock.now() - ago) * 1000),
+            )
+        )
 
 
 def _reads_bare_keys(request: Command) -> bool:

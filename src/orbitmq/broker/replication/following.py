@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.parts import Parts
@@ -59,6 +60,11 @@ class Following:
     def is_alone(self) -> bool:
         """Whether there is, for all that is known, no master."""
         return self._stream is None and self._master.is_told
+
+    @property
+    def address(self) -> Address | None:
+        """Where the master's log is to be had."""
+        return self._master.log_address
 
     @property
     def heard_at(self) -> float | None:
@@ -129,14 +135,14 @@ class _Stream(asyncio.Protocol):
         self._grown = grown
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._reported = 0
+        self._reported: int | None = None
 
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of a stream socket
-        self._transport = transport
-        self._report(self._mirroring.expected)
+        # That of uvloop is one in all but name.
+        self._transport = cast("asyncio.Transport", transport)
+        self._acknowledge(self._mirroring.expected)
 
     def data_received(self, data: bytes) -> None:
         if self.lost.done():
@@ -155,7 +161,7 @@ class _Stream(asyncio.Protocol):
         """From time to time: report, and give up a master that is silent."""
         if self._monotonic() - self.heard_at > self._silence:
             self._give_up(MasterLost(f"the master said nothing for {self._silence:g} s"))
-        else:
+        elif self._reported is not None:
             self._report(self._reported)
 
     def _give_up(self, error: Exception) -> None:

@@ -46,6 +46,8 @@ class Replica:
         #: What it is sent next.
         self.position = 0
         self.sent_bytes = 0
+        #: Of late.
+        self.bytes_per_second = 0.0
         self._socket = accepted
         self._mirroring = mirroring
         self._settings = settings
@@ -59,7 +61,8 @@ class Replica:
         self._waits_for_socket = False
         self._is_open = True
         self._is_stray = False  #: its log is not a part of this one
-        self._heard_at = self._sent_at = clock.monotonic()
+        self._heard_at = self._sent_at = self._looked_at = clock.monotonic()
+        self._sent_then = 0
         loop.add_reader(accepted, self._read)
 
     @property
@@ -67,7 +70,12 @@ class Replica:
         """Whether it is close enough behind to be waited for."""
         if self.acknowledged is None or self._is_stray:
             return False
-        return self._mirroring.end - self.acknowledged < self._settings.max_gap
+        return self.behind < self._settings.max_gap
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the log that it has not said to have."""
+        return self._mirroring.end - (self.acknowledged or 0)
 
     @property
     def unsent(self) -> int:
@@ -176,6 +184,9 @@ class Replica:
 
     def look(self, now: float) -> None:
         """Say something to a slave that has heard nothing, and give up one that says nothing."""
+        if now > self._looked_at:
+            self.bytes_per_second = (self.sent_bytes - self._sent_then) / (now - self._looked_at)
+        self._looked_at, self._sent_then = now, self.sent_bytes
         if now - self._heard_at > self._settings.silence:
             self.close(f"it said nothing for {self._settings.silence:g} s")
             return
