@@ -67,6 +67,7 @@ COMMANDS = {
     "reset": "resetOffsetByTime -g offline -t Orders -s 0",
     "resetOnline": "resetOffsetByTime -g billing -t Orders -s 0",
     "progressAfter": "consumerProgress -g billing",
+    "skip": "skipAccumulatedMessage -g offline -t Orders",
     "updateGroup": "updateSubGroup -b {broker} -g audit -r 3",
     "groupConfig": "getConsumerConfig -g audit",
     "deleteGroup": "deleteSubGroup -b {broker} -g audit",
@@ -79,6 +80,8 @@ COMMANDS = {
     "consumeStats": "brokerConsumeStats -b {broker}",
     "cleanQueues": "cleanExpiredCQ -b {broker}",
     "cleanTopics": "cleanUnusedTopic -b {broker}",
+    "updatePerm": "updateTopicPerm -b {broker} -t Invoices -p 4",
+    "routeAfter": "topicRoute -t Invoices",
     "deleteTopic": "deleteTopic -c DefaultCluster -t Invoices",
     "topicListAfter": "topicList",
 }
@@ -240,6 +243,7 @@ def test_topics_are_made_listed_shown_and_deleted(session: Session) -> None:
     assert f'"{session.broker}"' in session.printed["topicRoute"]
     assert session.row("topicStatus", "broker-a", "0")[2:4] == ["0", "3"]
     assert session.row("topicStatus", "broker-a", "3")[2:4] == ["0", "0"]
+    assert '"perm":4' in session.printed["routeAfter"].replace(" ", "")
     assert "delete topic [Invoices] from cluster" in session.printed["deleteTopic"]
     assert ["Invoices"] not in session.rows("topicListAfter")
     assert ["Orders"] in session.rows("topicListAfter")
@@ -262,7 +266,8 @@ def test_progress_is_shown_and_read_back_after_a_reset(session: Session) -> None
     assert session.row("reset", "broker-a", "0") == ["broker-a", "0", "0"]
     assert session.row("resetOnline", "broker-a", "0") == ["broker-a", "0", "0"]
     assert "Diff Total: 3" in session.printed["progressAfter"]
-    assert session.running.progress("offline") == dict.fromkeys(range(4), 0)
+    assert session.row("skip", "broker-a", "0") == ["broker-a", "0", "3"]
+    assert session.running.progress("offline") == {0: 3, 1: 0, 2: 0, 3: 0}
 
 
 def test_progress_is_cloned(session: Session) -> None:

@@ -13,6 +13,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
@@ -24,14 +25,18 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
@@ -39,7 +44,8 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
  *
  * <p>Every result is one JSON object per line on standard output; bodies are base64. The exit
  * status is 0 when the command did all it was asked for before its deadline. The address of the
- * name server is always given by {@code namesrv=}.
+ * name server is always given by {@code namesrv=}. {@link Session} runs many commands in one
+ * process.
  */
 public final class Client {
     /** The stream results are printed on; the libraries may print on System.out as they like. */
@@ -50,26 +56,41 @@ public final class Client {
 
     private final Map<String, String> options = new HashMap<>();
 
+    /** Which command of a session this is; null when it has the process to itself. */
+    private final Integer number;
+
+    /** Open until a command that stays ("hold") is told to end. */
+    private final CountDownLatch held = new CountDownLatch(1);
+
+    /** Answers questions; only where a consumer was asked to. */
+    private DefaultMQProducer replier;
+
+    Client(Integer number, Iterable<String> settings) {
+        this.number = number;
+        for (String setting : settings) {
+            int at = setting.indexOf('=');
+            options.put(setting.substring(0, at), setting.substring(at + 1));
+        }
+    }
+
     public static void main(String[] args) {
         System.setOut(System.err);
         try {
-            System.exit(run(args) ? 0 : 3);
+            List<String> words = List.of(args);
+            Client client = new Client(null, words.subList(1, words.size()));
+            System.exit(client.run(words.get(0)) ? 0 : 3);
         } catch (Exception e) {
             e.printStackTrace();
             System.exit(1); // the client's own threads would keep the process alive
         }
     }
 
-    private static boolean run(String[] args) throws Exception {
-        Client client = new Client();
-        for (int i = 1; i < args.length; i++) {
-            int at = args[i].indexOf('=');
-            client.options.put(args[i].substring(0, at), args[i].substring(at + 1));
-        }
-        return client.run(args[0]);
+    /** Ends a command that stays until it is told to. */
+    void release() {
+        held.countDown();
     }
 
-    private boolean run(String command) throws Exception {
+    boolean run(String command) throws Exception {
         switch (command) {
             case "topic":
                 return createTopic();
@@ -81,6 +102,12 @@ public final class Client {
                 return consume();
             case "pull":
                 return pull();
+            case "lite-pull":
+                return litePull();
+            case "request":
+                return request();
+            case "reset":
+                return reset();
             case "offsets":
                 return offsets();
             case "query-key":
@@ -113,11 +140,14 @@ public final class Client {
         int count = number("count", 1);
         int batch = number("batch", 0);
         List<Message> waiting = new ArrayList<>();
+        CountDownLatch answers = new CountDownLatch(options.containsKey("async") ? count : 0);
         for (int i = 0; i < count; i++) {
             Message message = message(i);
             if (batch == 0) {
                 if (options.containsKey("oneway")) {
                     producer.sendOneway(message);
+                } else if (options.containsKey("async")) {
+                    sendLater(producer, message, answers);
                 } else {
                     print(sent(sendOne(producer, message)));
                 }
@@ -129,11 +159,35 @@ public final class Client {
                 waiting = new ArrayList<>();
             }
         }
+        boolean done = answers.await(number("deadline", 60), TimeUnit.SECONDS);
         producer.shutdown();
-        return true;
+        return done;
+    }
+
+    private void sendLater(DefaultMQProducer producer, Message message, CountDownLatch answers)
+        throws Exception {
+        producer.send(message, new SendCallback() {
+            @Override
+            public void onSuccess(SendResult result) {
+                print(sent(result));
+                answers.countDown();
+            }
+
+            @Override
+            public void onException(Throwable refused) {
+                print(refusal(refused));
+                answers.countDown();
+            }
+        });
     }
 
     private SendResult sendOne(DefaultMQProducer producer, Message message) throws Exception {
+        if (options.containsKey("ordered")) {
+            String order = message.getUserProperty("order");
+            return producer.send(message,
+                (queues, m, key) -> queues.get(Math.floorMod(key.hashCode(), queues.size())),
+                order);
+        }
         if (!options.containsKey("queue")) {
             return producer.send(message);
         }
@@ -193,12 +247,21 @@ public final class Client {
         return done;
     }
 
-    /** Consumes until count messages were taken; the first fail deliveries of each fail. */
+    /**
+     * Consumes until count messages were taken, or with hold until released; the first fail
+     * deliveries of each fail.
+     */
     private boolean consume() throws Exception {
         int fail = number("fail", 0);
         CountDownLatch taken = new CountDownLatch(number("count", 1));
         Map<String, AtomicInteger> deliveries = new ConcurrentHashMap<>();
         DefaultMQPushConsumer consumer = newConsumer(text("group"));
+        consumer.setMaxReconsumeTimes(number("max-reconsume", -1));
+        if (options.containsKey("broadcast")) {
+            // The two lines keep this enumeration in different packages.
+            var models = consumer.getMessageModel().getDeclaringClass();
+            consumer.setMessageModel(Enum.valueOf(models, "BROADCASTING"));
+        }
         if (options.containsKey("sql")) {
             consumer.subscribe(text("topic"), MessageSelector.bySql(text("sql")));
         } else {
@@ -218,13 +281,22 @@ public final class Client {
                     : ConsumeConcurrentlyStatus.RECONSUME_LATER;
             });
         }
+        if (options.containsKey("reply")) {
+            replier = new DefaultMQProducer(text("group") + "-replies");
+            configure(replier);
+            replier.start();
+        }
         consumer.start();
-        boolean done = taken.await(number("deadline", 60), TimeUnit.SECONDS);
+        CountDownLatch end = options.containsKey("hold") ? held : taken;
+        boolean done = end.await(number("deadline", 60), TimeUnit.SECONDS);
         consumer.shutdown();
+        if (replier != null) {
+            replier.shutdown();
+        }
         return done;
     }
 
-    private static boolean takeAll(List<MessageExt> messages,
+    private boolean takeAll(List<MessageExt> messages,
         Map<String, AtomicInteger> deliveries, int fail, CountDownLatch taken) {
         for (MessageExt message : messages) {
             print(received(message));
@@ -233,8 +305,85 @@ public final class Client {
             if (seen.incrementAndGet() <= fail) {
                 return false;
             }
+            if (replier != null) {
+                reply(message);
+            }
             taken.countDown();
         }
+        return true;
+    }
+
+    private void reply(MessageExt message) {
+        try {
+            byte[] body = new StringBuilder(new String(message.getBody(), StandardCharsets.UTF_8))
+                .reverse().toString().getBytes(StandardCharsets.UTF_8);
+            print(sent(replier.send(MessageUtil.createReplyMessage(message, body))));
+        } catch (Exception refused) {
+            print(refusal(refused));
+        }
+    }
+
+    /** Asks count questions, one after the other, and prints each reply. */
+    private boolean request() throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(text("group", "driver-requests"));
+        configure(producer);
+        producer.start();
+        for (int i = 0; i < number("count", 1); i++) {
+            try {
+                Message reply = producer.request(message(i), number("patience", 10_000));
+                Map<String, Object> line = new LinkedHashMap<>();
+                line.put("topic", reply.getTopic());
+                line.put("properties", new TreeMap<>(reply.getProperties()));
+                line.put("body", Base64.getEncoder().encodeToString(reply.getBody()));
+                print(line);
+            } catch (Exception refused) {
+                print(refusal(refused));
+            }
+        }
+        producer.shutdown();
+        return true;
+    }
+
+    /** Reads count messages as a member of a group, or with assign alone, and commits. */
+    private boolean litePull() throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(text("group"));
+        consumer.setNamesrvAddr(text("namesrv"));
+        consumer.setInstanceName(text("instance", "driver"));
+        consumer.setClientIP(text("client-ip", "127.0.0.1"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setAutoCommit(false);
+        boolean assigned = options.containsKey("assign");
+        if (!assigned) {
+            consumer.subscribe(text("topic"), text("expression", "*"));
+        }
+        consumer.start();
+        if (assigned) {
+            consumer.assign(consumer.fetchMessageQueues(text("topic")));
+        }
+        int wanted = number("count", 1);
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(number("deadline", 60));
+        while (wanted > 0 && System.nanoTime() < until) {
+            List<MessageExt> found = consumer.poll(1000);
+            found.forEach(m -> print(received(m)));
+            wanted -= found.size();
+        }
+        consumer.commitSync();
+        consumer.shutdown();
+        return wanted == 0;
+    }
+
+    /** Moves a group to a time of a topic, and prints where that is in each queue. */
+    private boolean reset() throws Exception {
+        DefaultMQAdminExt admin = startAdmin();
+        long time = Long.parseLong(text("time"));
+        admin.resetOffsetByTimestamp(text("topic"), text("group"), time, true)
+            .forEach((queue, offset) -> {
+                Map<String, Object> line = new LinkedHashMap<>();
+                line.put("queueId", queue.getQueueId());
+                line.put("offset", offset);
+                print(line);
+            });
+        admin.shutdown();
         return true;
     }
 
@@ -350,7 +499,10 @@ public final class Client {
             Map<String, Object> line = new LinkedHashMap<>();
             line.put("question", question.getKey());
             try {
-                line.put("answer", String.valueOf(question.getValue().ask()));
+                Object answer = question.getValue().ask();
+                line.put("answer", answer instanceof RemotingSerializable
+                    ? RemotingSerializable.toJson(answer, false)
+                    : String.valueOf(answer));
             } catch (Exception refused) {
                 line.put("refused", String.valueOf(refused));
             }
@@ -398,6 +550,11 @@ public final class Client {
         consumer.setClientIP(text("client-ip", "127.0.0.1"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(1);
+        // Otherwise what was taken and printed may not be in the progress that it reports.
+        consumer.setAwaitTerminationMillisWhenShutdown(10_000);
+        consumer.setPollNameServerInterval(number("route-interval", 30_000));
+        // Where heartbeats meet at the start, the client drops all but one, at times the wrong ones.
+        consumer.setHeartbeatBrokerInterval(number("heartbeat-interval", 30_000));
         return consumer;
     }
 
@@ -436,6 +593,12 @@ public final class Client {
         if (options.containsKey("delay")) {
             message.setDelayTimeLevel(number("delay", 0));
         }
+        if (options.containsKey("timer-ms")) {
+            MessageAccessor.putProperty(message, "TIMER_DELAY_MS", text("timer-ms"));
+        }
+        if (options.containsKey("ordered")) {
+            message.putUserProperty("order", "order-" + i % number("ordered", 1));
+        }
         if (options.containsKey("property")) {
             for (String property : text("property").split(",")) {
                 int at = property.indexOf(':');
@@ -453,6 +616,12 @@ public final class Client {
         line.put("offsetMsgId", result.getOffsetMsgId());
         line.put("queueId", result.getMessageQueue().getQueueId());
         line.put("queueOffset", result.getQueueOffset());
+        return line;
+    }
+
+    private static Map<String, Object> refusal(Throwable refused) {
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("refused", String.valueOf(refused));
         return line;
     }
 
@@ -498,9 +667,16 @@ public final class Client {
         return Integer.parseInt(text(name, String.valueOf(otherwise)));
     }
 
-    private static synchronized void print(Map<String, Object> line) {
-        OUT.println(json(line));
-        OUT.flush();
+    void print(Map<String, Object> line) {
+        Map<String, Object> printed = new LinkedHashMap<>();
+        if (number != null) {
+            printed.put("command", number);
+        }
+        printed.putAll(line);
+        synchronized (OUT) {
+            OUT.println(json(printed));
+            OUT.flush();
+        }
     }
 
     private static String json(Object value) {
