@@ -33,12 +33,14 @@ from rich.table import Table
 from examples.demo.shop import QUEUES, TOPIC
 from orbitmq.filter import SQL92, MessageFilter, compile_filter
 from orbitmq.message import StoredMessage, decode_message, decode_messages
-from orbitmq.message.arrow import messages_to_arrow
+from orbitmq.message.arrow import MESSAGE_SCHEMA, messages_to_arrow
 from orbitmq.store.settings import ReadSettings, StoreSettings
 from orbitmq.store.store import Store
 
 #: One big read at a time: columns are cut from many messages at once.
 READ = 4096
+#: Says that a folder was made by the demo and may be deleted by it.
+MARK = ".orbitmq-demo"
 EXPENSIVE = "country = 'DE' AND cents > 90000"
 
 
@@ -48,6 +50,7 @@ class Selling:
 
     name: str
     process: subprocess.Popen[str]
+    ended_by: str = ""
     listener: threading.Thread | None = None
     acknowledged: int = 0
     is_open: bool = False
@@ -72,21 +75,20 @@ class Selling:
             elif line.endswith("\n"):
                 self.acknowledged = int(line)
 
-    def end(self, how: signal.Signals) -> int:
-        """End the shop and hear what it had still printed; its exit code."""
+    def end(self, how: signal.Signals) -> None:
+        """End the shop and hear what it had still printed."""
+        self.ended_by = "kill -9" if how is signal.SIGKILL else how.name
         self.process.send_signal(how)
-        code = self.process.wait(timeout=60)
+        self.process.wait(timeout=60)
         if self.listener is not None:
             self.listener.join()
-        return code
 
 
 def main() -> int:
     options = arguments()
     screen = Console(record=options.picture is not None)
     folder = options.folder
-    if folder.exists():
-        shutil.rmtree(folder)
+    make_folder(folder)
     screen.print(
         "[bold]OrbitMQ[/bold] - a store in RocketMQ's formats, "
         f"[dim]synchronous flushing, in {folder}[/dim]\n"
@@ -97,7 +99,7 @@ def main() -> int:
     settings = StoreSettings(read=ReadSettings(memory_count=READ, memory_bytes=8 << 20))
     with Store(folder, settings) as store:
         adds_up = show(store, sold, folder, screen)
-    if options.picture is not None:
+    if options.picture is not None and adds_up:
         screen.save_svg(str(options.picture), title="make demo")
     if options.keep:
         screen.print(f"[dim]The store is kept in {folder}[/dim]")
@@ -114,18 +116,35 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__.split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to sell (10)")
-    parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="where to keep it")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/demo"), help="a new or an earlier demo's folder"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the store when done")
     parser.add_argument("--picture", type=Path, help="write the screen to this SVG file as well")
     options = parser.parse_args()
-    if options.seconds <= 0:
+    if not 0 < options.seconds < float("inf"):
         parser.error(f"--seconds must be positive, got {options.seconds:g}")
+    if options.picture is not None and not options.picture.parent.is_dir():
+        parser.error(f"--picture needs a folder that exists, got {options.picture.parent}")
     return options
 
 
-def sell(folder: Path, seconds: float, screen: Console) -> dict[str, int] | None:
-    """Two shops one after the other; the first is killed. What each had acknowledged."""
-    sold: dict[str, int] = {}
+def make_folder(folder: Path) -> None:
+    """Begin anew in an empty folder; what the demo did not make itself is not touched."""
+    mark = folder / MARK
+    try:
+        if folder.exists() and any(folder.iterdir()) and not mark.exists():
+            sys.exit(f"{folder} is not empty and not a demo's; name another one with --folder")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        mark.touch()
+    except OSError as error:
+        sys.exit(f"{folder} cannot be used: {error.strerror}; name another one with --folder")
+
+
+def sell(folder: Path, seconds: float, screen: Console) -> list[Selling] | None:
+    """Two shops one after the other; the first is killed."""
+    shops: list[Selling] = []
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -136,7 +155,8 @@ def sell(folder: Path, seconds: float, screen: Console) -> dict[str, int] | None
         with Progress(*columns, console=screen) as progress:
             for name, how in (("north", signal.SIGKILL), ("south", signal.SIGTERM)):
                 shop = Selling.start(folder, name)
-                bar = progress.add_task(f"shop {name}", total=seconds / 2, count=0, rate=0.0)
+                shops.append(shop)
+                bar = progress.add_task(f"shop {name}", total=1.0, count=0, rate=0.0)
                 began: float | None = None
                 while began is None or monotonic() - began < seconds / 2:
                     if shop.process.poll() is not None:
@@ -146,25 +166,37 @@ def sell(folder: Path, seconds: float, screen: Console) -> dict[str, int] | None
                         began = monotonic()
                     passed = monotonic() - began if began else 0.0
                     rate = shop.acknowledged / passed if passed else 0.0
-                    progress.update(bar, completed=passed, count=shop.acknowledged, rate=rate)
+                    share = passed * 2 / seconds
+                    progress.update(bar, completed=share, count=shop.acknowledged, rate=rate)
                     threading.Event().wait(0.05)
-                code = shop.end(how)
-                word = "killed with -9" if how is signal.SIGKILL else f"closed, exit code {code}"
-                sold[name] = count = shop.acknowledged
-                progress.update(bar, description=f"shop {name} [dim]{word}[/dim]", count=count)
+                shop.end(how)
+                word = f"[dim]ended by {shop.ended_by}[/dim]"
+                progress.update(
+                    bar, completed=1.0, description=f"shop {name} {word}", count=shop.acknowledged
+                )
+                progress.stop_task(bar)
     except KeyboardInterrupt:
-        shop.end(signal.SIGTERM)
-        sold[shop.name] = shop.acknowledged
+        # From here on Ctrl-C has done its work: what was acknowledged is counted in any case.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if shops[-1].process.poll() is None:
+            shops[-1].end(signal.SIGTERM)
         screen.print("[yellow]Stopped early; what was acknowledged until now is checked.[/yellow]")
-    return sold
+    return shops
 
 
-def show(store: Store, sold: dict[str, int], folder: Path, screen: Console) -> bool:
+def show(store: Store, sold: list[Selling], folder: Path, screen: Console) -> bool:
     began = monotonic()
     orders = columns_of(store)
     seconds = monotonic() - began
     found = orders_by_shop(orders)
+    report = store.recovery
+    screen.print(
+        f"[dim]Each start repaired what it found; this one looked at {report.records:,} records "
+        f"in {report.seconds:.2f} s.[/dim]"
+    )
     adds_up = show_sums(sold, found, screen)
+    if not orders.num_rows:
+        return adds_up
     show_reads(store, orders, seconds, screen)
     path = folder / "orders.parquet"
     pq.write_table(orders, path)
@@ -179,7 +211,7 @@ def columns_of(store: Store) -> pa.Table:
     for queue_id in range(QUEUES):
         for pieces in messages_of(store, queue_id):
             batches.append(messages_to_arrow(pieces, broker_name="demo"))
-    return pa.Table.from_batches(batches)
+    return pa.Table.from_batches(batches, MESSAGE_SCHEMA)
 
 
 def messages_of(
@@ -202,39 +234,26 @@ def orders_by_shop(orders: pa.Table) -> dict[str, list[int]]:
     return found
 
 
-def show_sums(sold: dict[str, int], found: dict[str, list[int]], screen: Console) -> bool:
-    table = Table(title="Nothing acknowledged is lost", title_justify="left")
-    for title in (
-        "shop",
-        "ended by",
-        "acknowledged",
-        "found",
-        "lost",
-        "twice",
-        "not yet acknowledged",
-    ):
-        table.add_column(title, justify="left" if title in ("shop", "ended by") else "right")
+def show_sums(sold: list[Selling], found: dict[str, list[int]], screen: Console) -> bool:
+    table = Table(title="Acknowledged and found", title_justify="left")
+    table.add_column("shop")
+    table.add_column("ended by")
+    for title in ("acknowledged", "found", "lost", "twice", "in flight"):
+        table.add_column(title, justify="right")
     adds_up = True
-    for shop, acknowledged in sold.items():
-        numbers = found.get(shop, [])
-        lost = acknowledged - len({number for number in numbers if number < acknowledged})
+    for shop in sold:
+        numbers = found.get(shop.name, [])
+        lost = shop.acknowledged - len({n for n in numbers if n < shop.acknowledged})
         twice = len(numbers) - len(set(numbers))
-        beyond = sum(number >= acknowledged for number in numbers)
-        adds_up = adds_up and not lost and not twice
-        ended = "kill -9" if shop == "north" else "SIGTERM"
-        row = (
-            shop,
-            ended,
-            f"{acknowledged:,}",
-            f"{len(numbers):,}",
-            f"{lost:,}",
-            f"{twice:,}",
-            f"{beyond:,}",
-        )
-        table.add_row(*row, style="" if not lost and not twice else "red")
+        in_flight = sum(number >= shop.acknowledged for number in numbers)
+        is_good = not lost and not twice
+        adds_up = adds_up and is_good
+        counts = (shop.acknowledged, len(numbers), lost, twice, in_flight)
+        cells = [f"{count:,}" for count in counts]
+        table.add_row(shop.name, shop.ended_by, *cells, style="" if is_good else "red")
     screen.print(table)
     verdict = (
-        "[green]acknowledged + in flight at the kill = found; lost 0, twice 0[/green]"
+        "[green]acknowledged + in flight when it ended = found; lost 0, twice 0[/green]"
         if adds_up
         else "[red]This does not add up: please report it with the folder.[/red]"
     )

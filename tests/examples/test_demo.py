@@ -23,7 +23,7 @@ def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def rows_of(said: str) -> dict[str, list[int]]:
-    """The numbers of the table: acknowledged, found, lost, twice, not yet acknowledged."""
+    """The numbers of the table: acknowledged, found, lost, twice, in flight."""
     rows = {}
     for line in said.splitlines():
         if match := re.match(r"│ (north|south) +│ [^│]+│(.*)│$", line):
@@ -39,10 +39,10 @@ def test_a_run_with_a_kill_adds_up(tmp_path: Path) -> None:
     assert demo.returncode == 0, said
     rows = rows_of(said)
     assert set(rows) == {"north", "south"}
-    for acknowledged, found, lost, twice, unacknowledged in rows.values():
+    for acknowledged, found, lost, twice, in_flight in rows.values():
         assert acknowledged > 0
         assert (lost, twice) == (0, 0)
-        assert found == acknowledged + unacknowledged
+        assert found == acknowledged + in_flight
     assert (tmp_path / "demo" / "orders.parquet").stat().st_size > 0
     assert not (tmp_path / "demo" / "commitlog").exists()
 
@@ -69,3 +69,23 @@ def test_a_senseless_time_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
     assert demo.returncode == 2
     assert "--seconds must be positive, got -1" in said
+
+
+def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
+    thesis = tmp_path / "precious" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+
+    demo = start_demo(thesis.parent, "--seconds", "1")
+    said, _ = demo.communicate(timeout=60)
+
+    assert demo.returncode == 1
+    assert "is not empty and not a demo's" in said
+    assert thesis.read_text() == "years of work"
+
+
+def test_the_picture_in_the_readme_shows_a_run_that_adds_up() -> None:
+    picture = (ROOT / "docs" / "images" / "demo.svg").read_text().replace("&#160;", " ")
+
+    assert "lost 0, twice 0" in picture
+    assert "does not add up" not in picture
