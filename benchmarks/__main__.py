@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.catalogue import ABSENT, BENCHES
 from benchmarks.machine import this_machine
 from benchmarks.report import Report, print_table, read_json, write_json
-from benchmarks.runner import Absent, Bench, Result, Scale, measure
+from benchmarks.runner import Absent, Bench, NotAtHand, Result, Scale, absence, measure
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,13 +74,17 @@ def _measure_all(benches: Sequence[Bench], scale: Scale) -> tuple[list[Result], 
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(benches))
-        for bench in benches:
-            progress.update(task, description=_title(bench)[:60])
-            try:
-                results.append(measure(bench, scale))
-            except Exception as error:  # noqa: BLE001  one broken bench must not hide the others
-                failures.append(f"{_title(bench)}: {type(error).__name__}: {error}")
-            progress.advance(task)
+        for stage, sharing in groupby(benches, key=lambda bench: bench.stage):
+            with stage or nullcontext():
+                for bench in sharing:
+                    progress.update(task, description=_title(bench)[:60])
+                    try:
+                        results.append(measure(bench, scale))
+                    except NotAtHand as reason:
+                        results.append(absence(bench, str(reason)))
+                    except Exception as error:  # noqa: BLE001  one must not hide the others
+                        failures.append(f"{_title(bench)}: {type(error).__name__}: {error}")
+                    progress.advance(task)
     return results, failures
 
 

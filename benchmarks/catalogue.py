@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks import filter_bench, index_bench, message_bench, store_bench, wire_bench
+from benchmarks import (
+    broker_bench,
+    filter_bench,
+    index_bench,
+    message_bench,
+    store_bench,
+    wire_bench,
+)
 from benchmarks.runner import Absent, Bench
 
 BENCHES: tuple[Bench, ...] = (
@@ -11,23 +18,10 @@ BENCHES: tuple[Bench, ...] = (
     *filter_bench.BENCHES,
     *store_bench.BENCHES,
     *index_bench.BENCHES,
+    *broker_bench.BENCHES,
 )
 
-_NEEDS_BROKER = "comes with the broker; the store alone does not answer requests"
-
 ABSENT: tuple[Absent, ...] = (
-    Absent(
-        name="single sends, batches, pulls, latency, memory",
-        room="peers",
-        compared_with="Apache RocketMQ's broker",
-        reason=f"{_NEEDS_BROKER}, and Apache's needs Java and its distribution",
-    ),
-    Absent(
-        name="sends and pulls against the floor of a connection",
-        room="peers",
-        compared_with="a server with a constant answer, an echo server",
-        reason=_NEEDS_BROKER,
-    ),
     Absent(
         name="push consumer, blocking send",
         room="peers",

@@ -31,6 +31,12 @@ a file one after the other, wait for the disk, or parse a header with the standa
 not a rival; it shows how much of the machine is left. Messages all differ in key, tag, time and
 unique id. Targets are lower limits of ratios that the project sets itself.
 
+The broker is measured as a process of its own, under load from another process whose requests were
+encoded before. There a ratio is made of the CPU time that the two servers used for the same
+requests, unless the line is about waiting, and the figure is the rate that clients saw. Floors run
+on the same event loop as the broker. Apache's broker, where it can be had, gets the same requests
+in turns with ours, and is compared twice: by what clients see, and by what it costs.
+
 `make bench` runs everything and takes several minutes, `make bench QUICK=1` takes fewer rounds and
 ends within three. Both write `build/bench.json`.
 """

@@ -19,8 +19,22 @@ from typing import Literal
 
 import msgspec
 
-#: Does a piece of work and returns how many units it was.
-Work = Callable[[], int]
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was measured elsewhere: work of another process, which has its own clock."""
+
+    units: float
+    cost: float  #: what ratios are made of, mostly the CPU time of a server
+    seconds: float  #: what the figure is made of
+
+
+#: Does a piece of work and returns how many units it was, or what was measured.
+Work = Callable[[], int | Sample]
+
+
+class NotAtHand(Exception):
+    """Raised when a bench is prepared: what is compared with cannot be had here."""
 
 
 LEAST_ROUNDS = 3
@@ -31,6 +45,8 @@ class Clock(Enum):
 
     CPU = "CPU time"
     WALL = "wall time"
+    #: The figure is a rate by wall time, the ratio one of CPU times; see `Sample`.
+    SERVER = "CPU time of the servers"
 
     def read(self) -> float:
         return time.process_time() if self is Clock.CPU else time.perf_counter()
@@ -46,10 +62,11 @@ class Scale:
     #: Wall time after which no further round of a bench begins, once there were `LEAST_ROUNDS`: on
     #: a busy machine a second of CPU time may take many.
     patience: float = 15.0
+    may_fetch: bool = True  #: whether peers may be fetched from the network
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=7, round_seconds=0.06, megabytes=48, patience=3.0)
+        return cls(rounds=7, round_seconds=0.06, megabytes=48, patience=3.0, may_fetch=False)
 
 
 #: Sets everything up, yields the candidate and the floor, and cleans up.
@@ -75,6 +92,8 @@ class Bench:
     note: str = ""  #: what a reader must know to read the line rightly
     rounds: int | None = None  #: for work that takes long by itself
     once_per_round: bool = False  #: one call is one round, without calibration
+    #: What neighbouring benches share: entered before the first of them, left after the last.
+    stage: AbstractContextManager[object] | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +135,13 @@ class Absent:
         )
 
 
+def absence(bench: Bench, reason: str) -> Result:
+    """The line of a bench whose peer is not here."""
+    return Absent(
+        name=bench.name, room=bench.room, compared_with=bench.compared_with, reason=reason
+    ).result()
+
+
 def measure(bench: Bench, scale: Scale) -> Result:
     """Run one bench."""
     with bench.prepare(scale) as (candidate, floor):
@@ -130,13 +156,13 @@ def measure(bench: Bench, scale: Scale) -> Result:
             if len(rates) >= LEAST_ROUNDS and time.perf_counter() - began > scale.patience:
                 break
             if candidate_first:
-                rate = _rate(candidate, candidate_calls, bench)
-                floor_rate = _rate(floor, floor_calls, bench)
+                done = _timed(candidate, candidate_calls, bench)
+                floor_done = _timed(floor, floor_calls, bench)
             else:
-                floor_rate = _rate(floor, floor_calls, bench)
-                rate = _rate(candidate, candidate_calls, bench)
-            rates.append(rate)
-            ratios.append(rate / floor_rate)
+                floor_done = _timed(floor, floor_calls, bench)
+                done = _timed(candidate, candidate_calls, bench)
+            rates.append(done.units / done.seconds)
+            ratios.append(done.units / done.cost / (floor_done.units / floor_done.cost))
     ratio = statistics.median(ratios)
     rate = statistics.median(rates)
     return Result(
@@ -169,7 +195,7 @@ def _calls_for(work: Work, clock: Clock, seconds: float) -> int:
         calls *= 4
 
 
-def _rate(work: Work, calls: int, bench: Bench) -> float:
+def _timed(work: Work, calls: int, bench: Bench) -> Sample:
     clock = bench.clock
     gc.collect()
     if bench.between is not None:
@@ -177,10 +203,13 @@ def _rate(work: Work, calls: int, bench: Bench) -> float:
     units = 0
     began = clock.read()
     for _ in range(calls):
-        units += work()
-    taken = clock.read() - began
+        done = work()
+        if isinstance(done, Sample):
+            return done
+        units += done
     # A clock that did not move means less than its resolution.
-    return units / max(taken, 1e-9)
+    taken = max(clock.read() - began, 1e-9)
+    return Sample(units, taken, taken)
 
 
 def _order(rounds: int) -> Iterator[bool]:

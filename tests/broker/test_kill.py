@@ -111,6 +111,7 @@ async def test_what_was_acknowledged_survives_kill_9_under_load(victim: Victim) 
     await _assert_everything_is_there(victim, ledger)
     await _assert_delivered(victim, ledger)
     # And all of it once more after an orderly stop, which loses no progress at all.
+    await reporter.report_all()
     assert await victim.stop() == 0
     await victim.start()
     await reporter.assert_kept(since=time.monotonic())

@@ -1,0 +1,1 @@
+"""Load from processes of its own, and the servers that bear it."""

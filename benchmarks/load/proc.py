@@ -1,0 +1,28 @@
+"""What the kernel knows about a process: its CPU time and its memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads that are alive, to the nanosecond where the kernel counts them."""
+    tasks = _PROC / str(pid) / "task"
+    try:
+        counts = [int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()]
+    except (OSError, ValueError):
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+    return sum(counts) / 1e9
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that the process occupies for itself. Files that it has mapped are the kernel's."""
+    for line in (_PROC / str(pid) / "status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("the kernel does not tell how much memory is anonymous")

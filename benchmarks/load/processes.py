@@ -1,0 +1,163 @@
+"""The processes of a bench: load generator, floors, our broker, Apache's."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from benchmarks.load.asking import Failed, Outcome, Target, Wish
+from benchmarks.runner import NotAtHand
+
+_STOP_DEADLINE = 30.0
+
+#: The version that is measured: of the two lines, the one that the figures of others are about.
+APACHE_VERSION = "4.9.7"
+
+#: Apache's defaults, where the settings for tests have small ones, and patience on a busy machine.
+_APACHE_SETTINGS: dict[str, object] = {
+    "mappedFileSizeCommitLog": 1 << 30,
+    "mappedFileSizeConsumeQueue": 20 * 300_000,
+    "maxHashSlotNum": 5_000_000,
+    "maxIndexNum": 20_000_000,
+    "waitTimeMillsInSendQueue": 10_000,
+    "osPageCacheBusyTimeOutMills": 10_000,
+}
+#: As in its own start script, with a heap that leaves this machine some memory.
+_APACHE_JAVA = (
+    *("-Xms2g", "-Xmx2g", "-Xmn1g"),
+    *("-XX:-UseSerialGC", "-XX:+UseG1GC", "-XX:TieredStopAtLevel=4"),
+)
+
+
+class Child:
+    """A process of ours that says in one line when it is ready, and ends with its input."""
+
+    def __init__(self, *words: str) -> None:
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.began = began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_STOP_DEADLINE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def line(self) -> bytes:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ChildProcessError(f"it ended with {self._process.wait()} and said nothing")
+        return line
+
+    def say(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + b"\n")
+        self._process.stdin.flush()
+
+
+class Generator(Child):
+    """The load generator."""
+
+    def __init__(self) -> None:
+        super().__init__("-m", "benchmarks.load.generator")
+
+    def ask(self, wish: Wish) -> Outcome:
+        self.say(msgspec.json.encode(wish))
+        outcome: Outcome = msgspec.json.decode(self.line(), type=Outcome)
+        if isinstance(outcome, Failed):
+            raise ChildProcessError(f"the load failed: {outcome.reason}")
+        return outcome
+
+
+class Floor(Child):
+    """A server that does as little as possible; see `floors`."""
+
+    def __init__(self, kind: str, answer_size: int = 0) -> None:
+        super().__init__("-m", "benchmarks.load.floors", kind, str(answer_size))
+        self.target = Target(port=int(self.line()), pid=self.pid)
+
+
+class OurBroker(Child):
+    """`orbitmq broker`, as users start it."""
+
+    def __init__(self, root: Path, *settings: str) -> None:
+        words = [word for setting in settings for word in ("--set", setting)]
+        super().__init__(
+            *("-m", "orbitmq.cli", "broker", "--json", "--stop-with-input", "--port", "0"),
+            *("--log-level", "error", "--data", str(root)),
+            *words,
+        )
+        told = json.loads(self.line())
+        assert json.loads(self.line()) == {"event": "ready"}
+        #: Seconds from starting the process to its word that it is ready.
+        self.took = time.perf_counter() - self.began
+        self.target = Target(port=int(told["address"].rpartition(":")[2]), pid=self.pid)
+
+
+class Interpreter(Child):
+    """A Python that does nothing: what every process of ours costs at least."""
+
+    def __init__(self) -> None:
+        super().__init__("-c", "import sys; print('ready', flush=True); sys.stdin.read()")
+        self.line()
+        self.took = time.perf_counter() - self.began
+
+
+@contextmanager
+def apache_broker(*, may_fetch: bool) -> Iterator[tuple[Target, float]]:
+    """Apache's broker and the seconds that it took to start; raises `NotAtHand`."""
+    # It lives with the tests against Apache, and needs Java: not for everybody who measures.
+    from tests.interop import apache  # noqa: PLC0415
+
+    if not may_fetch and not (apache.CACHE / APACHE_VERSION / "jars").exists():
+        raise NotAtHand(f"its jars are not in build/interop/{APACHE_VERSION}; run: make interop")
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # It tells what it does, which is of use in a log of tests only.
+        with redirect_stdout(io.StringIO()):
+            try:
+                release = apache.Release.obtain(APACHE_VERSION)
+            except apache.Unavailable as error:
+                raise NotAtHand(str(error)) from error
+            names = stack.enter_context(apache.NameServer.running(release, home / "names"))
+            stack.callback(names.server.kill)
+            began = time.perf_counter()
+            broker = stack.enter_context(
+                apache.Broker.running(
+                    release,
+                    home / "broker",
+                    names.address,
+                    settings=_APACHE_SETTINGS,
+                    options=_APACHE_JAVA,
+                )
+            )
+            took = time.perf_counter() - began
+        # Nobody needs what it stored: no need to wait for an orderly end.
+        stack.callback(broker.server.kill)
+        port = int(broker.address.rpartition(":")[2])
+        yield Target(port=port, pid=broker.server.process.pid), took
