@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from errno import ENOSPC
+from errno import EIO, ENOSPC
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,6 +105,11 @@ def test_a_full_disk_does_not_keep_a_store_locked(open_store: OpenStore) -> None
     disk = FailingFiles()
     disk.fail("pwrite", ENOSPC)
 
+    for _ in range(2):
+        store = open_store(files=disk)
+        assert "make room" in store.statistics().refusal
+        store.close()
+    disk.fail("pwrite", EIO)
     for _ in range(2):
         with pytest.raises(StoreError, match="cannot be"):
             open_store(files=disk)

@@ -137,8 +137,6 @@ class StoreMachine(RuleBasedStateMachine):
     def delete_topic(self, topic: str) -> None:
         self.make_visible()
         self.store.delete_topic(topic)
-        for _ in range(4):
-            self.store.tick()
         self.stored = {key: kept for key, kept in self.stored.items() if key[0] != topic}
 
     # ---- life and death
@@ -228,6 +226,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.compare()
 
     def compare(self) -> None:
+        shown = {(state.topic, state.queue_id) for state in self.store.queues()}
+        waiting = {key for key, _ in self.pending}
+        assert shown - waiting == set(self.stored) - waiting
         for (topic, queue_id), messages in self.stored.items():
             low = self.store.min_offset(topic, queue_id)
             assert self.store.max_offset(topic, queue_id) == len(messages)

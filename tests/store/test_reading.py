@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,14 +13,15 @@ from hypothesis import strategies as st
 
 from orbitmq.filter.sql import compile_sql
 from orbitmq.filter.tags import parse_tags
+from orbitmq.store.consumequeue import ConsumeQueue, QueueFiles
 from orbitmq.store.errors import WriteFailed
+from orbitmq.store.files import DiskFiles
 from orbitmq.store.reading import Reading, ReadResult, ReadStatus
 from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, QuickFiles, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from orbitmq.store.settings import StoreSettings
     from orbitmq.store.store import Store
@@ -292,7 +294,8 @@ def test_the_fast_way_does_what_the_rule_says(
     def reading() -> tuple[Reading, ReadResult]:
         result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 0, 0, len(messages))
         log = Log(0, at)
-        return Reading(log, read_settings, 0, asked, max_bytes, b"", result), result  # type: ignore[arg-type]
+        queue = ConsumeQueue("T", 0, Path(), 32, DiskFiles(), QueueFiles(DiskFiles(), 1))
+        return Reading(log, read_settings, queue, asked, max_bytes, result), result  # type: ignore[arg-type]
 
     fast, fast_result = reading()
     slow, slow_result = reading()

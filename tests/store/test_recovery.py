@@ -17,6 +17,7 @@ from orbitmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoi
 from orbitmq.store.errors import DamagedRecord, NoSuchRecord, StoreDamaged, StoreError
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.reading import ReadStatus
+from orbitmq.store.settings import RetentionSettings
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
 
@@ -91,6 +92,11 @@ def overwrite(root: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
+def lose_page(root: Path, offset: int) -> None:
+    """Let what was written from `offset` to the end of its page never have reached the disk."""
+    overwrite(root, offset, bytes(4096 - offset % 4096))
+
+
 def places(store: Store) -> list[StoredMessage]:
     found = []
     for state in store.queues():
@@ -134,20 +140,20 @@ def test_old_bytes_behind_a_cut_do_not_come_back(open_store: OpenStore) -> None:
     fill(store, 8)
     before = content(store)
     end = store.statistics().log_end
-    for body in (b"torn" * 10, b"behind" * 10, b"behind2" * 10):
+    for body in (b"torn" * 700, b"behind" * 10, b"behind2" * 10):
         put(store, "T", 0, body)
-    store.write()
+    assert store.write() > 4096
     store.abandon()
-    overwrite(store.root, end + 4, b"????")
+    lose_page(store.root, end)
 
     open_store().abandon()
     store = open_store()
-    put(store, "T", 0, b"torn" * 10)  # ends where the next old record began
+    put(store, "T", 0, b"torn" * 700)  # ends where the next old record began
     store.write()
     store.abandon()
 
     found = content(open_store())
-    before["T", 0] = [*before["T", 0], b"torn" * 10]
+    before["T", 0] = [*before["T", 0], b"torn" * 700]
     assert found == before
 
 
@@ -157,9 +163,11 @@ def test_files_behind_the_end_are_deleted(open_store: OpenStore) -> None:
     before = places(store)
     bad = next(message for message in before if message.physical_offset > 8192)
     store.abandon()
-    overwrite(store.root, bad.physical_offset + 4, b"????")
+    lose_page(store.root, bad.physical_offset)
 
     store = open_store()
+
+    assert store.recovery.damage == ()
 
     assert len(log_files(store.root)) == 2
     assert store.recovery.removed_files >= 1
@@ -374,6 +382,80 @@ def test_the_number_of_a_lost_last_message_is_not_given_away(
     assert bodies(store, "T", 0) == [b"consumed" * 10, b"new"]
 
 
+@pytest.mark.parametrize("what", ["body", "magic", "size"])
+def test_a_flipped_byte_above_the_flushed_offset_costs_one_message(
+    open_store: OpenStore, what: str
+) -> None:
+    """The checkpoint is a second old, and what was stored since was acknowledged."""
+    store = open_store()
+    fill(store, 150)
+    before = places(store)
+    victim = before[50]
+    store.abandon()
+    overwrite(store.root, victim.physical_offset + {"body": 92, "magic": 4, "size": 0}[what], b"?")
+
+    store = open_store()
+
+    assert places(store) == [message for message in before if message is not victim]
+    assert [(each.offset, each.size) for each in store.recovery.damage] == [
+        (victim.physical_offset, victim.size)
+    ]
+
+
+@pytest.mark.parametrize("what", ["last record", "end record"])
+def test_damage_at_the_end_of_a_file_does_not_cost_the_next_one(
+    open_store: OpenStore, what: str
+) -> None:
+    store = open_store()
+    fill(store, 150)
+    before = places(store)
+    last = [message for message in before if message.physical_offset < 8192][-1]
+    store.abandon()
+    at = last.physical_offset + (92 if what == "last record" else last.size + 5)
+    overwrite(store.root, at, b"?")
+
+    store = open_store()
+
+    lost = [last] if what == "last record" else []
+    assert places(store) == [message for message in before if message not in lost]
+    assert len(store.recovery.damage) == 1
+
+
+def test_a_flushed_tail_that_is_gone_is_reported(open_store: OpenStore, clock: HandClock) -> None:
+    store, before = damaged_store(open_store, clock)
+    victim = next(message for message in before if message.physical_offset > 16384)
+    end = before[-1].physical_offset + before[-1].size
+    overwrite(store.root, victim.physical_offset, bytes(24576 - victim.physical_offset))
+    overwrite(store.root, 24576, bytes(8192))
+
+    store = open_store()
+
+    assert places(store) == [m for m in before if m.physical_offset < victim.physical_offset]
+    damage = store.recovery.damage
+    assert damage[0].offset == victim.physical_offset
+    assert sum(each.size for each in damage) == end - victim.physical_offset
+
+
+def test_many_bad_records_do_not_make_a_start_slow(open_store: OpenStore, clock: HandClock) -> None:
+    settings = replace(SMALL, file_size=4 << 20, index=False)
+    store = open_store(settings)
+    offsets = [put(store, "T", 0, bytes(100))[0] for _ in range(15_000)]
+    store.write()
+    store.abandon()
+    with log_files(store.root)[0].open("r+b") as file:
+        for offset in offsets[100:12_100:100]:
+            file.seek(offset + 90)
+            file.write(b"?")
+    begun = time.process_time()
+    open_store(settings).abandon()
+    spent = time.process_time() - begun
+
+    store = open_store(settings)
+
+    assert len(store.recovery.damage) == 120
+    assert spent < 3
+
+
 # ---- refusals
 
 
@@ -421,16 +503,80 @@ def test_a_file_that_was_being_cut_when_the_process_died_is_made_whole(
     assert log_files(store.root)[-1].stat().st_size == 8192
 
 
-def test_a_folder_without_a_log_forgets_its_queues(open_store: OpenStore) -> None:
+@pytest.mark.parametrize("has_hint", [True, False])
+def test_a_folder_without_its_log_is_refused_and_left_as_it_is(
+    open_store: OpenStore, has_hint: bool
+) -> None:
     store = open_store()
     fill(store)
+    before = content(store)
     store.close()
-    shutil.rmtree(store.root / "commitlog")
+    if not has_hint:
+        forget_hint(store.root)
+    (store.root / "commitlog").rename(store.root / "elsewhere")
 
+    with pytest.raises(StoreDamaged, match="restore the missing files"):
+        open_store()
+
+    shutil.rmtree(store.root / "commitlog", ignore_errors=True)
+    (store.root / "elsewhere").rename(store.root / "commitlog")
+    assert content(open_store()) == before
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_missing_last_files_are_refused_until_the_loss_is_accepted(
+    open_store: OpenStore, clock: HandClock, is_clean: bool
+) -> None:
     store = open_store()
+    fill(store, 200)
+    make_durable(store, clock)
+    kept = [m.body for m in places(store) if m.physical_offset < 8192]
+    if is_clean:
+        store.close()
+    else:
+        store.abandon()
+    for path in log_files(store.root)[1:]:
+        path.unlink()
 
-    assert content(store) == {}
-    assert put(store, "T", 0, b"x") == (0, 0)
+    with pytest.raises(StoreDamaged, match="ends at 8192, and its files must reach"):
+        open_store()
+
+    (store.root / "checkpoint").unlink()
+    shutil.rmtree(store.root / "consumequeue")
+    assert [m.body for m in places(open_store())] == kept
+
+
+@pytest.mark.parametrize("has_hint", [True, False])
+@pytest.mark.parametrize("entries", [48, 16, 64])
+def test_another_size_of_queue_files_is_refused_with_the_right_one(
+    open_store: OpenStore, entries: int, has_hint: bool
+) -> None:
+    store = open_store()
+    fill(store, 200)
+    before = content(store)
+    store.close()
+    if not has_hint:
+        forget_hint(store.root)
+
+    with pytest.raises(StoreDamaged, match=f"queue_file_entries=32, not {entries}"):
+        open_store(replace(SMALL, queue_file_entries=entries))
+
+    assert content(open_store()) == before
+
+
+def test_names_that_are_none_of_ours_do_not_matter(open_store: OpenStore) -> None:
+    store = open_store()
+    fill(store, 20)
+    before = content(store)
+    store.close()
+    for name in ("\u00b2", "99999999999", "007", "x"):
+        (store.root / "consumequeue/T" / name).mkdir()
+    (store.root / "consumequeue/T/0/20240101").write_bytes(b"?")
+    for name in ("\u00b2", "20240101", "readme"):
+        (store.root / "commitlog" / name).write_bytes(b"?")
+    (store.root / "consumequeue/readme").write_bytes(b"?")
+
+    assert content(open_store()) == before
 
 
 # ---- topics that were deleted
@@ -447,6 +593,110 @@ def test_a_topic_made_again_counts_from_0_after_a_crash(open_store: OpenStore) -
     store = open_store()
 
     assert bodies(store, "T", 0) == [b"new life"]
+
+
+@pytest.mark.parametrize("has_hint", [True, False])
+def test_deleted_topics_stay_deleted_whatever_the_next_start_has_to_make_anew(
+    open_store: OpenStore, clock: HandClock, has_hint: bool
+) -> None:
+    store = open_store()
+    for topic in ("A", "B", "line\nbreak", "kept"):
+        for number in range(5):
+            put(store, topic, 0, b"%d" % number)
+    store.write()
+    store.delete_topic("A")
+    make_durable(store, clock)
+    store.delete_topic("B")
+    store.delete_topic("line\nbreak")
+    put(store, "B", 0, b"new life")
+    store.write()
+    expected = store.queues()
+    store.abandon()
+    if not has_hint:
+        forget_hint(store.root, physical_ms=0)
+
+    for _ in range(2):
+        store = open_store()
+
+        assert sorted(store.queues(), key=repr) == sorted(expected, key=repr)
+        assert bodies(store, "B", 0) == [b"new life"]
+        assert len(bodies(store, "kept", 0)) == 5
+        store.abandon()
+
+
+def test_a_deletion_does_not_reach_offsets_that_are_used_again(open_store: OpenStore) -> None:
+    store = open_store()
+    put(store, "T", 0, b"first")
+    end = store.write()
+    put(store, "T", 0, b"lost with the power")
+    store.write()
+    store.delete_topic("T")
+    store.abandon()
+    overwrite(store.root, end, bytes(200))
+    store = open_store()
+    assert store.recovery.end == end
+    assert put(store, "T", 0, b"new")[0] == end
+    store.write()
+    store.abandon()
+    shutil.rmtree(store.root / "consumequeue")
+
+    assert bodies(open_store(), "T", 0) == [b"new"]
+
+
+def test_a_note_of_a_deletion_that_was_cut_short_does_not_count(open_store: OpenStore) -> None:
+    store = open_store()
+    for topic in ("A", "B"):
+        put(store, topic, 0, b"x")
+    store.write()
+    store.delete_topic("A")
+    store.abandon()
+    path = store.root / "deleted-topics"
+    path.write_bytes(path.read_bytes() + b'00000000 500 "B')
+    store = open_store()
+    assert [state.topic for state in store.queues()] == ["B"]
+
+    store.delete_topic("B")
+    store.abandon()
+
+    assert open_store().queues() == []
+
+
+def test_notes_of_deletions_go_with_the_log(open_store: OpenStore) -> None:
+    settings = replace(SMALL, retention=RetentionSettings(max_bytes=9000))
+    store = open_store(settings)
+    put(store, "A", 0, b"x")
+    store.delete_topic("A")
+    fill(store, 200)
+    while store.clean().log_files:
+        pass
+    store.abandon()
+
+    store = open_store(settings)
+
+    assert store.statistics().log_start > 0
+    assert not (store.root / "deleted-topics").exists()
+
+
+def test_messages_lost_with_their_files_leave_a_gap_and_no_number_twice(
+    open_store: OpenStore,
+) -> None:
+    """As after a crash of a broker whose retention went ahead of its queues."""
+    store = open_store()
+    for number in range(15):
+        put(store, "B", 0, b"%d" % number)
+    fill(store, 150)
+    put(store, "B", 0, b"the last")
+    store.write()
+    store.abandon()
+    # Eleven entries had reached the file.
+    assert (store.root / "consumequeue/B/0" / f"{0:020d}").exists()
+    log_files(store.root)[0].unlink()
+
+    store = open_store()
+
+    assert (store.min_offset("B", 0), store.max_offset("B", 0)) == (15, 16)
+    assert bodies(store, "B", 0) == [b"the last"]
+    assert put(store, "B", 0, b"next")[1] == 16
 
 
 def test_a_queue_that_begins_late_is_filled_as_apache_does(open_store: OpenStore) -> None:

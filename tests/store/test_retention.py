@@ -98,9 +98,10 @@ def test_queue_and_index_files_follow(open_store: OpenStore) -> None:
     assert len(log_files(store)) <= 2
     assert bodies(store, "T", 0)
     assert store.lookup("T", "k0") == store.lookup("T", "k0")
+    lowest = store.min_offset("T", 0)
     store.close()
     after = open_store(with_retention(SMALL, any_hour()))
-    assert after.min_offset("T", 0) == store.min_offset("T", 0)
+    assert after.min_offset("T", 0) == lowest
     assert bodies(after, "T", 0)
 
 
@@ -112,6 +113,43 @@ def test_the_last_file_is_never_deleted(open_store: OpenStore) -> None:
 
     assert store.statistics().log_files == 1
     assert put(store, "T", 0, b"goes on")[1] == 100
+
+
+def test_nothing_goes_that_the_queues_do_not_have_on_the_disk(open_store: OpenStore) -> None:
+    settings = with_retention(SMALL, any_hour(max_bytes=16384))
+    store = open_store(settings)
+    for number in range(15):
+        put(store, "quiet", 0, b"%d" % number)
+    fill(store, 300)
+    assert store.statistics().durable == 0
+    while store.clean().log_files:
+        pass
+    put(store, "quiet", 0, b"the last")
+    store.wait_flushed(store.write())
+    store.clean()
+    assert 0 < store.statistics().log_start <= store.statistics().durable
+    before = store.queues()
+    store.abandon()
+
+    store = open_store(settings)
+
+    assert store.recovery.damage == ()
+    assert sorted(store.queues(), key=repr) == sorted(before, key=repr)
+    assert bodies(store, "quiet", 0) == [b"the last"]
+    assert put(store, "quiet", 0, b"next")[1] == 16
+
+
+def test_nothing_goes_while_queues_cannot_be_flushed(open_store: OpenStore) -> None:
+    disk = FailingFiles()
+    store = open_store(with_retention(SMALL, any_hour(max_bytes=16384)), files=disk)
+    fill(store, 300)
+    disk.fail("sync")
+
+    assert store.clean().log_files == 0
+
+    disk.heal()
+    assert store.statistics().log_start == 0
+    assert "opened again" in store.statistics().refusal
 
 
 def test_a_run_deletes_a_bounded_number_of_files(open_store: OpenStore) -> None:

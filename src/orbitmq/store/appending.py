@@ -27,7 +27,14 @@ from orbitmq.message.record import (
 from orbitmq.message.tagcode import tag_code
 from orbitmq.message.wellknown import DELAY, TAGS
 from orbitmq.store.consumequeue import ConsumeQueue, pack_entry
-from orbitmq.store.errors import DiskFull, MessageTooLarge, WriteFailed, WriteRefused
+from orbitmq.store.errors import (
+    BatchRefused,
+    DiskFull,
+    MessageTooLarge,
+    StoreFailed,
+    WriteFailed,
+    WriteRefused,
+)
 from orbitmq.store.files import is_full
 
 if TYPE_CHECKING:
@@ -47,6 +54,8 @@ Arrival: TypeAlias = tuple[ConsumeQueue, int, int, int, int]
 
 #: Set in prepared and in rolled-back messages of old brokers, which have no place in a queue.
 _NO_ENTRY = 0x4
+#: Set in prepared, committed and rolled-back messages.
+_TRANSACTION = 0xC
 _TAGS = b"TAGS\x01"
 _ITEM_END = b"\x02"
 _TAGS_ITEM = _ITEM_END + _TAGS
@@ -67,7 +76,7 @@ class Appender:
         clock: Clock,
         store_host: bytes,
         refusal: Callable[[], WriteRefused | None],
-        fail: Callable[[OSError], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self.last_store_ms = 0
         self.arrived: Callable[[list[Arrival]], None] | None = None
@@ -113,8 +122,8 @@ class Appender:
 
         The body must stay as it is until `write`. Hosts are packed, properties encoded.
         """
-        queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
         store_ms = self._store_ms or self._begin_turn()
+        queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
         constants = record_constants(
             sys_flag,
             born_ms,
@@ -128,20 +137,26 @@ class Appender:
         number = queue.next_offset if has_entry else 0
         topic_field = queue.topic_field
         at = self._position
-        size, pieces = encode_record(
-            body, topic_field, properties, queue_id, flag, number, at, constants
-        )
-        if at + size > self._limit or size > self._max_record:
-            at = self._make_room(size, self._max_record, "a record")
+        try:
             size, pieces = encode_record(
                 body, topic_field, properties, queue_id, flag, number, at, constants
             )
+            if at + size > self._limit or size > self._max_record:
+                at = self._make_room(size, self._max_record, "a record")
+                size, pieces = encode_record(
+                    body, topic_field, properties, queue_id, flag, number, at, constants
+                )
+        except BaseException:
+            self._queues.forget_unused(queue)
+            raise
         self._pieces += pieces
         self._position = at + size
         if has_entry:
             queue.next_offset = number + 1
             code = self._tag_code(queue, properties, store_ms)
             self._turn.append((queue, number, code, at, size))
+        else:
+            self._queues.forget_unused(queue)
         return at, number
 
     def append_batch(
@@ -155,22 +170,34 @@ class Appender:
         reconsume_times: int = 0,
     ) -> tuple[list[int], int]:
         """Collect messages (body, flag, properties) side by side; offsets and the first number."""
-        queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
+        if sys_flag & _TRANSACTION:
+            raise BatchRefused(
+                f"messages of a transaction (flags {sys_flag:#x}) have no place in a batch; send "
+                "each by itself"
+            )
         store_ms = self._store_ms or self._begin_turn()
+        queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
         constants = record_constants(
             sys_flag, born_ms, born_host, store_ms, self._store_host, reconsume_times
         )
-        elements = list(elements)
         first = queue.next_offset
-        collected = self._encode_batch(queue, elements, first, self._position, constants, store_ms)
-        if collected[2] > self._limit:
-            at = self._make_room(collected[2] - self._position, self._max_batch, "a batch")
+        try:
+            elements = list(elements)
+            at = self._position
             collected = self._encode_batch(queue, elements, first, at, constants, store_ms)
+            if collected[2] > self._limit:
+                at = self._make_room(collected[2] - at, self._max_batch, "a batch")
+                collected = self._encode_batch(queue, elements, first, at, constants, store_ms)
+        except BaseException:
+            self._queues.forget_unused(queue)
+            raise
         pieces, arrivals, end = collected
         self._pieces += pieces
         self._position = end
         queue.next_offset = first + len(elements)
         self._turn += arrivals
+        if not elements:
+            self._queues.forget_unused(queue)
         return [arrival[3] for arrival in arrivals], first
 
     def _encode_batch(
@@ -297,6 +324,10 @@ class Appender:
             raise WriteFailed(f"writing the commit log failed ({error}); nothing was stored") from (
                 error
             )
+        except BaseException:
+            # Interrupted, or out of memory: whoever catches it must find the log as it was.
+            self._take_back(segments, turn)
+            raise
         self.last_store_ms = store_ms
         if self.is_held_back:
             self._unpublished += turn
@@ -334,6 +365,8 @@ class Appender:
         dirty = self._queues.dirty
         limit = self._queues.tail_limit
         for queue, number, code, at, size in arrivals:
+            if number != queue.max_offset:
+                raise self._out_of_order(queue, number)
             tail = queue.tail
             tail += pack_entry(at, size, code)
             queue.max_offset = number + 1
@@ -344,7 +377,20 @@ class Appender:
             if len(tail) > limit:
                 self._queues.spill(queue)
         if self.arrived is not None:
-            self.arrived(arrivals)
+            try:
+                self.arrived(arrivals)
+            except Exception:
+                # The messages are stored, whatever becomes of those who wait for them.
+                log.exception("a listener for arriving messages failed")
+
+    def _out_of_order(self, queue: ConsumeQueue, number: int) -> StoreFailed:
+        """Stop before an entry is written in the place of another; a start makes them anew."""
+        failure = StoreFailed(
+            f"message {number} of {queue!r} does not follow the one before it; nothing is accepted "
+            "until the store is opened again"
+        )
+        self._fail(failure)
+        return failure
 
     def _take_back(self, segments: list[tuple[int, bytes]], turn: list[Arrival]) -> None:
         self._return_numbers(turn)
@@ -357,3 +403,5 @@ class Appender:
     def _return_numbers(self, turn: list[Arrival]) -> None:
         for queue, number, _, _, _ in reversed(turn):
             queue.next_offset = number
+            if not number:
+                self._queues.forget_unused(queue)

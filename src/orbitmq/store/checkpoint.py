@@ -3,9 +3,12 @@
 The first 40 bytes are Apache's: times of the last messages that are on the disk in the log, in the
 queues and in the index, and two offsets of replication. They bound its recovery to a time.
 
-Bytes 64 to 131, which Apache's broker neither reads nor writes, are ours and say it exactly:
+Bytes 64 to 139, which Apache's broker neither reads nor writes, are ours and say it exactly:
 
-    magic, file size, durable, entries, flushed, indexed, last indexed, flags, checksum
+    magic, file size, queue file entries, durable, entries, flushed, indexed, last indexed, flags,
+    checksum
+
+`file size` and `queue file entries` are the shape of all files of the store and cannot change.
 
 `durable`: the log below this offset and every queue entry that points below it are on the disk.
 `entries`: how many these are, counting every queue from 0; if it is another number, files of
@@ -15,8 +18,10 @@ last message in it is still `last indexed`.
 
 The checksum covers Apache's bytes too. Its broker changes them as soon as it stores a message, so
 a hint that it left behind counts no longer, and recovery does what Apache's does. If it cut the
-log without storing anything, the log ends before `durable`, which recovery notices as well. All of
-it lies in one disk sector: a torn write leaves the old or the new page, or no valid hint.
+log without storing anything, the bytes behind the cut are still there and are looked at as if it
+had never been here; should it have deleted files, the log ends before `durable`, and the store is
+refused. All of it lies in one disk sector: a torn write leaves the old or the new page, or no valid
+hint.
 """
 
 from __future__ import annotations
@@ -35,10 +40,10 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 _times = struct.Struct(">5q")
-_hint = struct.Struct(">8sqqqqqqq")
+_hint = struct.Struct(">8sqqqqqqqq")
 _checksum = struct.Struct(">I")
 _HINT_AT = 64
-_MAGIC = b"ORBITMQ\x01"
+_MAGIC = b"ORBITMQ\x02"
 _CLEAN = 1
 #: Apache's broker looks back this much further than the times say.
 _MARGIN_MS = 3000
@@ -49,6 +54,7 @@ class Hint:
     """What our own broker knows at a checkpoint."""
 
     file_size: int
+    queue_file_entries: int
     durable: int
     entries: int
     flushed: int
@@ -87,6 +93,7 @@ class Checkpoint:
             page += _hint.pack(
                 _MAGIC,
                 hint.file_size,
+                hint.queue_file_entries,
                 hint.durable,
                 hint.entries,
                 hint.flushed,
@@ -133,7 +140,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, files: DiskFiles) -> No
 
 def _unpack_hint(page: bytes) -> Hint | None:
     fields = _hint.unpack_from(page, _HINT_AT)
-    magic, file_size, durable, entries, flushed, indexed, last, flags = fields
+    magic, file_size, queue_entries, durable, entries, flushed, indexed, last, flags = fields
     checked = _HINT_AT + _hint.size
     if magic != _MAGIC or _checksum.unpack_from(page, checked)[0] != zlib.crc32(page[:checked]):
         return None
@@ -141,6 +148,7 @@ def _unpack_hint(page: bytes) -> Hint | None:
         return None
     return Hint(
         file_size=file_size,
+        queue_file_entries=queue_entries,
         durable=durable,
         entries=entries,
         flushed=flushed,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orbitmq.store.errors import ReadFailed, StoreDamaged
-from orbitmq.store.files import write_all
+from orbitmq.store.files import is_out_of_files, write_all
 from orbitmq.store.preallocation import Preallocation
 
 if TYPE_CHECKING:
@@ -26,36 +26,93 @@ if TYPE_CHECKING:
 
 NAME_DIGITS = 20
 _CHUNK = 1 << 20
+_MOST_MAPS = 128
 
 
 class LogFile:
-    """One file of the log. Its map is made at the first read."""
+    """One file of the log. Its map is made at the first read, its descriptor at the first write.
 
-    __slots__ = ("_files", "_view", "base", "end", "fd", "path", "size", "space")
+    A log can have more files than a process may have descriptors. So the descriptor is closed when
+    the file is full and flushed, and maps, each of which has one of its own in Python, are given up
+    when there are many; whoever holds a part of one keeps it alive.
+    """
+
+    __slots__ = ("_fd", "_files", "_maps", "_view", "base", "end", "path", "size", "space")
 
     def __init__(
-        self, path: Path, base: int, size: int, fd: int, files: DiskFiles, space: Preallocation
+        self,
+        path: Path,
+        base: int,
+        size: int,
+        fd: int | None,
+        files: DiskFiles,
+        space: Preallocation,
+        maps: _Maps,
     ) -> None:
         self.path = path
         self.base = base
         self.size = size
         self.end = base + size
-        self.fd = fd
         self.space = space
+        self._fd = fd
         self._files = files
+        self._maps = maps
         self._view: memoryview | None = None
+
+    @property
+    def fd(self) -> int:
+        """The descriptor for writing; for the owner's thread."""
+        if self._fd is None:
+            self._fd = self._files.open(self.path)
+            self.space.use(self._fd)
+        return self._fd
 
     @property
     def view(self) -> memoryview:
         """The bytes of the file, as they are and as they will be."""
         if self._view is None:
-            # Shorter only when the disk failed while the file was being cleared.
             try:
-                size = min(self.size, self._files.size(self.fd))
-                self._view = memoryview(self._files.map(self.fd, size))
+                self._view = self._map()
             except OSError as error:
                 raise ReadFailed(f"{self.path} cannot be read: {error}") from error
+            self._maps.add(self)
         return self._view
+
+    def _map(self) -> memoryview:
+        try:
+            fd = self._files.open(self.path)
+        except OSError as error:
+            if not is_out_of_files(error):
+                raise
+            self._maps.give_up()
+            fd = self._files.open(self.path)
+        try:
+            # Shorter only when the disk failed while the file was being cleared.
+            return memoryview(self._files.map(fd, min(self.size, self._files.size(fd))))
+        finally:
+            self._files.close(fd)
+
+    def unmap(self) -> None:
+        self._view = None
+
+    def sync(self) -> None:
+        """Return when the file is on the disk. For the flusher thread, too."""
+        fd = self._fd
+        if fd is not None:
+            self._files.sync(fd)
+            return
+        fd = self._files.open(self.path)
+        try:
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+
+    def rest(self) -> None:
+        """Close the descriptor until it is needed again; nobody may be flushing the file."""
+        self.space.finish()
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._files.close(fd)
 
     def erase(self, position: int, stop: int) -> None:
         """Overwrite `[position, stop)` with zeros where it is not zero; a full disk allows that."""
@@ -73,9 +130,33 @@ class LogFile:
 
     def close(self) -> None:
         """Close the descriptor. The map lives as long as somebody holds a part of it."""
-        self.space.finish()
         self._view = None
-        self._files.close(self.fd)
+        self._maps.forget(self)
+        self.rest()
+
+
+class _Maps:
+    """The files that are mapped, at most so many; the one mapped first is given up first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._files: dict[LogFile, None] = {}
+
+    def add(self, file: LogFile) -> None:
+        self._files[file] = None
+        if len(self._files) > self._limit:
+            oldest = next(iter(self._files))
+            oldest.unmap()
+            del self._files[oldest]
+
+    def forget(self, file: LogFile) -> None:
+        self._files.pop(file, None)
+
+    def give_up(self) -> None:
+        """Unmap all, because others need descriptors."""
+        for file in self._files:
+            file.unmap()
+        self._files.clear()
 
 
 class CommitLog:
@@ -92,6 +173,7 @@ class CommitLog:
         self._disk = files
         self._worker = worker
         self._next: tuple[int, Job] | None = None
+        self._maps = _Maps(_MOST_MAPS)
 
     # ---- opening
 
@@ -103,20 +185,25 @@ class CommitLog:
         Apache's broker demands too, before anything is touched.
         """
         self._disk.make_folder(self.folder)
-        names = [name for name in self._disk.names(self.folder) if name.isdigit()]
+        # Also "²" is a digit, for Python.
+        names = [
+            name
+            for name in self._disk.names(self.folder)
+            if len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+        ]
         if names and recorded_size is not None and recorded_size != self.file_size:
             raise self._wrong_size(recorded_size)
         for name in names:
             self._load_file(name, recorded_size, is_last=name == names[-1])
         for each in self.files:
-            if self._disk.size(each.fd) < self.file_size:
+            if self._disk.size_of(each.path) < self.file_size:
                 self._disk.truncate(each.fd, self.file_size)
         self.end = self.start
 
     def _load_file(self, name: str, recorded_size: int | None, *, is_last: bool) -> None:
         path = self.folder / name
-        found = self._adopt(int(name), self._disk.open(path))
-        size = self._disk.size(found.fd)
+        found = self._adopt(int(name), None)
+        size = self._disk.size_of(path)
         if size == 0 and is_last:
             self.files.pop().close()
             self._disk.unlink(path)
@@ -196,7 +283,7 @@ class CommitLog:
                 except OSError:
                     target.clear_from(at)
                 # Or a power loss could bring back what was refused.
-                self._disk.sync(target.fd)
+                target.sync()
 
     def cut(self, offset: int) -> None:
         """End the log at `offset`: clear what follows in its file and delete the later files."""
@@ -206,7 +293,7 @@ class CommitLog:
             self._disk.unlink(last.path)
         if self.files and self.files[-1].end > offset:
             self.files[-1].clear_from(offset - self.files[-1].base)
-            self._disk.sync(self.files[-1].fd)
+            self.files[-1].sync()
         self.end = offset
         self._disk.sync_folder(self.folder)
 
@@ -229,7 +316,13 @@ class CommitLog:
         """Return when `[since, upto)` is on the disk, older files first. For the flusher thread."""
         for each in tuple(self.files):
             if each.base < upto and each.end > since:
-                self._disk.sync(each.fd)
+                each.sync()
+
+    def rest(self, flushed: int) -> None:
+        """Give back descriptors of files that are full and flushed."""
+        for each in self.files[:-1]:
+            if each.end <= flushed:
+                each.rest()
 
     def close(self) -> None:
         if self._next is not None:
@@ -252,9 +345,9 @@ class CommitLog:
             return self._adopt(base, job.result())
         return self._adopt(base, self._make(base))
 
-    def _adopt(self, base: int, fd: int) -> LogFile:
+    def _adopt(self, base: int, fd: int | None) -> LogFile:
         space = Preallocation(fd, self.file_size, self._step, self._disk, self._worker)
-        made = LogFile(self._path(base), base, self.file_size, fd, self._disk, space)
+        made = LogFile(self._path(base), base, self.file_size, fd, self._disk, space, self._maps)
         self.files.append(made)
         return made
 
@@ -267,7 +360,7 @@ class CommitLog:
             self._disk.truncate(fd, self.file_size)
             self._disk.sync(fd)
             self._disk.sync_folder(self.folder)
-        except OSError:
+        except BaseException:
             self._disk.close(fd)
             raise
         return fd

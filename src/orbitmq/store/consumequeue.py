@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from orbitmq.message.record import topic_field
-from orbitmq.store.errors import ReadFailed
+from orbitmq.store.errors import ReadFailed, StoreDamaged
 from orbitmq.store.files import is_out_of_files, write_all
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class ConsumeQueue:
         "_last_path",
         "_reader",
         "bases",
+        "checked",
         "folder",
         "has_new_names",
         "is_dirty",
@@ -136,6 +137,7 @@ class ConsumeQueue:
         self.tail_first = self.written = 0
         self.last_end = 0  #: where in the log the message of the last entry ends
         self.trusted_from = 0  #: entries from here on were made, and their messages seen, by us
+        self.checked: dict[int, bool] = {}  #: by stretch below `trusted_from`; see `checking`
         self.is_dirty = False  #: something is not written or not flushed
         self.has_new_names = False  #: the folder is not flushed
         self.unsynced: set[int] = set()  #: files written since they were last flushed
@@ -148,12 +150,31 @@ class ConsumeQueue:
 
     # ---- opening
 
-    def load(self) -> None:
-        """See which files are there. How many entries of the last one count, recovery says."""
-        size = self.per_file * ENTRY_SIZE
+    def load(self, recorded_entries: int | None) -> None:
+        """See which files are there. How many entries of the last one count, recovery says.
+
+        Files of another size hold other entries than their names seem to say, so they are refused.
+        A file may be shorter if our own checkpoint records the size: it was being made or cut when
+        the process died. Apache's broker leaves none but empty ones.
+        """
+        full = self.per_file * ENTRY_SIZE
         for name in self._files.names(self.folder):
-            if name.isdigit() and int(name) % size == 0:
-                self.bases.append(int(name) // ENTRY_SIZE)
+            if not (len(name) == NAME_DIGITS and name.isascii() and name.isdigit()):
+                continue
+            if recorded_entries not in (None, self.per_file):
+                raise self.wrong_size(recorded_entries)
+            size = self._files.size_of(self.folder / name)
+            is_short = size < full and (size > 0 and recorded_entries is None)
+            if size > full or is_short or int(name) % full:
+                raise self.wrong_size(size // ENTRY_SIZE)
+            self.bases.append(int(name) // ENTRY_SIZE)
+
+    def wrong_size(self, entries: int | None) -> StoreDamaged:
+        """Files of this queue have another number of entries than the settings say."""
+        return StoreDamaged(
+            f"the consume queue in {self.folder} has files of {entries} entries; open it with "
+            f"queue_file_entries={entries}, not {self.per_file}"
+        )
 
     def cut_to(self, physical_offset: int) -> None:
         """Keep the entries whose messages begin below `physical_offset`, and only these.
@@ -175,6 +196,7 @@ class ConsumeQueue:
             self.unsynced.add(self.bases[-1])
         self.tail_first = self.written = self.max_offset = self.next_offset = end
         self.trusted_from = end
+        self.checked.clear()
         self.last_end = 0
         if end:
             offset, size, _ = self.entry(end - 1)
@@ -260,6 +282,7 @@ class ConsumeQueue:
         self.tail_first = self.written = 0
         self.max_offset = self.min_offset = self.next_offset = 0
         self.last_end = self.trusted_from = 0
+        self.checked.clear()
 
     # ---- writing
 
@@ -289,7 +312,7 @@ class ConsumeQueue:
         try:
             self._files.truncate(fd, 0)
             self._files.truncate(fd, self.per_file * ENTRY_SIZE)
-        except OSError:
+        except BaseException:
             self._files.close(fd)
             raise
         self.bases.append(base)

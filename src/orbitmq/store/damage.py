@@ -26,7 +26,7 @@ class Losses:
 
     def note(self, damage: Damage) -> None:
         log.error(
-            "commit log damaged, the records behind are kept",
+            "commit log damaged",
             extra={"offset": damage.offset, "size": damage.size, "reason": damage.reason},
         )
         self.damage.append(damage)

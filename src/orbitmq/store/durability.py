@@ -91,15 +91,20 @@ class Durability:
 
     def finish(self) -> None:
         """Bring everything to the disk now; for a proper shutdown."""
+        self.catch_up()
+        if self._checkpoint_job is not None:
+            self._checkpoint_job.wait()
+        self._take_times()
+        self._write(self._current(is_clean=self.durable == self._log.end))
+
+    def catch_up(self) -> None:
+        """Move `durable` to all that is in the queues now, unless the disk does not take it."""
+        # One round may be under way that began with less.
         for _ in range(2):
             if self._round is None:
                 self._begin_round()
             while self._round is not None and not self._advance_round(1 << 30, wait=True):
                 pass
-        if self._checkpoint_job is not None:
-            self._checkpoint_job.wait()
-        self._take_times()
-        self._write(self._current(is_clean=self.durable == self._log.end))
 
     def write_first_checkpoint(self) -> None:
         """Say at once what this store is made of; the next start relies on it."""
@@ -149,9 +154,7 @@ class Durability:
         self.durable = current.target
         self._entries = current.entries
         self._is_checkpoint_wanted |= current.is_wanted
-        self._checkpoint = replace(
-            self._checkpoint, logical_ms=max(self._checkpoint.logical_ms, current.store_ms)
-        )
+        self._checkpoint = replace(self._checkpoint, logical_ms=current.store_ms)
         self._queues.trim()
         return True
 
@@ -204,14 +207,14 @@ class Durability:
     # ---- the checkpoint
 
     def _take_times(self) -> None:
+        # The time of the last flushed message, not the latest of all: after a clock that was ahead
+        # was corrected, the latest would call messages safe for as long as it had been ahead.
         end, store_ms = self._mark
         if self._flusher.flushed >= end:
-            physical = max(self._checkpoint.physical_ms, store_ms)
-            self._checkpoint = replace(self._checkpoint, physical_ms=physical)
             self._mark = (self._log.end, self._appender.last_store_ms)
             if self._flusher.flushed >= self._log.end:
-                physical = max(physical, self._appender.last_store_ms)
-                self._checkpoint = replace(self._checkpoint, physical_ms=physical)
+                store_ms = self._appender.last_store_ms
+            self._checkpoint = replace(self._checkpoint, physical_ms=store_ms)
 
     def _current(self, *, is_clean: bool = False) -> Checkpoint:
         indexing = self._indexing
@@ -220,6 +223,7 @@ class Durability:
             index_ms=indexing.durable_ms if indexing else self._checkpoint.index_ms,
             hint=Hint(
                 file_size=self._log.file_size,
+                queue_file_entries=self._queues.file_entries,
                 durable=self.durable,
                 entries=self._entries,
                 flushed=max(self._flusher.flushed, self.durable),

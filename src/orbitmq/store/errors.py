@@ -83,6 +83,10 @@ class MessageTooLarge(WriteRefused):
         super().__init__(f"{what} of {size} bytes does not fit; {allowed} bytes are allowed")
 
 
+class BatchRefused(WriteRefused):
+    """Messages that cannot be stored as a batch."""
+
+
 class TopicRefused(WriteRefused):
     """A topic or queue number that cannot have files."""
 

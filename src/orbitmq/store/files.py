@@ -76,6 +76,9 @@ class DiskFiles:
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
+    def size_of(self, path: Path) -> int:
+        return path.stat().st_size
+
     def modified(self, path: Path) -> float:
         """When the file was last written, in seconds since the epoch."""
         return path.stat().st_mtime
@@ -129,6 +132,11 @@ class DiskFiles:
 def is_full(error: OSError) -> bool:
     """Whether the error says that there is no room."""
     return error.errno in FULL
+
+
+def takes_no_writes(error: OSError) -> bool:
+    """Whether the error says that the disk can only be read, for now."""
+    return error.errno in FULL or error.errno == errno.EROFS
 
 
 def is_out_of_files(error: OSError) -> bool:

@@ -131,6 +131,14 @@ class Flusher:
     # ---- the thread's side
 
     def _run(self) -> None:
+        try:
+            self._flush_until_stopped()
+        except Exception as error:
+            # A thread that ends unheard would leave everybody waiting.
+            log.exception("the flusher failed; writes are refused from now on")
+            self.fail(error)
+
+    def _flush_until_stopped(self) -> None:
         interval = self._settings.interval
         while self.failure is None:
             with suppress(Empty):
@@ -158,7 +166,8 @@ class Flusher:
             return
         try:
             self._log.sync(self.flushed, target)
-        except OSError as error:
+        except Exception as error:
+            # Whatever it is: what cannot be flushed must not be acknowledged by silence.
             log.exception("flushing the commit log failed; writes are refused from now on")
             self.fail(error)
         else:
@@ -173,7 +182,7 @@ class Flusher:
             with self._changed:
                 self._changed.notify_all()
 
-    def fail(self, error: OSError) -> None:
+    def fail(self, error: BaseException) -> None:
         """Refuse everything from now on."""
         failure = StoreFailed(
             f"the disk did not take what was written ({error}); what waits is not stored, "

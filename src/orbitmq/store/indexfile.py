@@ -37,11 +37,11 @@ HEADER_SIZE: Final = 40
 SLOT_SIZE: Final = 4
 ENTRY_SIZE: Final = 20
 _MAX_INT: Final = 0x7FFFFFFF
-_FAR_FUTURE: Final = 0x7FFFFFFFFFFFFFFF
+FAR_FUTURE: Final = 0x7FFFFFFFFFFFFFFF
 _header = struct.Struct(">qqqqii")
 _slot = struct.Struct(">i")
 _entry = struct.Struct(">iqii")
-_ENTRIES: Final = np.dtype(
+ENTRIES: Final = np.dtype(
     [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 )
 #: Slots that are written together when one of them changed.
@@ -139,8 +139,8 @@ class IndexFile:
         try:
             files.truncate(fd, 0)
             files.truncate(fd, settings.file_size)
-            write_all(files, fd, IndexHeader(end_ms=_FAR_FUTURE).pack(), 0)
-        except OSError:
+            write_all(files, fd, IndexHeader(end_ms=FAR_FUTURE).pack(), 0)
+        except BaseException:
             files.close(fd)
             files.unlink(path)
             raise
@@ -192,7 +192,7 @@ class IndexFile:
         slots = self._slots_in_memory()
         chained = _chain(entries.hashes % self._settings.slots, slots, header.next_entry)
 
-        rows = np.empty(count, _ENTRIES)
+        rows = np.empty(count, ENTRIES)
         rows["hash"] = entries.hashes
         rows["offset"] = entries.offsets
         rows["seconds"] = _whole_seconds(entries.store_ms, header.begin_ms)
@@ -300,7 +300,7 @@ class IndexFile:
         if size != settings.file_size:
             self._refuse(f"has {size} bytes instead of {settings.file_size}")
         header = IndexHeader.unpack(self._files.pread(self._fd, HEADER_SIZE, 0))
-        if header.end_ms == _FAR_FUTURE:
+        if header.end_ms == FAR_FUTURE:
             self._refuse("was not flushed to its end")
         if header.next_entry <= 1:
             self._refuse("has no entries")
@@ -347,7 +347,7 @@ class FileFlush:
     def run(self) -> None:
         """Write and sync; after an OSError the file counts as not flushed."""
         files, fd = self._files, self._fd
-        write_all(files, fd, replace(self.header, end_ms=_FAR_FUTURE).pack(), 0)
+        write_all(files, fd, replace(self.header, end_ms=FAR_FUTURE).pack(), 0)
         files.sync(fd)
         for at, data in self._pieces:
             write_all(files, fd, data, at)

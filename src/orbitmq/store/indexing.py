@@ -19,6 +19,7 @@ from orbitmq.message.record import RecordFault, check_record
 from orbitmq.store.scanning import find_record, scan_log
 
 if TYPE_CHECKING:
+    from orbitmq.clock import Clock
     from orbitmq.message.scan import ScanResult
     from orbitmq.store.commitlog import CommitLog, LogFile
     from orbitmq.store.keyindex import IndexFlush, KeyIndex
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CHUNK = 4 << 20
+#: Seconds until a disk that refused the index is asked again.
+_PAUSE = 5.0
 
 
 class Indexing:
     """The index and how far it has come."""
 
-    def __init__(self, index: KeyIndex, commit_log: CommitLog, position: int) -> None:
+    def __init__(self, index: KeyIndex, commit_log: CommitLog, position: int, clock: Clock) -> None:
         self.index = index
         self.position = max(position, commit_log.start)  #: all below is in the index
         self.durable_position = self.position  #: and on the disk
@@ -40,7 +43,8 @@ class Indexing:
         self._flush: IndexFlush | None = None
         self._flush_at = (self.position, self.durable_last)
         self._flush_failed = False
-        self._is_failed = False
+        self._clock = clock
+        self._retry_at = 0.0  #: after a failure nothing is tried before
 
     @property
     def durable_ms(self) -> int:
@@ -55,7 +59,7 @@ class Indexing:
         """Index the log up to `upto`, at most `budget` bytes of it; True when it is done."""
         self.position = max(self.position, self._log.start)
         stop = min(upto, self.position + budget)
-        while self.position < stop and not self._is_failed:
+        while self.position < stop and self._clock.monotonic() >= self._retry_at:
             if not self._advance_chunk(upto, min(_CHUNK, stop - self.position)):
                 break
         return self.position >= upto
@@ -75,9 +79,9 @@ class Indexing:
             try:
                 self.index.append_log(file.view[:end], found.records.starts, file.base)
             except OSError:
-                # The index can be made again from the log; the log is what must go on.
+                # The log is what must go on, and has everything: the disk may have room later.
                 log.exception("the key index cannot be written; look-ups find older messages only")
-                self._is_failed = True
+                self._retry_at = self._clock.monotonic() + _PAUSE
                 return False
             self.position = file.base + found.stopped_at
         elif found.fault is RecordFault.END_OF_FILE:

@@ -5,7 +5,8 @@ chunks of whole records, in order, beginning at `resume_offset`; feeding a part 
 After a crash the index keeps only what is known to be on the disk, and `resume_offset` says from
 where the log has to be fed again:
 
-  - a file is kept if it is sound and ends no later than the checkpoint's index time;
+  - a file of ours is kept if it is sound: it says itself whether its last flush is whole;
+  - a file of Apache's is kept if it is sound and ends no later than the checkpoint's index time;
   - whatever comes after a file that is not kept goes as well, so that no gap remains.
 
 `durable_until_ms` is the time to put into the checkpoint. It is the latest end of all flushed
@@ -26,6 +27,7 @@ import numpy as np
 from orbitmq.clock import SystemClock
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.indexfile import FileFlush, IndexFile, IndexSettings, UnusableIndexFile
+from orbitmq.store.indexrepair import repair_index_file
 from orbitmq.store.keyhash import index_hash
 from orbitmq.store.recordkeys import KeyEntries, entries_of_fields, entries_of_log
 
@@ -74,11 +76,14 @@ class KeyIndex:
         clock: Clock | None = None,
         safe_until_ms: int | None = None,
         log_end: int | None = None,
+        known_last: int | None = None,
     ) -> KeyIndex:
         """Open the index in `folder`, which is made if need be.
 
-        `safe_until_ms` is the checkpoint's index time if the last run did not end properly, and
-        `log_end` where the log ends: the index must not know of offsets that will be used again.
+        `safe_until_ms` is the checkpoint's index time if the last run did not end properly and was
+        Apache's, and `log_end` where the log ends: the index must not know of offsets that will be
+        used again. `known_last` is the offset of the last message in it that our own checkpoint
+        knows to be on the disk, after a crash.
         """
         settings = settings or IndexSettings()
         files = files or DiskFiles()
@@ -87,6 +92,8 @@ class KeyIndex:
         paths = [folder / name for name in files.names(folder) if _is_index_name(name)]
         try:
             for path in paths:
+                if known_last:
+                    _repair(path, files, settings, known_last)
                 if reason := _load(path, kept, settings, files, safe_until_ms, log_end):
                     _drop(paths[len(kept) :], reason, files)
                     break
@@ -285,6 +292,14 @@ class IndexFlush:
 
 def _is_index_name(name: str) -> bool:
     return len(name) == _NAME_LENGTH and name.isascii() and name.isdigit()
+
+
+def _repair(path: Path, files: DiskFiles, settings: IndexSettings, known_last: int) -> None:
+    try:
+        if repair_index_file(path, files, settings, known_last):
+            log.info("index file kept after an interrupted flush", extra={"file": path.name})
+    except OSError:
+        log.exception("index file not repaired", extra={"file": path.name})
 
 
 def _load(

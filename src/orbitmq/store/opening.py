@@ -3,15 +3,21 @@
 The order is that of trust. The folder is locked; the log and the queues are seen as they lie there;
 recovery makes them agree; what it accepted is brought to the disk; only then do the parts begin to
 work that rely on it, and the mark of a crash is set that a proper shutdown will remove.
+
+A disk that takes no writes can be read all the same. Then the last step is left out, which makes
+it necessary that nothing is written: a start would take what it finds for the end of a proper
+shutdown. The step is tried again from time to time.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from orbitmq.store.appending import Appender
 from orbitmq.store.checkpoint import read_checkpoint
 from orbitmq.store.commitlog import CommitLog
+from orbitmq.store.deletions import Deletions
 from orbitmq.store.durability import Durability
 from orbitmq.store.errors import (
     DiskFull,
@@ -21,7 +27,7 @@ from orbitmq.store.errors import (
     WriteFailed,
     WriteRefused,
 )
-from orbitmq.store.files import is_full
+from orbitmq.store.files import is_full, takes_no_writes
 from orbitmq.store.finding import Finding
 from orbitmq.store.flushing import Flusher
 from orbitmq.store.indexing import Indexing
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
     from orbitmq.store.files import DiskFiles
     from orbitmq.store.settings import StoreSettings
 
+log = logging.getLogger(__name__)
+
 
 class StoreParts:
     """The parts of an open store. Constructing it opens them; a failure leaves nothing open."""
@@ -58,6 +66,8 @@ class StoreParts:
         background: bool,
     ) -> None:
         self.is_open = True
+        self.is_read_only = True  #: the disk takes no writes
+        self._why_read_only: OSError | None = None
         self._root = root
         self._settings = settings
         self._clock = clock
@@ -87,7 +97,9 @@ class StoreParts:
         self.log = CommitLog(root / "commitlog", settings, files, self._maker)
         self.queues = QueueTable(root / "consumequeue", settings, files)
         self.log.load(checkpoint.hint.file_size if checkpoint.hint else None)
-        self.queues.load()
+        self.queues.load(checkpoint.hint.queue_file_entries if checkpoint.hint else None)
+        self.deletions = Deletions(root / "deleted-topics", files)
+        self.deletions.load()
         self.flusher = Flusher(self.log, settings.flush, clock, wake_owner)
         self.appender = Appender(
             self.log, self.queues, settings, clock, store_host, self.refusal, self.flusher.fail
@@ -99,9 +111,12 @@ class StoreParts:
             was_clean=was_clean,
             chunk=settings.recovery_chunk,
             entry_code=self.appender.entry_code,
+            deleted=self.deletions.by_topic,
             clock=clock,
         ).run()
-        self._trust_what_was_found(checkpoint)
+        self.flusher.flushed = self.log.end
+        self.appender.last_store_ms = max(self.recovery.last_store_ms, checkpoint.physical_ms)
+        self.appender.is_held_back = settings.flush.policy is FlushPolicy.SYNC
         self.indexing = self._open_index(checkpoint, was_clean=was_clean)
         self.finding = Finding(
             self.log, self.indexing, lambda: self.appender.dispatched, settings.index_catch_up
@@ -122,13 +137,37 @@ class StoreParts:
             self.recovery.start_entries,
         )
         self.retention = Retention(
-            self.log, self.queues, self.indexing, self.flusher, settings.retention, files
+            self.log, self.queues, self.indexing, self.durability, settings.retention, files
         )
+        self._rewrite_from = checkpoint.hint.flushed if checkpoint.hint else None
+        try:
+            self._begin_writing()
+        except OSError as error:
+            if not takes_no_writes(error):
+                raise
+            log.warning("the store can only be read", extra={"root": str(root), "why": str(error)})
+            self._why_read_only = error
+
+    def try_to_write(self) -> None:
+        """Make a store writable that was opened while the disk took no writes."""
+        if self.is_open and self.is_read_only and self.flusher.failure is None:
+            try:
+                self._begin_writing()
+            except OSError as error:
+                self._why_read_only = error
+            except StoreFailed as failure:
+                self.flusher.fail(failure)
+
+    def _begin_writing(self) -> None:
+        root, files = self._root, self._files
+        self._trust_what_was_found()
+        self.deletions.fit(self.log.start, self.log.end)
         files.write_bytes(root / "abort", str(files.process_id()).encode())
         files.sync_folder(root)
         self.durability.write_first_checkpoint()
+        self.is_read_only = False
 
-    def _trust_what_was_found(self, checkpoint: Checkpoint) -> None:
+    def _trust_what_was_found(self) -> None:
         """Bring what recovery accepted to the disk before anybody relies on it.
 
         It may be in the page cache only: never flushed, or not written by a flush that failed,
@@ -137,31 +176,31 @@ class StoreParts:
         report = self.recovery
         try:
             if report.end > report.start and not report.was_clean:
-                if report.used_hint and checkpoint.hint is not None:
-                    self.log.rewrite(max(checkpoint.hint.flushed, report.start))
+                if self._rewrite_from is not None:
+                    self.log.rewrite(max(self._rewrite_from, report.start))
                 self.log.sync(report.start, report.end)
         except OSError as error:
+            if takes_no_writes(error):
+                raise
             raise StoreFailed(f"the disk of {self._root} cannot be written ({error})") from error
-        self.flusher.flushed = self.log.end
-        self.appender.last_store_ms = max(report.last_store_ms, checkpoint.physical_ms)
-        self.appender.is_held_back = self._settings.flush.policy is FlushPolicy.SYNC
 
     def _open_index(self, checkpoint: Checkpoint, *, was_clean: bool) -> Indexing | None:
         if not self._settings.index:
             return None
+        hint = checkpoint.hint
         index = KeyIndex.open(
             self._root / "index",
             settings=self._settings.index_file,
             files=self._files,
             clock=self._clock,
-            safe_until_ms=None if was_clean else checkpoint.index_ms,
+            safe_until_ms=None if was_clean or hint is not None else checkpoint.index_ms,
             log_end=self.log.end,
+            known_last=hint.index_last if hint is not None and not was_clean else None,
         )
         position = index.resume_offset
-        hint = checkpoint.hint
         if hint is not None and self.recovery.used_hint and hint.index_last == position:
             position = max(position, hint.indexed)
-        return Indexing(index, self.log, min(position, self.log.end))
+        return Indexing(index, self.log, min(position, self.log.end), self._clock)
 
     def refusal(self) -> WriteRefused | None:
         """Why nothing can be written now."""
@@ -170,6 +209,8 @@ class StoreParts:
             return StoreClosed(root)
         if self.flusher.failure is not None:
             return self.flusher.failure
+        if self.is_read_only:
+            return DiskFull(f"the disk of {root} took no writes ({self._why_read_only}): make room")
         if self.retention.is_full:
             return DiskFull(
                 f"the disk of {root} is {self.retention.used_ratio:.0%} full, more than "

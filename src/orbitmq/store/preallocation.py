@@ -23,7 +23,9 @@ class Preallocation:
 
     __slots__ = ("_begin", "_end", "_fd", "_files", "_job", "_ready", "_size", "_step", "_worker")
 
-    def __init__(self, fd: int, size: int, step: int, files: DiskFiles, worker: Worker) -> None:
+    def __init__(
+        self, fd: int | None, size: int, step: int, files: DiskFiles, worker: Worker
+    ) -> None:
         self._fd = fd
         self._size = size
         self._step = step
@@ -32,6 +34,10 @@ class Preallocation:
         self._ready = 0 if step else size  #: space is taken up to here
         self._job: Job | None = None
         self._begin = self._end = 0  #: the range that the job takes
+
+    def use(self, fd: int) -> None:
+        """The file was opened anew."""
+        self._fd = fd
 
     def before_write(self, stop: int) -> None:
         """Wait if bytes below `stop` are being taken right now."""
@@ -48,11 +54,13 @@ class Preallocation:
                 return
             self.finish()
         # Half a step is left free before the first range, so that the next writes need not wait.
+        if self._fd is None:
+            return
         begin = max(self._ready, wanted)
         end = min(begin + self._step, self._size)
         if begin < end:
             self._begin, self._end = begin, end
-            self._job = self._worker.submit(self._take, begin, end - begin)
+            self._job = self._worker.submit(self._take, self._fd, begin, end - begin)
 
     def finish(self) -> None:
         """Wait for the range that is being taken."""
@@ -65,9 +73,9 @@ class Preallocation:
         """What lies above `position` was given back."""
         self._ready = min(self._ready, position)
 
-    def _take(self, begin: int, size: int) -> None:
+    def _take(self, fd: int, begin: int, size: int) -> None:
         """Worker: a full disk is told by the write that needs the space, not here."""
         try:
-            self._files.allocate(self._fd, begin, size)
+            self._files.allocate(fd, begin, size)
         except OSError as error:
             log.debug("no space taken in advance", extra={"reason": str(error)})

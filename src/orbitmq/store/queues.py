@@ -39,6 +39,7 @@ class QueueTable:
         self.folder = folder
         self.by_key: dict[tuple[str, int], ConsumeQueue] = {}
         self.dirty: list[ConsumeQueue] = []  #: queues with something to write or to flush
+        self.file_entries = settings.queue_file_entries
         self.tail_limit = settings.flush.queue_tail_bytes
         self.write_error: OSError | None = None  #: entries that the disk did not take wait here
         self._settings = settings
@@ -47,13 +48,23 @@ class QueueTable:
 
     # ---- the table
 
-    def load(self) -> None:
-        """Find the queues that have files."""
+    def load(self, recorded_entries: int | None) -> None:
+        """Find the queues that have files.
+
+        `recorded_entries` is the number of entries of a file that our own checkpoint tells.
+        """
         self._files.make_folder(self.folder)
         for topic in self._files.names(self.folder):
             for name in self._files.names(self.folder / topic):
-                if name.isdigit():
-                    self.create(topic, int(name)).load()
+                try:
+                    self._load_queue(topic, name, recorded_entries)
+                except TopicRefused:
+                    log.warning("not a queue of ours", extra={"folder": f"{topic!a}/{name!a}"})
+
+    def _load_queue(self, topic: str, name: str, recorded_entries: int | None) -> None:
+        # Also "²" is a digit, for Python.
+        if name.isascii() and name.isdigit() and str(int(name)) == name:
+            self.create(topic, int(name)).load(recorded_entries)
 
     def create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """A new, empty queue; its topic becomes the name of a folder."""
@@ -70,6 +81,11 @@ class QueueTable:
         )
         self.by_key[topic, queue_id] = queue
         return queue
+
+    def forget_unused(self, queue: ConsumeQueue) -> None:
+        """Forget a queue that was made for messages none of which was stored."""
+        if not queue.next_offset and not queue.bases:
+            self.by_key.pop((queue.topic, queue.queue_id), None)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self.by_key.get((topic, queue_id))

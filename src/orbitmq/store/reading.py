@@ -12,8 +12,9 @@ lightly mixed log do, one view spans them all.
 What comes from the disk is checked before it is served: the head against the place it was read
 from, the body against its checksum. (No checksum covers the other fields: Apache's format has
 none.) What this process wrote or checked itself, entry and record, is taken as it is while it is
-near the end of the log. A damaged message is skipped and named in `damaged`; the others are
-served.
+near the end of the log; what lies there from an earlier life is checked in stretches, when it is
+read for the first time (see `checking`). A damaged message is skipped and named in `damaged`; the
+others are served.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import numpy as np
 
 from orbitmq.filter.tags import TagFilter
 from orbitmq.message.record import MIN_RECORD_SIZE
+from orbitmq.store.checking import is_checked
 from orbitmq.store.consumequeue import ENTRY, ENTRY_SIZE
 from orbitmq.store.errors import DamagedRecord
 from orbitmq.store.scanning import properties_of, verify
@@ -128,10 +130,9 @@ def read_queue(
     reading = Reading(
         commit_log,
         settings,
-        queue.trusted_from,
+        queue,
         max_messages,
         min(max(max_bytes, _LEAST_BYTES), settings.max_bytes),
-        queue.topic_field,
         result,
     )
     is_part = needed < scope and len(raw) == needed * ENTRY_SIZE
@@ -156,26 +157,23 @@ class Reading:
         "_log",
         "_max_bytes",
         "_max_messages",
+        "_queue",
         "_result",
         "_settings",
-        "_topic_field",
-        "_trusted_from",
     )
 
     def __init__(
         self,
         commit_log: CommitLog,
         settings: ReadSettings,
-        trusted_from: int,
+        queue: ConsumeQueue,
         max_messages: int,
         max_bytes: int,
-        topic_field: bytes,
         result: ReadResult,
     ) -> None:
-        self._topic_field = topic_field
         self._log = commit_log
         self._settings = settings
-        self._trusted_from = trusted_from
+        self._queue = queue
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._result = result
@@ -194,23 +192,28 @@ class Reading:
         if wanted is None:
             fields = _entries(count).unpack(raw)
             offsets, sizes = fields[0::3], fields[1::3]
-            if not self._is_near(offsets[0], offsets[-1] + sizes[-1]):
+            if not self._is_near(count, offsets[0], offsets[-1] + sizes[-1]):
                 return False
             return self._take_first(offsets, sizes)
         if count <= _FEW or not isinstance(wanted, TagFilter):
             return False
-        if not self._is_near(_read_offset(raw)[0], _read_offset(raw, len(raw) - ENTRY_SIZE)[0]):
+        last = _read_offset(raw, len(raw) - ENTRY_SIZE)[0]
+        if not self._is_near(count, _read_offset(raw)[0], last):
             return False
         return self._take_matching(raw, wanted, is_part=is_part)
 
-    def _is_near(self, first: int, end: int) -> bool:
-        """Whether these offsets and all between are in memory and need no check."""
-        commit_log = self._log
+    def _is_near(self, count: int, first: int, end: int) -> bool:
+        """Whether the messages at these offsets and all between are in memory and good."""
+        commit_log, number = self._log, self._result.next_offset
         return (
-            self._result.next_offset >= self._trusted_from
-            and commit_log.end - first <= self._settings.memory_distance
+            commit_log.end - first <= self._settings.memory_distance
             and first >= commit_log.start
             and end <= commit_log.end
+            and (
+                number >= self._queue.trusted_from
+                or not self._settings.check_crc
+                or is_checked(self._queue, commit_log, number, count)
+            )
         )
 
     def _take_first(self, offsets: Sequence[int], sizes: Sequence[int]) -> bool:
@@ -347,10 +350,10 @@ class Reading:
         if len(record) < MIN_RECORD_SIZE:
             return False
         is_near = self._log.end - offset <= self._settings.memory_distance
-        if not self._settings.check_crc or (number >= self._trusted_from and is_near):
+        if not self._settings.check_crc or (number >= self._queue.trusted_from and is_near):
             return True
         try:
-            verify(record, offset, number, self._topic_field)
+            verify(record, offset, number, self._queue.topic_field)
         except DamagedRecord:
             log.exception("damaged message skipped", extra={"offset": number})
             return False

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Set in messages that have no place in a queue: prepared and rolled back.
 _NO_ENTRY = 0x4
-#: More lost messages in a row are not believed without damage that explains them.
+#: More lost messages in a row are not believed of a single record, and not filled with entries.
 _LARGEST_GAP = 100_000
 
 
@@ -46,12 +46,19 @@ class Rebuilding:
     """Fills queues from records, which are added in the order of the log."""
 
     def __init__(
-        self, queues: QueueTable, entry_code: EntryCode, losses: Losses, *, is_from_first: bool
+        self,
+        queues: QueueTable,
+        entry_code: EntryCode,
+        losses: Losses,
+        deleted: dict[str, int],
+        *,
+        is_from_first: bool,
     ) -> None:
         self.rebuilt = 0  #: entries made
         self._queues = queues
         self._entry_code = entry_code
         self._losses = losses
+        self._deleted = deleted  #: topic -> offset below which its messages have no queue
         self._is_from_first = is_from_first  #: there are no earlier records
         self._topics = TopicNumbers()
         # Of records that are not in the queues yet: topics, queue ids, numbers in the queue, and
@@ -66,6 +73,13 @@ class Rebuilding:
         if not len(records):
             return
         topics = self._topics.of(view, records)
+        for topic in self._deleted.keys() & set(self._topics.names):
+            is_old = records.starts + base < self._deleted[topic]
+            is_kept = (topics != self._topics.names.index(topic)) | ~is_old
+            if not is_kept.all():
+                records, topics = records.rows(is_kept), topics[is_kept]
+        if not len(records):
+            return
         self._columns.append(
             (
                 topics,
@@ -157,8 +171,13 @@ class Rebuilding:
             return True
         if not self._is_from_first:
             raise QueueGap
-        # Nothing is left to look at. A queue may begin anywhere, its older files may be gone.
-        return queue.max_offset == 0 or (after is not None and gap <= _LARGEST_GAP)
+        # Nothing is left to look at: the messages between were in files that are gone. No number
+        # may be given twice, so the queue goes on here. (A far jump needs a witness.)
+        if queue.max_offset and gap > _LARGEST_GAP:
+            if after is not None:
+                queue.restart()
+            return after is not None
+        return True
 
 
 def _by_queue(topics: Int64s, queue_ids: Int32s) -> NDArray[np.intp]:

@@ -14,17 +14,31 @@ Where to start, the best that applies:
     nothing known                    the first file
 
 If a record does not continue its queue, the queue files are not what they should be, and
-everything is made anew from the first file.
+everything is made anew from the first file. Files that must be there and are not end the attempt:
+whoever lost them may still find them.
 
-Where the log ends. Above the offset that is known to be flushed, the first bad record is the torn
-tail of a write that was acknowledged to nobody: the log is cut there. Apache's broker does this
-wherever it finds a bad record, deleting all the good ones behind it. Here a bad record below the
-flushed offset is what it must be, damage done by the disk: the records behind it are found again
-and kept, the damage is reported, and whoever reads the lost messages is told so. Without a
-checkpoint of ours the flushed offset is not known; then a record behind a bad one proves damage if
-it was stored later than the last good one and, after a crash, early enough to have been flushed.
-(Later, because Apache's broker does not wipe what it cuts: behind a new record there may be the
-rest of an old one, and behind that old records in their places.)
+Where the log ends. Apache's broker cuts it at the first bad record, deleting all the good ones
+behind it. Here the log is cut there if the record is the torn tail of a write that was acknowledged
+to nobody; if it is damage done by the disk, the records behind it are found again and kept, the
+damage is reported, and whoever reads the lost messages is told so. What tells them apart:
+
+    below the flushed offset    it is damage: all of it was on the disk
+    above, nothing good behind  it is the tail
+    above, good ones behind     a tail if pages between never reached the disk, damage if not
+
+The last line rests on this: nothing but zeros lies behind the end of the log, because what is cut
+or taken back is wiped. So a record with its own offset, found at its place behind a bad one, was
+written there by this log, and a page that was lost with the power reads as it was before, which is
+as zeros from some record's end to the end of the page. Where no page between looks like that, all
+of them reached the disk, and bytes have changed afterwards. The flushed offset of a checkpoint can
+be a second old, and messages above may have been acknowledged; a doubt is therefore decided for
+damage. (Then a message may be kept that nobody was promised, behind one that is reported lost. That
+harms nobody.)
+
+Without a checkpoint of ours the flushed offset is not known, and Apache's broker does not wipe:
+behind a new record there may be the rest of an old one, and behind that old records in their
+places. Then a record behind a bad one proves damage if it was stored later than the last good one
+and, after a crash, early enough to have been flushed.
 
 What is cut is wiped in the file, too, and later files are deleted.
 """
@@ -35,10 +49,19 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.message.record import RecordFault
+from orbitmq.message.record import RecordFault, check_record
 from orbitmq.store.damage import Damage, Losses
+from orbitmq.store.errors import StoreDamaged
 from orbitmq.store.rebuilding import QueueGap, Rebuilding
-from orbitmq.store.scanning import find_record, is_record, scan_log, store_time
+from orbitmq.store.scanning import (
+    find_end_of_file,
+    find_record,
+    has_lost_page,
+    is_record,
+    scan_log,
+    store_time,
+    was_end_of_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +123,7 @@ class Recovery:
         was_clean: bool,
         chunk: int,
         entry_code: EntryCode,
+        deleted: dict[str, int],
         clock: Clock,
     ) -> None:
         self._log = commit_log
@@ -108,16 +132,16 @@ class Recovery:
         self._was_clean = was_clean
         self._chunk = chunk
         self._entry_code = entry_code
+        self._deleted = deleted
         self._clock = clock
-        hint = checkpoint.hint
-        files = commit_log.files
-        self._hint = hint if hint and files and hint.durable <= files[-1].end else None
+        self._hint = checkpoint.hint
         self._start = 0
         self._start_entries = 0
 
     def run(self) -> RecoveryReport:
         """Recover; log and queues are ready for use afterwards."""
         begun = self._clock.monotonic()
+        self._refuse_missing_files()
         rebuilt_all = False
         self._start = self._choose_start()
         try:
@@ -149,6 +173,25 @@ class Recovery:
             seconds=self._clock.monotonic() - begun,
             last_store_ms=walk.last_store_ms,
         )
+
+    def _refuse_missing_files(self) -> None:
+        files = self._log.files
+        hint = self._hint
+        advice = (
+            "restore the missing files (is the disk mounted?), or delete `checkpoint` and "
+            "`consumequeue` to go on without their messages"
+        )
+        end = files[-1].end if files else 0
+        if hint is not None and hint.entries and hint.durable > end:
+            raise StoreDamaged(
+                f"the commit log in {self._log.folder} ends at {end}, and its files must reach "
+                f"{hint.durable}; {advice}"
+            )
+        if not files and any(queue.end_of_files() for queue in self._queues.by_key.values()):
+            raise StoreDamaged(
+                f"the commit log in {self._log.folder} is empty, and the queues have entries; "
+                f"{advice}"
+            )
 
     # ---- where to start
 
@@ -187,12 +230,18 @@ class Recovery:
             if not self._walk_file(file, walk):
                 break
         walk.rebuilding.fill_queues()
+        if self._hint is not None and walk.position < self._hint.flushed:
+            reason = walk.end_fault.value if walk.end_fault else "the file ends"
+            lost = self._hint.flushed - walk.position
+            walk.losses.note(Damage(walk.position, lost, f"{reason}, up to the end of the log"))
         return walk
 
     def _begin_walk(self) -> _Walk:
         losses = Losses()
         is_from_first = self._start <= self._log.start
-        rebuilding = Rebuilding(self._queues, self._entry_code, losses, is_from_first=is_from_first)
+        rebuilding = Rebuilding(
+            self._queues, self._entry_code, losses, self._deleted, is_from_first=is_from_first
+        )
         return _Walk(self._start, self._start, rebuilding, losses)
 
     def _walk_file(self, file: LogFile, walk: _Walk) -> bool:
@@ -234,9 +283,10 @@ class Recovery:
 
     def _keep_place(self, file: LogFile, at: int, walk: _Walk) -> None:
         """Keep the number of a lost message if its head can be read, so that no other gets it."""
-        found = next(scan_log(file.view, file.base, start=at, check_crc=False)).records
-        if len(found):
-            walk.rebuilding.add(file.view, file.base, found.rows(slice(1)))
+        size = check_record(file.view, at, file.size, check_crc=False)
+        if isinstance(size, int):
+            found = scan_log(file.view, file.base, start=at, end=at + size, check_crc=False)
+            walk.rebuilding.add(file.view, file.base, next(found).records)
             walk.rebuilding.fill_queues()
 
     def _behind_damage(
@@ -244,14 +294,7 @@ class Recovery:
     ) -> int | None:
         """Where good records go on behind a bad one; None when the log just ends there."""
         if self._hint is not None:
-            flushed = self._hint.flushed
-            if file.base + at >= flushed:
-                return None
-            limit = min(file.size, flushed - file.base)
-            found = find_record(file.view, file.base, at + 1, limit)
-            if found is not None:
-                return file.base + found
-            return file.end if flushed > file.end and self._log.file_of(file.end) else None
+            return self._behind_damage_of_ours(file, at, self._hint.flushed)
         if fault is not RecordFault.EMPTY:
             found = find_record(file.view, file.base, at + 1, file.size)
             if found is not None and self._was_flushed(store_time(file.view[found:]), walk):
@@ -261,6 +304,23 @@ class Recovery:
             following is not None
             and is_record(following.view, following.base, 0)
             and self._was_flushed(store_time(following.view), walk)
+        ):
+            return file.end
+        return None
+
+    def _behind_damage_of_ours(self, file: LogFile, at: int, flushed: int) -> int | None:
+        view = file.view
+        following = self._log.file_of(file.end)
+        is_flushed = file.base + at < flushed
+        found = find_record(view, file.base, at + 1, file.size)
+        if found is None and following is not None:
+            found = find_end_of_file(view, at + 1, file.size)
+        if found is not None:
+            if is_flushed or not has_lost_page(view, at, found):
+                return file.base + found
+        elif following is not None and (
+            flushed > file.end
+            or (was_end_of_file(view, at) and is_record(following.view, following.base, 0))
         ):
             return file.end
         return None

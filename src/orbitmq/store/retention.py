@@ -5,6 +5,9 @@ longer ago than messages are kept (in the hours set for it, or when space is sca
 their age when space is very scarce, and when the log is larger than it may be. Queue and index
 files whose messages are gone follow.
 
+A log file goes only when it is `durable`: recovery begins where the log begins, at the earliest, so
+the queues must have on the disk what nobody can make again from the log.
+
 A run does a bounded amount of work; the owner calls again some seconds later.
 """
 
@@ -15,11 +18,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from orbitmq.store.errors import StoreFailed
+
 if TYPE_CHECKING:
     from orbitmq.store.commitlog import CommitLog, LogFile
     from orbitmq.store.consumequeue import ConsumeQueue
+    from orbitmq.store.durability import Durability
     from orbitmq.store.files import DiskFiles
-    from orbitmq.store.flushing import Flusher
     from orbitmq.store.indexing import Indexing
     from orbitmq.store.queues import QueueTable
     from orbitmq.store.settings import RetentionSettings
@@ -48,7 +53,7 @@ class Retention:
         commit_log: CommitLog,
         queues: QueueTable,
         indexing: Indexing | None,
-        flusher: Flusher,
+        durability: Durability,
         settings: RetentionSettings,
         files: DiskFiles,
     ) -> None:
@@ -57,7 +62,7 @@ class Retention:
         self._log = commit_log
         self._queues = queues
         self._indexing = indexing
-        self._flusher = flusher
+        self._durability = durability
         self._settings = settings
         self._files = files
         self._manual_runs = 0
@@ -108,9 +113,10 @@ class Retention:
         deleted = 0
         while len(self._log.files) > 1 and deleted < settings.files_per_run:
             oldest = self._log.files[0]
-            if oldest.end > self._flusher.flushed or not (
-                self._is_too_much() or (is_time and (is_forced or self._is_expired(oldest, now)))
-            ):
+            is_due = self._is_too_much() or (
+                is_time and (is_forced or self._is_expired(oldest, now))
+            )
+            if not is_due or not self._is_durable(oldest):
                 break
             try:
                 self._log.drop_first()
@@ -120,6 +126,15 @@ class Retention:
             log.info("commit-log file deleted", extra={"file": oldest.path.name})
             deleted += 1
         return deleted
+
+    def _is_durable(self, file: LogFile) -> bool:
+        if file.end > self._durability.durable:
+            # Rare: rounds are never far behind unless the disk is in trouble.
+            try:
+                self._durability.catch_up()
+            except StoreFailed:
+                log.warning("nothing is deleted, because nothing more reaches the disk")
+        return file.end <= self._durability.durable
 
     def _is_expired(self, file: LogFile, now: float) -> bool:
         return now >= self._files.modified(file.path) + self._settings.keep

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from orbitmq.message.record import MAGIC_V1, MAGIC_V2, RecordFault, check_record
+from orbitmq.message.record import (
+    END_OF_FILE_MAGIC,
+    MAGIC_V1,
+    MAGIC_V2,
+    RecordFault,
+    check_record,
+)
 from orbitmq.message.scan import ScanResult, find_pairs, overlapping, scan_blocks
 from orbitmq.message.tagcode import tag_code
 from orbitmq.store.errors import DamagedRecord
@@ -38,6 +44,9 @@ _ROUNDS: Final = 12
 #: Letters of a tag that are hashed by columns; a longer one is hashed by itself.
 _TAG_LETTERS: Final = 32
 _VALUE_END: Final = 2
+#: What a disk, or the kernel, writes as a whole.
+_PAGE: Final = 4096
+_SIZE_FIELD: Final = 4
 
 
 # ---- many records
@@ -171,6 +180,42 @@ def find_record(view: memoryview, base: int, at: int, end: int) -> int | None:
                 return hit
         at += _WINDOW
     return None
+
+
+def find_end_of_file(view: memoryview, at: int, end: int) -> int | None:
+    """The first position from `at` on of a record that fills the rest of the file."""
+    magic = END_OF_FILE_MAGIC.to_bytes(4, "big", signed=True)
+    window = bytes(view[at:end])
+    hit = window.find(magic, 4)
+    while hit >= 0:
+        place = at + hit - 4
+        if _read_int(view, place)[0] == end - place:
+            return place
+        hit = window.find(magic, hit + 1)
+    return None
+
+
+def was_end_of_file(view: memoryview, at: int) -> bool:
+    """Whether one of the two fields here is that of a record that fills the rest of the file."""
+    if len(view) - at < _SIZE_FIELD + 4:
+        return False
+    size: int = _read_int(view, at)[0]
+    magic: int = _read_int(view, at + 4)[0]
+    return size == len(view) - at or magic == END_OF_FILE_MAGIC
+
+
+def has_lost_page(view: memoryview, at: int, end: int) -> bool:
+    """Whether a page that was never written explains why no record begins at `at`.
+
+    Such a page is zero from where it was last written on, which is not before `at`, to its end.
+    """
+    page_end = at - at % _PAGE + _PAGE
+    # A record begins with its size: zeros where it should be say that it was not written.
+    if page_end <= end and page_end - at >= _SIZE_FIELD and not any(view[at:page_end]):
+        return True
+    return any(
+        not any(view[page : page + _PAGE]) for page in range(page_end, end - _PAGE + 1, _PAGE)
+    )
 
 
 def is_record(view: memoryview, base: int, at: int) -> bool:

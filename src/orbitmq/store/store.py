@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from orbitmq.clock import SystemClock
 from orbitmq.message.hosts import pack_host
-from orbitmq.store.errors import WriteFailed
-from orbitmq.store.files import DiskFiles
+from orbitmq.store.errors import DiskFull, StoreClosed, WriteFailed
+from orbitmq.store.files import DiskFiles, is_full
 from orbitmq.store.mirroring import Mirroring
 from orbitmq.store.opening import StoreParts
+from orbitmq.store.queues import check_topic
 from orbitmq.store.reading import read_queue
 from orbitmq.store.searching import Boundary, offset_by_time, time_of
 from orbitmq.store.settings import FlushPolicy, StoreSettings
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from orbitmq.clock import Clock
     from orbitmq.filter.subscription import MessageFilter
     from orbitmq.store.appending import Arrival
+    from orbitmq.store.consumequeue import ConsumeQueue
     from orbitmq.store.flushing import Post, WhenFlushed
     from orbitmq.store.reading import ReadResult
     from orbitmq.store.retention import CleanReport
@@ -138,14 +140,17 @@ class Store:
         """Do a bounded part of the work in the background; to be called a few times a second."""
         self._flusher.flush_now()
         self.settle()
+        self._log.rest(self._flusher.flushed)
         if self._indexing is not None:
             self._indexing.step(self._appender.dispatched, self.settings.index_step)
-        if self._flusher.failure is None:
+        if self._flusher.failure is None and not self._parts.is_read_only:
             self._durability.step()
 
     def clean(self) -> CleanReport:
         """Delete what is too old or too much, and look at the disk; every ten seconds or so."""
-        return self._retention.run(self._clock.now())
+        report = self._retention.run(self._clock.now())
+        self._parts.try_to_write()
+        return report
 
     def ask_for_cleaning(self) -> None:
         """Delete expired files at any hour in the next runs of `clean`."""
@@ -163,6 +168,8 @@ class Store:
         max_bytes: int = _UNLIMITED,
     ) -> ReadResult:
         """The messages of a queue from `offset` on that the filter lets pass."""
+        if not self._parts.is_open:
+            raise StoreClosed(self.root)
         return read_queue(
             self._queues.by_key.get((topic, queue_id)),
             self._log,
@@ -175,30 +182,30 @@ class Store:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that can be read; 0 for an unknown queue."""
-        queue = self._queues.get(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return queue.min_offset if queue else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the next message to become readable has; 0 for an unknown queue."""
-        queue = self._queues.get(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return queue.max_offset if queue else 0
 
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
     ) -> int:
         """The offset that belongs to an instant, within the bounds of the queue."""
-        return offset_by_time(self._queues.get(topic, queue_id), self._log, time_ms, boundary)
+        return offset_by_time(self._queue(topic, queue_id), self._log, time_ms, boundary)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
         """When the first readable message was stored, in milliseconds; -1 when there is none."""
-        queue = self._queues.get(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         if queue is None or queue.min_offset >= queue.max_offset:
             return -1
         return time_of(queue, self._log, queue.min_offset)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """When a message of a queue was stored, in milliseconds; -1 when it is not there."""
-        queue = self._queues.get(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return -1
         return time_of(queue, self._log, offset)
@@ -207,7 +214,7 @@ class Store:
         self, topic: str, queue_id: int, first: int, count: int
     ) -> list[tuple[int, int, int]] | None:
         """Offset in the log, size and tag code of entries of a queue; None when there is none."""
-        queue = self._queues.get(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         if queue is None:
             return None
         if first < queue.min_offset:
@@ -218,10 +225,12 @@ class Store:
 
     def message_at(self, physical_offset: int) -> memoryview:
         """The checked record that begins at an offset of the log."""
+        self._check_open()
         return self._finding.message_at(physical_offset)
 
     def message_by_offset_id(self, offset_id: str) -> memoryview:
         """The checked record that an offset id names."""
+        self._check_open()
         return self._finding.message_by_offset_id(offset_id)
 
     def lookup(
@@ -237,7 +246,16 @@ class Store:
         All that can be read are found, unless the index is further behind than a look-up may
         catch up with (`StoreSettings.index_catch_up`): see `statistics().indexed`.
         """
+        self._check_open()
         return self._finding.lookup(topic, key, max_results, begin_ms, end_ms)
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        self._check_open()
+        return self._queues.get(topic, queue_id)
+
+    def _check_open(self) -> None:
+        if not self._parts.is_open:
+            raise StoreClosed(self.root)
 
     # ---- the whole
 
@@ -251,9 +269,14 @@ class Store:
     def delete_topic(self, topic: str) -> int:
         """Forget the queues of a topic; its messages go with the log. How many queues there were.
 
-        A crash must not bring the topic back, so recovery's start is moved beyond its messages.
+        The disk knows of it when this returns. Recovery's start is moved beyond the messages soon,
+        because queues that are gone would make it begin at the first file.
         """
         self.write()
+        check_topic(topic)
+        if not any(queue.topic == topic for queue in self._queues.by_key.values()):
+            return 0
+        self._note_deletion(topic)
         self._appender.forget_topic(topic)
         self._durability.is_wanted = True
         return self._queues.delete_topic(topic)
@@ -286,7 +309,7 @@ class Store:
             return
         self._post = None
         try:
-            if self._flusher.failure is None:
+            if self._flusher.failure is None and not self._parts.is_read_only:
                 end = self._appender.write()
                 self.wait_flushed(end)
                 if self._indexing is not None:
@@ -316,6 +339,13 @@ class Store:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _note_deletion(self, topic: str) -> None:
+        try:
+            self._parts.deletions.note(topic, self._log.end)
+        except OSError as error:
+            kind = DiskFull if is_full(error) else WriteFailed
+            raise kind(f"topic {topic!r} was not deleted: {error}") from error
 
     def _leave(self) -> None:
         self._post = None

@@ -26,7 +26,7 @@ class EmbeddedCluster:
     """A name server and brokers on an event loop of their own, in a background thread.
 
     with EmbeddedCluster() as cluster:
-        producer = Producer(name_server=cluster.name_server)
+        run_my_pipeline(name_server=cluster.name_server)
 
     Every method may be called from any thread but that one.
     """
@@ -35,7 +35,7 @@ class EmbeddedCluster:
         self,
         *,
         brokers: int = 1,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         clock: MovableClock | None = None,
         adjust: Callable[[BrokerSettings], BrokerSettings] | None = None,
     ) -> None:

@@ -50,7 +50,7 @@ class AsyncEmbeddedCluster:
         self,
         *,
         brokers: int = 1,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         clock: MovableClock | None = None,
         adjust: Callable[[BrokerSettings], BrokerSettings] | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class AsyncEmbeddedCluster:
             raise OrbitError(f"a cluster can have 1 to 26 brokers, got {brokers}")
         self.clock = clock or MovableClock()
         self._count = brokers
-        self._folder = folder
+        self._folder = None if folder is None else Path(folder)
         self._adjust = adjust
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._cluster: Cluster | None = None
