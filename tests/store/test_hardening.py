@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,8 @@ from orbitmq.store.errors import (
     TopicRefused,
 )
 from orbitmq.store.files import DiskFiles
-from orbitmq.store.settings import FlushPolicy, RetentionSettings
+from orbitmq.store.settings import FlushPolicy, RetentionSettings, StoreSettings
+from orbitmq.store.store import Store
 from tests.support.store import (
     BORN_HOST,
     NOW,
@@ -35,8 +37,6 @@ from tests.support.store import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from orbitmq.store.store import Store
 
     OpenStore = Callable[..., Store]
 
@@ -341,3 +341,28 @@ def test_times_of_the_checkpoint_follow_a_corrected_clock(
     found = read_checkpoint(store.root / "checkpoint", DiskFiles())
 
     assert found.physical_ms == found.logical_ms == NOW * 1000
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_start_does_not_read_the_empty_rest_of_a_large_file(
+    tmp_path: Path, is_clean: bool
+) -> None:
+    def open_large() -> Store:
+        return Store(tmp_path / "store", StoreSettings(file_size=1 << 30), background=False)
+
+    store = open_large()
+    put(store, "T", 0, b"kept")
+    store.write()
+    if is_clean:
+        store.close()
+    else:
+        store.abandon()
+
+    began = time.process_time()
+    store = open_large()
+    took = time.process_time() - began
+
+    assert bodies(store, "T", 0) == [b"kept"]
+    store.close()
+    # A gigabyte of zeros takes more than a second to look through.
+    assert took < 0.5

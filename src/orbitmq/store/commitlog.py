@@ -68,6 +68,11 @@ class LogFile:
         return self._fd
 
     @property
+    def written_end(self) -> int:
+        """A position behind which there are only zeros; asked of the file system."""
+        return self._files.written_end(self.path, self.size)
+
+    @property
     def view(self) -> memoryview:
         """The bytes of the file, as they are and as they will be."""
         if self._view is None:

@@ -79,6 +79,22 @@ class DiskFiles:
     def size_of(self, path: Path) -> int:
         return path.stat().st_size
 
+    def written_end(self, path: Path, size: int) -> int:
+        """An offset behind which nothing was ever written; the size where nobody can say."""
+        if not hasattr(os, "SEEK_DATA"):
+            return size
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        end = 0
+        try:
+            while end < size:
+                end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            # There is no more data, or this file system does not know its holes.
+            return end if error.errno == errno.ENXIO else size
+        finally:
+            os.close(fd)
+        return end
+
     def modified(self, path: Path) -> float:
         """When the file was last written, in seconds since the epoch."""
         return path.stat().st_mtime

@@ -296,7 +296,7 @@ class Recovery:
         if self._hint is not None:
             return self._behind_damage_of_ours(file, at, self._hint.flushed)
         if fault is not RecordFault.EMPTY:
-            found = find_record(file.view, file.base, at + 1, file.size)
+            found = find_record(file.view, file.base, at + 1, file.written_end)
             if found is not None and self._was_flushed(store_time(file.view[found:]), walk):
                 return file.base + found
         following = self._log.file_of(file.end)
@@ -312,9 +312,11 @@ class Recovery:
         view = file.view
         following = self._log.file_of(file.end)
         is_flushed = file.base + at < flushed
-        found = find_record(view, file.base, at + 1, file.size)
+        # Without this bound a start would read a gigabyte of zeros.
+        written = file.written_end
+        found = find_record(view, file.base, at + 1, written)
         if found is None and following is not None:
-            found = find_end_of_file(view, at + 1, file.size)
+            found = find_end_of_file(view, at + 1, file.size, written)
         if found is not None:
             if is_flushed or not has_lost_page(view, at, found):
                 return file.base + found

@@ -182,10 +182,10 @@ def find_record(view: memoryview, base: int, at: int, end: int) -> int | None:
     return None
 
 
-def find_end_of_file(view: memoryview, at: int, end: int) -> int | None:
-    """The first position from `at` on of a record that fills the rest of the file."""
+def find_end_of_file(view: memoryview, at: int, end: int, written: int) -> int | None:
+    """The first position in `[at, written)` of a record that fills the file up to its `end`."""
     magic = END_OF_FILE_MAGIC.to_bytes(4, "big", signed=True)
-    window = bytes(view[at:end])
+    window = bytes(view[at:written])
     hit = window.find(magic, 4)
     while hit >= 0:
         place = at + hit - 4
