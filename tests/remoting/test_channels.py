@@ -244,3 +244,41 @@ def test_pauses_grow_up_to_the_longest_and_chance_only_shortens_them(
 
     assert full == min(2.0, 0.1 * 2 ** min(failures - 1, 20))
     assert full * (1 - jitter) <= pause <= full
+
+
+async def test_a_retired_connection_still_answers_while_a_new_one_takes_over() -> None:
+    release = asyncio.Event()
+
+    async def held(_: Connection, request: Command) -> Command:
+        await release.wait()
+        return request.answer(0, body=b"late")
+
+    channels = Channels(QUICK)
+    async with serving({CODE: _fine, HOLD: held}) as server:
+        first = await channels.get(server.address)
+        waiting = asyncio.create_task(first.request(HOLD, timeout=DEADLINE))
+        await until(lambda: any(each.open_requests for each in server.connections))
+
+        channels.retire(server.address, first)
+        second = await channels.get(server.address)
+        channels.retire(server.address, first)
+
+        assert second is not first
+        assert second is await channels.get(server.address)
+        release.set()
+        assert bytes((await waiting).body) == b"late"
+        await channels.close()
+        assert not first.is_open
+
+
+async def test_the_end_of_a_retired_connection_says_nothing_about_the_peer() -> None:
+    channels = Channels(ChannelSettings(first_pause=30.0, longest_pause=30.0))
+    async with serving(HANDLERS) as server:
+        first = await channels.get(server.address)
+        channels.retire(server.address, first)
+        first.abort()
+        await first.wait_closed()
+
+        assert channels.retry_in(server.address) == 0
+        assert (await channels.request(server.address, CODE)).code == 0
+        await channels.close()

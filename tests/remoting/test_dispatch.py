@@ -195,3 +195,15 @@ async def test_later_keeps_a_request_open_until_it_is_answered() -> None:
 
         assert (await peer.receive()).remark == "at last"
         assert (was_open, connection.open_requests) == (1, 0)
+
+
+async def test_a_handler_may_be_added_while_the_server_runs() -> None:
+    dispatcher = Dispatcher({})
+    async with serving(dispatcher) as server, RawPeer.connected(server.address) as peer:
+        before = await peer.ask(Command.request(CODE, opaque=1))
+
+        dispatcher.serve(CODE, lambda _, request: request.answer(0, remark="now"))
+
+        after = await peer.ask(Command.request(CODE, opaque=2))
+        assert before.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert (after.code, after.remark) == (0, "now")

@@ -68,6 +68,8 @@ class Channels:
         self._clock = clock or SystemClock()
         self._chance = chance or random.Random()  # noqa: S311  # spreads load, guards nothing
         self._channels: dict[Address, _Channel] = {}
+        #: Connections that nothing more is asked on, until they end.
+        self._retired: set[Connection] = set()
         self._is_closed = False
         self._sweep = IdleSweep(
             self._open_connections,
@@ -125,6 +127,17 @@ class Channels:
         """Seconds for which no attempt would be made, because the last ones failed."""
         channel = self._channels.get(address)
         return max(0.0, channel.not_before - self._clock.monotonic()) if channel else 0.0
+
+    def retire(self, address: Address, connection: Connection) -> None:
+        """Ask nothing more on a connection whose peer said so; its open answers may still come.
+
+        The next request to that peer makes a new connection.
+        """
+        channel = self._channels.get(address)
+        if channel is not None and channel.connection is connection:
+            channel.connection = None
+            self._retired.add(connection)
+            connection.on_close(self._retired.discard)
 
     def drop(self, address: Address) -> None:
         """Forget a peer that is no longer wanted; its connection is closed."""
@@ -188,6 +201,8 @@ class Channels:
         return connection
 
     def _lost(self, channel: _Channel, connection: Connection, opened: float) -> None:
+        if channel.connection is not connection:
+            return  # retired: its end says nothing about the peer
         channel.connection = None
         if self._clock.monotonic() - opened < self._settings.settled:
             # Accepted and dropped at once, for instance by a server that is full.
@@ -202,4 +217,5 @@ class Channels:
         channel.not_before = self._clock.monotonic() + pause
 
     def _open_connections(self) -> list[Connection]:
-        return [each.connection for each in self._channels.values() if each.connection is not None]
+        current = [each.connection for each in self._channels.values()]
+        return [*(each for each in current if each is not None), *self._retired]

@@ -15,6 +15,7 @@ already read wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections import deque
@@ -23,12 +24,14 @@ from typing import Any, cast
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.remoting.address import NOWHERE, socket_address
+from orbitmq.remoting.blocking import BlockingSide, Encode
 from orbitmq.remoting.errors import ConnectionLost
 from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.remoting.owner import Answer, Owner, Prepare
 from orbitmq.remoting.pending import Outcome, PendingRequests, settling
 from orbitmq.remoting.settings import ConnectionSettings
+from orbitmq.remoting.sharedsocket import SharedSocket
 from orbitmq.wire.codes import Flag, ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.errors import FrameError
@@ -64,6 +67,9 @@ class Connection(asyncio.Protocol):
         # Both are there from `connection_made` on, which comes before anything else.
         self._transport: asyncio.Transport
         self._out: Outgoing
+        # There once threads write, too.
+        self._shared: SharedSocket | None = None
+        self._blocking: BlockingSide | None = None
         self._pending = PendingRequests(self._loop, NOWHERE, 0)
         self._reader = FrameReader(self._settings.limits)
         self._opaques = itertools.count(1)
@@ -90,7 +96,7 @@ class Connection(asyncio.Protocol):
         # Below zero between an early `reply` and its `leave_open`.
         self._left_open = 0
         self.bytes_in = 0
-        self.bytes_out = 0
+        self._bytes_out = 0
         #: When something was last read or written, by the clock's `monotonic`.
         self.last_active = self._monotonic()
 
@@ -141,18 +147,36 @@ class Connection(asyncio.Protocol):
         serialization: Serialization = Serialization.JSON,
     ) -> int:
         """Ask the peer; `outcome` is called with its answer or the error. Returns the opaque."""
+        return self.submit_encoded(
+            code,
+            lambda opaque: self.encoded(
+                Command.request(
+                    code, header, opaque=opaque, body=body, extra=extra, serialization=serialization
+                )
+            ),
+            outcome,
+            timeout=timeout,
+        )
+
+    def submit_encoded(
+        self, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
+    ) -> int:
+        """Like `submit`, with a request that the caller encodes when it is told its opaque.
+
+        On a connection that `prepares` requests, `encode` has to make use of `encoded`.
+        """
         self._check_open()
         opaque = self._next_opaque()
+        pieces = encode(opaque)
         if timeout is None:
             timeout = self._settings.request_timeout
-        pieces = self._encoded(
-            Command.request(
-                code, header, opaque=opaque, body=body, extra=extra, serialization=serialization
-            )
-        )
         self._pending.add(opaque, code, timeout, outcome)
         self.send_pieces(pieces)
         return opaque
+
+    def give_up(self, opaque: int) -> None:
+        """Nobody waits for the answer to this request any more."""
+        self._pending.give_up(opaque)
 
     def notify(
         self,
@@ -166,7 +190,7 @@ class Connection(asyncio.Protocol):
         """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
         self._check_open()
         self.send_pieces(
-            self._encoded(
+            self.encoded(
                 Command.request(
                     code,
                     header,
@@ -179,13 +203,32 @@ class Connection(asyncio.Protocol):
             )
         )
 
-    def _encoded(self, request: Command) -> Sequence[Bytes]:
+    @property
+    def prepares(self) -> bool:
+        """Whether requests are changed before they are sent: signed, for instance."""
+        return self._prepare is not None
+
+    def encoded(self, request: Command) -> Sequence[Bytes]:
+        """A request, prepared, as the pieces to send. May be called by any thread."""
         if self._prepare is not None:
             request = self._prepare(request)
         return command_pieces(request, limits=self._settings.limits)
 
     def _next_opaque(self) -> int:
         return next(self._opaques) & 0x7FFFFFFF
+
+    def for_threads(self) -> BlockingSide:
+        """What threads other than the loop's may use to ask, blocking. Called on the loop."""
+        self._check_open()
+        if self._blocking is None:
+            self._shared = SharedSocket(self._loop, self._transport, self.flush)
+            self._blocking = BlockingSide(self, self._shared, self._pending, self._opaques)
+        return self._blocking
+
+    def abort_from_thread(self, reason: str) -> None:
+        """Have the connection aborted by the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self.abort, reason)
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -240,13 +283,14 @@ class Connection(asyncio.Protocol):
     def flush(self) -> None:
         """Write what was sent now; otherwise it happens at the end of the turn."""
         self._flush_is_due = False
-        if not self.is_open or not self._out.size:
+        shared = self._shared
+        if not self.is_open or not (self._out.size or (shared and shared.has_work)):
             return
         if self._transport.is_closing():
             # An earlier write failed; `connection_lost` comes with the next step of the loop.
             self._end("a write failed")
             return
-        self.bytes_out += self._out.flush()
+        self._bytes_out += shared.flush(self._out) if shared else self._out.flush()
         if not self._is_slow:
             self.last_active = self._monotonic()
         elif self._out.unwritten > self._settings.unwritten_bytes:
@@ -331,6 +375,11 @@ class Connection(asyncio.Protocol):
         return self.is_open and not self._is_slow and self._left_open < self._settings.open_requests
 
     # Life
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes that were written, by threads as well."""
+        return self._bytes_out + (self._shared.written if self._shared else 0)
 
     @property
     def open_requests(self) -> int:
@@ -434,6 +483,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(self.reason if exc is None else str(exc) or type(exc).__name__)
         self._out.clear()
+        if self._shared is not None:
+            self._shared.close()
         self._left_open = 0
         self._pending.fail_all(self.reason)
         self._owner.connection_closed(self)

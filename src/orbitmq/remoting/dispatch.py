@@ -65,6 +65,10 @@ class Dispatcher:
         self.turn_done: Hook = turn_done or _nothing
         self.connection_closed: Hook = closed or _nothing
 
+    def serve(self, code: int, handler: Handler) -> None:
+        """Answer requests of this code with `handler` from now on."""
+        self._handlers[code] = handler
+
     def request_received(self, connection: Connection, request: Command) -> None:
         try:
             if self._before is not None:

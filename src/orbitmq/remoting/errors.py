@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from orbitmq.errors import OrbitError
+from orbitmq.errors import SettingError as SettingError  # noqa: PLC0414  # has its name here, too
 
 if TYPE_CHECKING:
     from orbitmq.remoting.address import Address
@@ -16,10 +17,6 @@ class RemotingError(OrbitError):
 
 class AddressError(RemotingError):
     """A text that names no address."""
-
-
-class SettingError(RemotingError):
-    """A setting of a connection, server or channel that cannot work."""
 
 
 class ListenFailed(RemotingError):

@@ -44,6 +44,12 @@ class Outgoing:
         for piece in pieces:
             self.size += len(piece)
 
+    def put_first(self, pieces: Sequence[Bytes]) -> None:
+        """Take pieces that belong before everything that waits."""
+        self._pieces[:0] = pieces
+        for piece in pieces:
+            self.size += len(piece)
+
     def flush(self) -> int:
         """Write what waits; return how many bytes that was."""
         size, self.size = self.size, 0

@@ -4,6 +4,10 @@ Every request leaves in exactly one way: answered, late, given up by its sender,
 connection. One timer serves them all. It is set for the earliest deadline; deadlines of requests
 that were answered meanwhile stay in the heap and are thrown away when they make up most of it, so
 that an answer costs one lookup and nothing else.
+
+Everything happens on the loop, with one exception: threads that block may add requests of their
+own, and give them up. They watch their own deadlines. The lock is there for one moment, the end of
+the connection: a request is either failed with all others, or its thread is told at once.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import threading
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -41,7 +46,16 @@ class _Waiting(NamedTuple):
 class PendingRequests:
     """The requests of one connection that are on their way."""
 
-    __slots__ = ("_deadlines", "_limit", "_loop", "_remote", "_timer", "_waiting")
+    __slots__ = (
+        "_deadlines",
+        "_limit",
+        "_lock",
+        "_loop",
+        "_lost_by",
+        "_remote",
+        "_timer",
+        "_waiting",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, remote: Address, limit: int) -> None:
         self._loop = loop
@@ -50,6 +64,9 @@ class PendingRequests:
         self._waiting: dict[int, _Waiting] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._lock = threading.Lock()
+        #: Why the connection ended, once it has.
+        self._lost_by: str | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -66,6 +83,18 @@ class PendingRequests:
         elif len(self._deadlines) > _SMALL_HEAP + 2 * len(self._waiting):
             self._forget_answered()
 
+    def add_from_thread(self, opaque: int, code: int, timeout: float, outcome: Outcome) -> None:
+        """Wait for the answer to `opaque` without a deadline kept here; called by any thread.
+
+        Raises `TooManyRequests`, or `ConnectionLost` when the connection has ended.
+        """
+        with self._lock:
+            if self._lost_by is not None:
+                raise ConnectionLost(self._remote, self._lost_by)
+            if len(self._waiting) >= self._limit:
+                raise TooManyRequests(self._remote, self._limit)
+            self._waiting[opaque] = _Waiting(outcome, code, timeout)
+
     def answer(self, answer: Command) -> bool:
         """Hand an answer to whoever waits for it; False when nobody does, not or no longer."""
         waiting = self._waiting.pop(answer.opaque, None)
@@ -74,13 +103,15 @@ class PendingRequests:
         _tell(waiting, answer)
         return True
 
-    def give_up(self, opaque: int) -> None:
-        """Nobody waits for this answer any more."""
-        self._waiting.pop(opaque, None)
+    def give_up(self, opaque: int) -> bool:
+        """Nobody waits for this answer any more; False when nobody did. Called by any thread."""
+        return self._waiting.pop(opaque, None) is not None
 
     def fail_all(self, reason: str) -> None:
         """The connection ended: nothing will be answered."""
-        waiting, self._waiting = self._waiting, {}
+        with self._lock:
+            self._lost_by = reason
+            waiting, self._waiting = self._waiting, {}
         self._deadlines.clear()
         if self._timer is not None:
             self._timer.cancel()

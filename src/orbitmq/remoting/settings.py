@@ -42,8 +42,8 @@ class ServerSettings:
     """Where a server listens, and whom it keeps."""
 
     host: str = "127.0.0.1"  #: the address to bind; 0.0.0.0 or :: for every interface
-    port: int = 0  #: 0: any free one
-    backlog: int = 1024
+    port: int = 0  #: the port to bind; 0: any free one
+    backlog: int = 1024  #: connections that may wait to be accepted
     connections: int = 10_000  #: above this, new ones are refused
     first_byte: float = 30.0  #: how long a new connection may stay silent
     handshake: float = 10.0  #: how long a TLS handshake may take

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orbitmq.remoting.errors import SettingError
@@ -29,10 +29,10 @@ class TlsMode(enum.Enum):
 class ServerTls:
     """The certificate of a server, and what it asks of its clients."""
 
-    certificate: Path
-    key: Path
-    key_password: str | None = None
-    mode: TlsMode = TlsMode.PERMISSIVE
+    certificate: Path  #: in PEM, with those above it
+    key: Path  #: of the certificate, in PEM
+    key_password: str | None = field(default=None, repr=False)  #: None: the key has none
+    mode: TlsMode = TlsMode.PERMISSIVE  #: whether connections without TLS are taken, too
     #: Certificates that clients must be signed by; None: clients need none.
     client_authority: Path | None = None
 
@@ -54,10 +54,10 @@ class ClientTls:
     authority: Path | None = None
     #: False trusts anybody, as Apache's clients do unless told otherwise.
     verify: bool = True
-    verify_host: bool = True
-    certificate: Path | None = None
-    key: Path | None = None
-    key_password: str | None = None
+    verify_host: bool = True  #: whether a certificate must be for the address it comes from
+    certificate: Path | None = None  #: our own, in PEM, for servers that ask for one
+    key: Path | None = None  #: of our certificate, in PEM
+    key_password: str | None = field(default=None, repr=False)  #: None: the key has none
 
     def context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -55,3 +55,17 @@ class ConsumerStatus(Body, frozen=True, kw_only=True):
 
     consumer_table: dict[str, dict[MessageQueue, Int64]] | None = None
     message_queue_table: dict[MessageQueue, Int64] | None = None
+
+
+class TimingCount(Body, frozen=True, kw_only=True):
+    """How many timer messages of a topic wait."""
+
+    count: Int64 = 0
+    time_stamp: Int64 = 0
+
+
+class TimerMetrics(Body, frozen=True, kw_only=True):
+    """The answer to GET_TIMER_METRICS."""
+
+    data_version: DataVersion | None = None
+    timing_count: dict[str, TimingCount] = field(default_factory=dict)
