@@ -1,12 +1,178 @@
-"""OrbitMQ: RocketMQ-compatible messaging for Python people whose data pipelines run on Spark."""
+"""OrbitMQ: RocketMQ-compatible messaging for Python people whose data pipelines run on Spark.
 
-from orbitmq.errors import OrbitError
+The names here are what applications need. Each is imported when it is first used, so that
+`import orbitmq` costs next to nothing, and a program that sends pays nothing for consuming.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from orbitmq.errors import OrbitError, SettingError
+
+if TYPE_CHECKING:
+    from orbitmq.client.admin.admin import AsyncAdmin
+    from orbitmq.client.admin.sync import Admin
+    from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+    from orbitmq.client.consumer.consumer import Consumer
+    from orbitmq.client.consumer.flowcontrol import FlowSettings
+    from orbitmq.client.consumer.pullsettings import PullSettings
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.settings import ConsumeSettings
+    from orbitmq.client.consumer.starting import ConsumeFrom
+    from orbitmq.client.consumer.statistics import ConsumerStatistics
+    from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
+    from orbitmq.client.errors import (
+        BodyUnreadable,
+        BrokerRefused,
+        BrokerUnavailable,
+        ClientError,
+        MessageRefused,
+        NoNameServer,
+        NoRoute,
+        NotRunning,
+        SendFailed,
+        UsedAfterFork,
+        WrongUse,
+    )
+    from orbitmq.client.idempotence import Idempotence, SeenInMemory, SeenInSqlite
+    from orbitmq.client.message import Message
+    from orbitmq.client.middleware import Delivery, LogDeliveries
+    from orbitmq.client.producer.asyncproducer import AsyncProducer
+    from orbitmq.client.producer.producer import Producer
+    from orbitmq.client.producer.results import SendResult, SendStatus
+    from orbitmq.client.producer.settings import SendSettings
+    from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+    from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+    from orbitmq.client.pullconsumer.settings import PollSettings
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.settings import ClientSettings
+    from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+    from orbitmq.remoting.tls import ClientTls
+    from orbitmq.wire.acl import Credentials
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022  # grouped by what they are for
+    # Messages
+    "Message",
+    "Queue",
+    "ReceivedMessage",
+    # Sending
+    "AsyncProducer",
+    "Producer",
+    "SendResult",
+    "SendSettings",
+    "SendStatus",
+    # Consuming
+    "AsyncConsumer",
+    "ConsumeContext",
+    "ConsumeFrom",
+    "ConsumeSettings",
+    "Consumer",
+    "ConsumerStatistics",
+    "DeadLetter",
+    "FlowSettings",
+    "PullSettings",
+    "RebalanceSettings",
+    "Retry",
+    "Verdict",
+    # Around the handlers
+    "Delivery",
+    "Idempotence",
+    "LogDeliveries",
+    "SeenInMemory",
+    "SeenInSqlite",
+    "TimeLimit",
+    "TimeLimitExceeded",
+    # Pulling
+    "AsyncPullConsumer",
+    "PollSettings",
+    "PullConsumer",
+    # Administration
+    "Admin",
+    "AsyncAdmin",
+    # Connecting
+    "ClientSettings",
+    "ClientTls",
+    "Credentials",
     # Errors
+    "BodyUnreadable",
+    "BrokerRefused",
+    "BrokerUnavailable",
+    "ClientError",
+    "MessageRefused",
+    "NoNameServer",
+    "NoRoute",
+    "NotRunning",
     "OrbitError",
+    "SendFailed",
+    "SettingError",
+    "UsedAfterFork",
+    "WrongUse",
     # The release
     "__version__",
 ]
+
+#: Where each name comes from.
+_HOMES = {
+    name: module
+    for module, names in {
+        "orbitmq.client.admin.admin": ("AsyncAdmin",),
+        "orbitmq.client.admin.sync": ("Admin",),
+        "orbitmq.client.consumer.asyncconsumer": ("AsyncConsumer",),
+        "orbitmq.client.consumer.consumer": ("Consumer",),
+        "orbitmq.client.consumer.flowcontrol": ("FlowSettings",),
+        "orbitmq.client.consumer.pullsettings": ("PullSettings",),
+        "orbitmq.client.consumer.rebalancesettings": ("RebalanceSettings",),
+        "orbitmq.client.consumer.settings": ("ConsumeSettings",),
+        "orbitmq.client.consumer.starting": ("ConsumeFrom",),
+        "orbitmq.client.consumer.statistics": ("ConsumerStatistics",),
+        "orbitmq.client.consumer.verdict": ("ConsumeContext", "DeadLetter", "Retry", "Verdict"),
+        "orbitmq.client.errors": (
+            "BodyUnreadable",
+            "BrokerRefused",
+            "BrokerUnavailable",
+            "ClientError",
+            "MessageRefused",
+            "NoNameServer",
+            "NoRoute",
+            "NotRunning",
+            "SendFailed",
+            "UsedAfterFork",
+            "WrongUse",
+        ),
+        "orbitmq.client.idempotence": ("Idempotence", "SeenInMemory", "SeenInSqlite"),
+        "orbitmq.client.message": ("Message",),
+        "orbitmq.client.middleware": ("Delivery", "LogDeliveries"),
+        "orbitmq.client.producer.asyncproducer": ("AsyncProducer",),
+        "orbitmq.client.producer.producer": ("Producer",),
+        "orbitmq.client.producer.results": ("SendResult", "SendStatus"),
+        "orbitmq.client.producer.settings": ("SendSettings",),
+        "orbitmq.client.pullconsumer.asyncpullconsumer": ("AsyncPullConsumer",),
+        "orbitmq.client.pullconsumer.pullconsumer": ("PullConsumer",),
+        "orbitmq.client.pullconsumer.settings": ("PollSettings",),
+        "orbitmq.client.queue": ("Queue",),
+        "orbitmq.client.received": ("ReceivedMessage",),
+        "orbitmq.client.settings": ("ClientSettings",),
+        "orbitmq.client.timelimit": ("TimeLimit", "TimeLimitExceeded"),
+        "orbitmq.remoting.tls": ("ClientTls",),
+        "orbitmq.wire.acl": ("Credentials",),
+    }.items()
+    for name in names
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value  # found without coming here from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

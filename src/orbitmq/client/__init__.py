@@ -1,0 +1,1 @@
+"""Producers, consumers and administration: one engine on one event loop, with two thin faces."""

@@ -1,0 +1,416 @@
+"""One client: its connections, routes, heartbeats and timers, all on one event loop.
+
+Producers, consumers and admins are built on an engine and may share one. Whatever runs in the
+background is a task of the engine; when it is stopped, brokers have been told, and no task, timer
+or socket is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias, TypeVar
+
+from orbitmq.client.errors import BrokerRefused, NotRunning, SettingError, WrongUse
+from orbitmq.client.heartbeats import Heartbeats, Member
+from orbitmq.client.identity import ProcessCheck, make_client_id
+from orbitmq.client.nameservers import NameServers
+from orbitmq.client.periodic import Periodic, Work
+from orbitmq.client.routes import Routes
+from orbitmq.client.serving import NOT_MINE, MemberHandler, Serving
+from orbitmq.client.settings import ClientSettings
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.channels import Channels
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.errors import RequestTimedOut
+from orbitmq.remoting.owner import Prepare
+from orbitmq.wire.acl import Credentials, sign
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.frame import Bytes
+from orbitmq.wire.headers.base import Header
+from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+
+__all__ = ["NOT_MINE", "Engine", "Member"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: The answers that are none other than yes.
+SUCCESS: Final = frozenset({int(ResponseCode.SUCCESS)})
+_ROUTE: Final = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
+
+Connected: TypeAlias = Callable[[Address], None]
+
+
+class _State(enum.Enum):
+    NEW = enum.auto()
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()
+    STOPPED = enum.auto()
+
+
+class Engine:
+    """What producers, consumers and admins of one client share."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        stable: bool = False,
+        clock: Clock | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        """`stable` keeps the client id through restarts, as broadcasting needs it."""
+        if not settings.name_servers:
+            raise SettingError("client.name_servers must name at least one host:port, got none")
+        self.settings = settings
+        self.clock: Clock = clock or SystemClock()
+        self.chance = chance or random.Random()  # noqa: S311  # spreads load, guards nothing
+        self.client_id = make_client_id(settings, stable=stable)
+        self._name_servers = NameServers(settings.addresses, self.chance)
+        self.routes = Routes(
+            self._look_up,
+            lambda: self._name_servers.addresses,
+            refresh=settings.route_refresh,
+            clock=self.clock,
+            chance=self.chance,
+        )
+        self._heartbeats = Heartbeats(self)
+        self._serving = Serving(Dispatcher({}))
+        self._channels = Channels(
+            settings.channel,
+            owner=self._serving.dispatcher,
+            tls=settings.tls,
+            prepare=_signing(settings.credentials),
+            clock=self.clock,
+            chance=self.chance,
+        )
+        self._open: dict[Address, Connection] = {}
+        self._on_connected: list[Connected] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._check_process = ProcessCheck("this client")
+        self._state = _State.NEW
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = asyncio.Event()
+        self._heartbeat_timer: Periodic | None = None
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Belong to the running loop from now on. Connects to nobody yet."""
+        self._check_process()
+        if self._state is _State.RUNNING:
+            raise WrongUse("this client was started already; start it once")
+        if self._state is not _State.NEW:
+            raise NotRunning("this client", was_stopped=True)
+        self._loop = asyncio.get_running_loop()
+        self._state = _State.RUNNING
+        settings = self.settings
+        self.every(settings.route_refresh, self.routes.refresh, name="refresh routes")
+        self._heartbeat_timer = self.every(settings.heartbeat, self._beat, name="heartbeat")
+        self.routes.on_change(self._route_changed)
+
+    async def stop(self) -> None:
+        """Tell brokers, end all tasks, close all connections. Bounded; may be called again."""
+        if self._state in (_State.NEW, _State.STOPPED):
+            self._state = _State.STOPPED
+            return
+        self._check()
+        if self._state is _State.STOPPING:
+            await self._stopped.wait()
+            return
+        self._state = _State.STOPPING
+        try:
+            async with asyncio.timeout(self.settings.stop_timeout):
+                await self._heartbeats.leave_all()
+        except TimeoutError:
+            log.info("not all brokers heard of the stop", extra={"client": self.client_id})
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, unwilling = await asyncio.wait(tasks, timeout=self.settings.stop_timeout)
+            for task in unwilling:
+                log.error("task %r does not end", task.get_name())
+        await self.routes.stop()
+        await self._serving.dispatcher.stop()
+        await self._channels.close()
+        self._state = _State.STOPPED
+        self._stopped.set()
+
+    @property
+    def is_running(self) -> bool:
+        return self._state is _State.RUNNING
+
+    # ---- asking
+
+    async def ask(
+        self,
+        where: Address,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # for connecting and answering together
+        accept: frozenset[int] = SUCCESS,
+    ) -> Command:
+        """Ask a server. Raises `BrokerRefused` for a code beyond `accept`, and `RemotingError`.
+
+        A server that is about to stop says so (GO_AWAY): it is asked once more, on a new
+        connection, where by then perhaps its successor listens.
+        """
+        if timeout is None:
+            timeout = self.settings.request_timeout
+        deadline = self.clock.monotonic() + timeout
+        answer = await self._ask_once(where, code, header, body, extra, timeout, deadline)
+        if answer.code == ResponseCode.GO_AWAY:
+            answer = await self._ask_once(where, code, header, body, extra, timeout, deadline)
+        if answer.code not in accept:
+            raise BrokerRefused(answer.code, answer.remark, where, code)
+        return answer
+
+    async def _ask_once(
+        self,
+        where: Address,
+        code: int,
+        header: Header | None,
+        body: Bytes,
+        extra: Mapping[str, str] | None,
+        timeout: float,  # noqa: ASYNC109
+        deadline: float,
+    ) -> Command:
+        connection = await self.connection(where, max(0.0, deadline - self.clock.monotonic()))
+        left = deadline - self.clock.monotonic()
+        if left <= 0:
+            raise RequestTimedOut(where, code, timeout)
+        answer = await connection.request(code, header, body=body, extra=extra, timeout=left)
+        if answer.code == ResponseCode.GO_AWAY:
+            self.went_away(where, connection)
+        return answer
+
+    async def tell(
+        self,
+        where: Address,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        """Tell a server something that it does not answer. Raises `RemotingError`."""
+        connection = await self.connection(where)
+        connection.notify(code, header, body=body, extra=extra)
+
+    async def ask_name_server(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        timeout: float | None = None,  # noqa: ASYNC109  # for each of the name servers
+        accept: frozenset[int] = SUCCESS,
+    ) -> Command:
+        """Ask any name server. Raises `BrokerRefused`, or `NoNameServer` when none answers."""
+        return await self._name_servers.ask(
+            lambda where: self.ask(where, code, header, body=body, timeout=timeout, accept=accept)
+        )
+
+    @property
+    def name_servers(self) -> tuple[Address, ...]:
+        """The name servers, the one to be asked next first."""
+        return self._name_servers.addresses
+
+    # ---- connections
+
+    async def connection(self, where: Address, timeout: float | None = None) -> Connection:  # noqa: ASYNC109  # it becomes part of the error
+        """The connection to a server, made if there is none. Raises `ConnectFailed`.
+
+        Who asks on it directly looks for GO_AWAY himself, and calls `went_away`.
+        """
+        self._check()
+        connection = self._open.get(where)
+        if connection is not None and connection.is_open:
+            return connection
+        connection = await self._channels.get(where, timeout=timeout)
+        # Several may have waited for it; the first one to go on makes it known.
+        if self._open.get(where) is not connection and connection.is_open:
+            self._connected(where, connection)
+        return connection
+
+    def open_connection(self, where: Address) -> Connection | None:
+        """The connection to a server, if there is one."""
+        connection = self._open.get(where)
+        return connection if connection is not None and connection.is_open else None
+
+    def on_connected(self, callback: Connected) -> Callable[[], None]:
+        """Have `callback` called with the address of each broker that was (re)connected to.
+
+        Returns how to end that. By then the heartbeat is on its way already.
+        """
+        self._on_connected.append(callback)
+        return lambda: self._on_connected.remove(callback)
+
+    def went_away(self, where: Address, connection: Connection) -> None:
+        """A server said GO_AWAY: use another connection for what follows."""
+        if self._open.get(where) is connection:
+            del self._open[where]
+        self._channels.retire(where, connection)
+        if self._state is _State.RUNNING:
+            self._heartbeats.lost(where)
+
+    def drop(self, where: Address) -> None:
+        """Close the connection to a server that is not wanted any more."""
+        self._open.pop(where, None)
+        self._channels.drop(where)
+
+    def _connected(self, where: Address, connection: Connection) -> None:
+        self._open[where] = connection
+        connection.on_close(lambda ended: self._lost(where, ended))
+        if where in self._name_servers.addresses or self._state is not _State.RUNNING:
+            return
+        self._heartbeats.connected(where, connection)
+        for callback in tuple(self._on_connected):
+            try:
+                callback(where)
+            except Exception:
+                log.exception("a callback failed on a connection", extra={"broker": str(where)})
+
+    def _lost(self, where: Address, connection: Connection) -> None:
+        if self._open.get(where) is not connection:
+            return
+        del self._open[where]
+        if self._state is _State.RUNNING:
+            self._heartbeats.lost(where)
+
+    # ---- members
+
+    def join(self, member: Member) -> None:
+        """One producer or consumer more. Brokers hear of it soon; `heartbeat` waits for that."""
+        self._check()
+        self._heartbeats.join(member)
+        if self._heartbeat_timer is not None and self._heartbeats.versions:
+            self._heartbeat_timer.wake()  # others are told when they are connected to
+
+    async def leave(self, member: Member) -> None:
+        """One producer or consumer less; brokers are told, in bounded time."""
+        self._check()
+        await self._heartbeats.leave(member)
+
+    async def heartbeat(self) -> dict[Address, OrbitError]:
+        """Tell all brokers of the routes in use now; returns who did not take it, and why."""
+        self._check()
+        return await self._heartbeats.beat()
+
+    @property
+    def broker_versions(self) -> Mapping[Address, int]:
+        """The protocol versions that brokers answered heartbeats with."""
+        return self._heartbeats.versions
+
+    async def _beat(self) -> None:
+        await self._heartbeats.beat()
+
+    def _route_changed(self, _topic: str, _route: object) -> None:
+        if self._heartbeat_timer is not None and self._heartbeats.has_strangers:
+            self._heartbeat_timer.wake()
+
+    # ---- what brokers ask
+
+    def serve(self, code: int, handler: MemberHandler) -> Callable[[], None]:
+        """Answer requests of brokers; returns how to end that.
+
+        The members of a client share its connections. Each handler of a code is asked in turn
+        until one does not return `NOT_MINE`.
+        """
+        return self._serving.serve(code, handler)
+
+    # ---- background work
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run a coroutine until the stop. An error in it is logged, unless somebody awaits it."""
+        try:
+            self._check()
+            if self._state is not _State.RUNNING:
+                raise NotRunning("this client", was_stopped=True)
+        except OrbitError:
+            coroutine.close()
+            raise
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def every(
+        self, interval: float, work: Work, *, first: float | None = None, name: str
+    ) -> Periodic:
+        """Do `work` again and again, with `interval` between; `first` is the pause before."""
+        periodic = Periodic(interval, work, first=first, name=name)
+        periodic.start(self.spawn)
+        return periodic
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task %r failed", task.get_name(), exc_info=error)
+
+    # ---- inside
+
+    async def _look_up(self, topic: str) -> TopicRouteData | None:
+        # Older name servers write bare keys, which we read as well; newer ones do as asked.
+        header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+        answer = await self.ask_name_server(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, header, accept=_ROUTE
+        )
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST or not answer.body:
+            return None
+        return decode_body(TopicRouteData, answer.body)
+
+    def _check(self) -> None:
+        """Refuse use outside of the life, the process and the loop of this client."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        # The process needs no look here: after a fork no loop is running, or another one.
+        if loop is not None and loop is self._loop and self._state is not _State.STOPPED:
+            return
+        self._check_process()
+        if self._state is not _State.RUNNING:
+            raise NotRunning("this client", was_stopped=self._state is not _State.NEW)
+        raise WrongUse(
+            "this client belongs to another event loop, the one that it was started on; "
+            "make one for each loop, or use the sync face from other threads"
+        )
+
+
+def _signing(credentials: Credentials | None) -> Prepare | None:
+    if credentials is None:
+        return None
+    return lambda request: sign(request, credentials)

@@ -1,0 +1,277 @@
+"""Tells brokers who is here: which groups this client has, and what they subscribe to.
+
+A broker knows a client by its connection: when that ends, the client has left its groups. So a
+heartbeat is the first thing that is sent on a new connection, before the request that the
+connection was made for; and a connection that was lost is made again even if nobody has a request
+for it, because a member that its broker does not know makes all others change their shares.
+
+Brokers are told side by side, each with its own deadline: one that is broken delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from orbitmq.client.errors import BrokerRefused, SettingError
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.errors import ConnectFailed, RemotingError
+from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.bodies.membership import ConsumerData, HeartbeatData, ProducerData
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.membership import UnregisterClientRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orbitmq.client.engine import Engine
+    from orbitmq.remoting.address import Address
+    from orbitmq.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+#: What became of a heartbeat.
+_Outcome: TypeAlias = Command | RemotingError
+
+
+class Member(Protocol):
+    """A producer or consumer of this client."""
+
+    @property
+    def producer_group(self) -> str | None:
+        """Its group as brokers know it, if it is a producer."""
+
+    def consumer_data(self) -> ConsumerData | None:
+        """What brokers are told of it now, if it is a consumer."""
+
+
+class _Greeting(NamedTuple):
+    """A heartbeat on its way."""
+
+    connection: Connection
+    body: bytes
+    outcome: asyncio.Future[_Outcome]
+
+
+class Heartbeats:
+    """The members of a client, and the brokers that are told of them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._members: list[Member] = []
+        self._greetings: dict[Address, _Greeting] = {}
+        #: Brokers that some route named, until they are dropped.
+        self._known: set[Address] = set()
+        #: Brokers that did not take the last heartbeat.
+        self._failing: dict[Address, OrbitError] = {}
+        #: Brokers whose connection was lost and is being made again.
+        self._returning: set[Address] = set()
+        self._versions: dict[Address, int] = {}
+
+    @property
+    def versions(self) -> Mapping[Address, int]:
+        """The protocol version that each broker answered with."""
+        return self._versions
+
+    # ---- members
+
+    def join(self, member: Member) -> None:
+        """One member more, in the next heartbeat. A consumer group can be there only once."""
+        data = member.consumer_data()
+        if data is not None:
+            _, consumers = self._groups()
+            if data.group_name in consumers:
+                raise SettingError(
+                    f"consumer group {data.group_name!r} is used by this client already; "
+                    "give the second consumer a client of its own"
+                )
+        self._members.append(member)
+
+    async def leave(self, member: Member) -> None:
+        """One member less; brokers are told of the groups that nobody has now."""
+        if member not in self._members:
+            return
+        producers_before, consumers_before = self._groups()
+        self._members.remove(member)
+        producers, consumers = self._groups()
+        await self._unregister(producers_before - producers, consumers_before - consumers)
+
+    async def leave_all(self) -> None:
+        """No members; brokers are told."""
+        producers, consumers = self._groups()
+        self._members.clear()
+        await self._unregister(producers, consumers)
+
+    def _groups(self) -> tuple[set[str], set[str]]:
+        data = [member.consumer_data() for member in self._members]
+        producers = {member.producer_group for member in self._members}
+        return (
+            {group for group in producers if group is not None},
+            {each.group_name for each in data if each is not None},
+        )
+
+    async def _unregister(self, producers: set[str], consumers: set[str]) -> None:
+        # A broker without a connection to us knows nothing that it could forget.
+        told = [
+            self._tell_leaving(where, producer, consumer)
+            for where in self._known
+            if self._engine.open_connection(where) is not None
+            for producer, consumer in (
+                *((group, None) for group in sorted(producers)),
+                *((None, group) for group in sorted(consumers)),
+            )
+        ]
+        await asyncio.gather(*told)
+
+    async def _tell_leaving(
+        self, where: Address, producer: str | None, consumer: str | None
+    ) -> None:
+        header = UnregisterClientRequest(
+            client_id=self._engine.client_id, producer_group=producer, consumer_group=consumer
+        )
+        connection = self._engine.open_connection(where)
+        if connection is None:
+            return
+        try:
+            await connection.request(
+                RequestCode.UNREGISTER_CLIENT,
+                header,
+                timeout=self._engine.settings.stop_timeout,
+            )
+        except RemotingError as error:
+            log.info("leaving was not heard: %s", error, extra={"broker": str(where)})
+
+    # ---- heartbeats
+
+    async def beat(self) -> dict[Address, OrbitError]:
+        """Tell all brokers of the routes in use; returns who did not take it, and why."""
+        wanted = self.addresses()
+        self._drop_others(wanted)
+        if not self._members:
+            return {}
+        await asyncio.gather(*(self._beat(where) for where in wanted))
+        return {where: self._failing[where] for where in wanted if where in self._failing}
+
+    def addresses(self) -> frozenset[Address]:
+        """The brokers to tell: only readers have something to do with slaves."""
+        has_consumer = any(member.consumer_data() is not None for member in self._members)
+        return self._engine.routes.addresses(slaves=has_consumer)
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether some broker of the routes in use has not been told yet."""
+        return bool(self._members) and not self.addresses() <= self._known
+
+    def connected(self, where: Address, connection: Connection) -> None:
+        """A connection was made: before anything else is sent on it, say who is calling."""
+        if self._members and where in self.addresses():
+            self._greet(where, connection)
+
+    def lost(self, where: Address) -> None:
+        """There is no connection: make one, if the broker has to know us."""
+        is_wanted = self._members and where in self.addresses()
+        if is_wanted and where not in self._returning and self._engine.is_running:
+            self._returning.add(where)
+            self._engine.spawn(self._return_to(where), f"return to {where}")
+
+    async def _beat(self, where: Address) -> None:
+        try:
+            connection = await self._engine.connection(where, self._engine.settings.request_timeout)
+        except RemotingError as error:
+            self._heard(where, error)
+            self.lost(where)
+            return
+        greeting = self._greet(where, connection)
+        if greeting is not None:
+            await asyncio.shield(greeting)
+
+    def _greet(self, where: Address, connection: Connection) -> asyncio.Future[_Outcome] | None:
+        body = self._body()
+        current = self._greetings.get(where)
+        if (
+            current is not None
+            and current.connection is connection
+            and current.body == body
+            and not current.outcome.done()
+        ):
+            return current.outcome
+        answered: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
+
+        def settle(outcome: _Outcome) -> None:
+            self._heard(where, outcome)
+            if isinstance(outcome, Command) and outcome.code == ResponseCode.GO_AWAY:
+                self._engine.went_away(where, connection)
+            answered.set_result(outcome)
+
+        self._known.add(where)
+        self._greetings[where] = _Greeting(connection, body, answered)
+        try:
+            connection.submit(
+                RequestCode.HEART_BEAT,
+                None,
+                settle,
+                body=body,
+                timeout=self._engine.settings.request_timeout,
+            )
+        except RemotingError as error:
+            self._heard(where, error)
+            return None
+        return answered
+
+    def _body(self) -> bytes:
+        data = [member.consumer_data() for member in self._members]
+        producers, _ = self._groups()
+        return encode_body(
+            HeartbeatData(
+                client_id=self._engine.client_id,
+                consumer_data_set=tuple(each for each in data if each is not None),
+                producer_data_set=tuple(
+                    ProducerData(group_name=name) for name in sorted(producers)
+                ),
+            )
+        )
+
+    def _heard(self, where: Address, outcome: _Outcome) -> None:
+        if isinstance(outcome, Command):
+            self._versions[where] = outcome.version
+            if outcome.code == ResponseCode.SUCCESS:
+                if self._failing.pop(where, None) is not None:
+                    log.info("broker takes heartbeats again", extra={"broker": str(where)})
+                return
+            error: OrbitError = BrokerRefused(
+                outcome.code, outcome.remark, where, RequestCode.HEART_BEAT
+            )
+        else:
+            error = outcome
+        if where not in self._failing:
+            log.warning("heartbeat failed: %s", error, extra={"broker": str(where)})
+        self._failing[where] = error
+
+    async def _return_to(self, where: Address) -> None:
+        try:
+            while self._members and where in self.addresses():
+                try:
+                    connection = await self._engine.connection(
+                        where, self._engine.settings.request_timeout
+                    )
+                except ConnectFailed as error:
+                    # The channel sets the pace; what it would not even try is waited for here.
+                    await asyncio.sleep(error.retry_in)
+                else:
+                    if connection.is_open:
+                        return  # `connected` has sent the heartbeat
+        finally:
+            self._returning.discard(where)
+
+    def _drop_others(self, wanted: frozenset[Address]) -> None:
+        """Close what leads to brokers that no route names any more."""
+        for where in self._known - self._engine.routes.addresses():
+            log.info("broker is in no route any more", extra={"broker": str(where)})
+            self._engine.drop(where)
+            self._failing.pop(where, None)
+            self._greetings.pop(where, None)
+            self._versions.pop(where, None)
+        self._known &= self._engine.routes.addresses()
+        self._known |= wanted

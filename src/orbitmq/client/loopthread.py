@@ -1,0 +1,204 @@
+"""A background thread with an event loop: where the sync faces of clients do their work.
+
+The thread is a daemon, and is stopped in order when the interpreter exits, so that a program that
+forgets to stop a client still ends, without complaints about tasks left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from orbitmq.client.errors import NotRunning, WrongUse
+from orbitmq.client.identity import ProcessCheck
+from orbitmq.errors import OrbitError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """One event loop on a thread of its own. Its methods may be called from any other thread."""
+
+    def __init__(self, name: str = "orbitmq") -> None:
+        self._name = name
+        self._check_process = ProcessCheck("this client")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        # A loop knows its tasks only weakly, and callers may throw the future away.
+        self._submitted: set[concurrent.futures.Future[Any]] = set()
+        # Guards `_loop` and `_thread`: what was submitted under it was submitted before the stop,
+        # so that the loop still sees it, and cancels it, before it is closed. Nothing is waited for
+        # under it. A fork copies it in whatever state: the process is checked before it is taken.
+        self._life = threading.Lock()
+
+    def start(self) -> None:
+        """Returns when the loop runs. Nothing happens if it does already."""
+        self._check_process()
+        with self._life:
+            if self._thread is not None:
+                return
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_run, args=(loop,), name=self._name, daemon=True)
+            thread.start()
+            self._loop, self._thread = loop, thread
+        atexit.register(self.stop)
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Cancel what still runs, and end the thread. May be called again, and after a fork."""
+        if not self._check_process.is_same:
+            return
+        if threading.current_thread() is self._thread:
+            raise WrongUse("a client's own thread cannot wait for its own end; stop it elsewhere")
+        with self._life:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+            if loop is None or thread is None:
+                return
+            loop.call_soon_threadsafe(loop.stop)
+        atexit.unregister(self.stop)
+        thread.join(timeout)
+        if thread.is_alive():
+            log.error("thread %r does not end: something blocks its event loop", self._name)
+
+    @property
+    def is_running(self) -> bool:
+        return self._loop is not None and self._check_process.is_same
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on this thread."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; raises `NotRunning` or `UsedAfterFork`."""
+        self._check_process()
+        if self._loop is None:
+            raise NotRunning("this client")
+        return self._loop
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """The result of a coroutine that runs on the loop.
+
+        When the time is up, or the caller is interrupted, the coroutine is cancelled; the loop
+        goes on. Raises `TimeoutError` in the first case.
+        """
+        if self.is_current:
+            coroutine.close()
+            raise WrongUse(
+                "a blocking call on the client's own thread would wait for itself; "
+                "use the async face in callbacks and handlers that run there"
+            )
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            # An interrupt may come at any point here, and finds the future there in any case.
+            self._begin(coroutine, future)
+            return future.result(timeout)
+        except concurrent.futures.CancelledError:
+            if self._loop is None:
+                raise NotRunning("this client", was_stopped=True) from None
+            raise
+        except BaseException:
+            # Of a coroutine that is done this does nothing.
+            future.cancel()
+            raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Have a coroutine run on the loop; its result comes in a future."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._begin(coroutine, future)
+        self._submitted.add(future)
+        future.add_done_callback(self._submitted.discard)
+        return future
+
+    def _begin(
+        self, coroutine: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]
+    ) -> None:
+        try:
+            self._check_process()
+            with self._life:
+                loop = self.loop
+                loop.call_soon_threadsafe(_start, loop, coroutine, future)
+        except OrbitError:
+            coroutine.close()
+            raise
+
+
+# ---- on the thread
+
+
+def _start(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, T],
+    future: concurrent.futures.Future[T],
+) -> None:
+    """Make a task of a coroutine; either end of task and future ends the other."""
+    if future.cancelled():
+        coroutine.close()
+        return
+    task = loop.create_task(coroutine)
+    task.add_done_callback(partial(_settle, future))
+    future.add_done_callback(partial(_give_up, loop, task))
+
+
+def _settle(future: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
+    # Asked for even if nobody waits any more: an error that nobody asks for is complained about.
+    error = None if task.cancelled() else task.exception()
+    if task.cancelled():
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
+
+
+def _give_up(
+    loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], future: concurrent.futures.Future[T]
+) -> None:
+    if future.cancelled():
+        # A loop that is closed has cancelled all of its tasks.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(task.cancel)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        _run_until_stopped(loop)
+        _finish(loop)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit) as error:
+            # asyncio lets these through: a `sys.exit` in somebody's handler would end the thread,
+            # and leave everybody else waiting. Whoever waits for that coroutine gets the error.
+            log.warning("%s on the thread of a client, which goes on", type(error).__name__)
+        else:
+            return
+
+
+def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())

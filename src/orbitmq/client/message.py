@@ -1,0 +1,223 @@
+"""A message as an application makes it: checked when it is made, and the same ever after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Final
+
+from orbitmq.client.durations import Duration, Instant, epoch, seconds
+from orbitmq.client.errors import MessageRefused, SettingError
+from orbitmq.client.names import topic_problem
+from orbitmq.message.properties import ITEM_END, NAME_END
+from orbitmq.message.wellknown import (
+    DELAY,
+    KEYS,
+    RESERVED,
+    SHARDING_KEY,
+    TAGS,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    WAIT,
+)
+
+_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+_INT32: Final = range(-(2**31), 2**31)
+#: The brokers' table has 18 levels; one that is configured otherwise may have more.
+_LEVELS: Final = range(2**15)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Message:
+    """What to send, and how it is to be found, filtered and delivered.
+
+    At most one of `delay_level`, `delay` and `deliver_at` is given. `dataclasses.replace` makes a
+    changed copy.
+    """
+
+    topic: str
+    body: bytes = field(repr=False)
+    #: What consumers filter by: one tag.
+    tags: str | None
+    #: What the message is looked up by.
+    keys: tuple[str, ...]
+    #: The application's own; those of the system have fields here.
+    properties: Mapping[str, str] = field(hash=False)
+    #: The application's own number.
+    flag: int
+    #: 1 and up: the brokers' table of delays (1 s 5 s 10 s 30 s 1 min ...); 0: none.
+    delay_level: int
+    #: Seconds from its arrival at the broker until it is delivered.
+    delay: float | None
+    #: When it is delivered, in seconds since the epoch.
+    deliver_at: float | None
+    #: Messages with the same key go to the same queue, and keep their order.
+    sharding_key: str | None
+    #: False: do not wait for the disk or for slaves where the broker would.
+    wait_stored: bool
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] = _NO_PROPERTIES,
+        flag: int = 0,
+        delay_level: int = 0,
+        delay: Duration | None = None,
+        deliver_at: Instant | None = None,
+        sharding_key: str | None = None,
+        wait_stored: bool = True,
+    ) -> None:
+        """Raises `MessageRefused`, which names the field and what is allowed."""
+        if problem := topic_problem(topic):
+            raise MessageRefused("topic", f"is refused: {problem}")
+        put = object.__setattr__  # the class is frozen for everybody else
+        put(self, "topic", topic)
+        put(self, "body", _body(body))
+        put(self, "tags", _optional("tags", tags))
+        put(self, "keys", _keys(keys) if keys else ())
+        put(self, "properties", _properties(properties) if properties else _NO_PROPERTIES)
+        put(self, "flag", _whole("flag", flag, _INT32))
+        put(self, "delay_level", _whole("delay_level", delay_level, _LEVELS))
+        put(self, "delay", None if delay is None else _delay(delay))
+        put(self, "deliver_at", None if deliver_at is None else _deliver_at(deliver_at))
+        put(self, "sharding_key", _optional("sharding_key", sharding_key))
+        put(self, "wait_stored", bool(wait_stored))
+        if delay_level or delay is not None or deliver_at is not None:
+            self._check_one_delay()
+
+    def all_properties(self) -> dict[str, str]:
+        """A new dictionary of what travels as properties: the application's and the system's."""
+        found = dict(self.properties)
+        if self.tags is not None:
+            found[TAGS] = self.tags
+        if self.keys:
+            found[KEYS] = " ".join(self.keys)
+        if self.sharding_key is not None:
+            found[SHARDING_KEY] = self.sharding_key
+        if self.delay_level:
+            found[DELAY] = str(self.delay_level)
+        elif self.delay is not None:
+            found[TIMER_DELAY_MS] = str(round(self.delay * 1000))
+        elif self.deliver_at is not None:
+            found[TIMER_DELIVER_MS] = str(round(self.deliver_at * 1000))
+        if not self.wait_stored:
+            found[WAIT] = "false"
+        return found
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, object]], Message], tuple[object]]:
+        # The read-only view of the properties cannot be pickled; a dictionary can.
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["properties"] = dict(self.properties)
+        return _unpickle, (values,)
+
+    def _check_one_delay(self) -> None:
+        given = [
+            name
+            for name, is_given in (
+                ("delay_level", self.delay_level != 0),
+                ("delay", self.delay is not None),
+                ("deliver_at", self.deliver_at is not None),
+            )
+            if is_given
+        ]
+        if len(given) > 1:
+            raise MessageRefused(given[1], f"cannot be given together with {given[0]}; choose one")
+
+
+def _unpickle(values: dict[str, Any]) -> Message:
+    return Message(**values)
+
+
+def _body(body: object) -> bytes:
+    if isinstance(body, str):
+        try:
+            body = body.encode()
+        except UnicodeEncodeError as error:
+            raise MessageRefused("body", f"is a text that has no bytes: {error}") from error
+    elif isinstance(body, bytearray | memoryview):
+        body = bytes(body)
+    if not isinstance(body, bytes):
+        raise MessageRefused("body", f"must be bytes or a text, got {type(body).__name__}")
+    if not body:
+        # Java consumers get no array at all for an empty body, and fail on it.
+        raise MessageRefused("body", "must not be empty")
+    return body
+
+
+def _keys(keys: object) -> tuple[str, ...]:
+    if isinstance(keys, str):
+        found = tuple(keys.split())
+    elif isinstance(keys, Iterable):
+        found = tuple(keys)
+    else:
+        raise MessageRefused("keys", f"must be texts, got {keys!r}")
+    for key in found:
+        if _text("keys", key).split() != [key]:
+            raise MessageRefused("keys", f"are separated by spaces, none may have one, got {key!r}")
+    return found
+
+
+def _properties(properties: object) -> Mapping[str, str]:
+    if not isinstance(properties, Mapping):
+        raise MessageRefused("properties", f"must be texts by name, got {properties!r}")
+    for name, value in properties.items():
+        where = f"properties[{name!r}]"
+        if name in RESERVED:
+            raise MessageRefused(where, "is a name of the system; choose another one")
+        _text(f"{where}, its name,", name)
+        _text(where, value)
+    return MappingProxyType(dict(properties))
+
+
+def _optional(name: str, value: str | None) -> str | None:
+    return None if value is None else _text(name, value)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or value.isspace():
+        raise MessageRefused(name, f"must be a text that is not blank, got {value!r}")
+    if NAME_END in value or ITEM_END in value:
+        raise MessageRefused(
+            name, f"must not contain the characters 1 and 2, which separate properties: {value!r}"
+        )
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise MessageRefused(name, f"is a text that has no bytes: {error}") from error
+    return value
+
+
+def _whole(name: str, value: object, allowed: range) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        raise MessageRefused(
+            name, f"must be a whole number from {allowed[0]} to {allowed[-1]}, got {value!r}"
+        )
+    return value
+
+
+def _delay(delay: Duration) -> float:
+    try:
+        value = seconds(delay)
+    except SettingError as error:
+        raise MessageRefused("delay", f"must be seconds or a timedelta, got {delay!r}") from error
+    if value <= 0:
+        raise MessageRefused("delay", f"must be positive, got {delay!r}")
+    return value
+
+
+def _deliver_at(deliver_at: Instant) -> float:
+    try:
+        value = epoch(deliver_at)
+    except SettingError as error:
+        raise MessageRefused(
+            "deliver_at", f"must be seconds since the epoch or a datetime, got {deliver_at!r}"
+        ) from error
+    if value <= 0:
+        raise MessageRefused("deliver_at", f"must be after 1970, got {deliver_at!r}")
+    return value

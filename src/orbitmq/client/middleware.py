@@ -1,0 +1,242 @@
+"""What runs around a handler: logging, tracing, time limits, idempotence.
+
+A middleware is one of two things:
+
+*   an object with any of `before(delivery)`, `after(delivery)` and `on_failure(delivery, error)`:
+    before the handler, after it when all messages are done, and when at least one failed. The error
+    is what was raised, or None when the handler said by its answer that something failed;
+*   a function of the delivery that returns a context manager, such as a generator function under
+    `contextlib.contextmanager`. It sees what the handler raises, and swallows it if it likes.
+
+Those around an `async def` handler may have `async def` hooks and be asynchronous context managers.
+They are entered in the order in which they were given and left in the opposite one. What `before`
+raises counts as raised by the handler, which is then not called: a middleware may raise `Retry` or
+`DeadLetter` as well. It may also keep single messages from the handler: `delivery.drop` lets them
+count as done, `delivery.put_off` has them come again.
+
+    @contextmanager
+    def traced(delivery):
+        with tracer.start_as_current_span(delivery.handler):
+            yield
+
+    consumer = Consumer("billing", middleware=[traced, TimeLimit(30), Idempotence()])
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from orbitmq.client.consumer.verdict import Failure, Outcome, Retry, Verdict
+from orbitmq.client.errors import SettingError, WrongUse
+
+if TYPE_CHECKING:
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.received import ReceivedMessage
+
+log = logging.getLogger(__name__)
+
+_NOT_CALLED = Failure(reason="the handler was not called")
+_HOOKS = ("before", "after", "on_failure")
+
+
+class Delivery:
+    """Messages on their way to a handler, as middleware sees them."""
+
+    __slots__ = (
+        "group",
+        "handler",
+        "is_async",
+        "messages",
+        "notes",
+        "outcome",
+        "put_off_messages",
+        "put_off_until",
+        "queue",
+    )
+
+    def __init__(
+        self,
+        group: str,
+        queue: Queue,
+        handler: str,
+        messages: Sequence[ReceivedMessage],
+        *,
+        is_async: bool,
+    ) -> None:
+        self.group = group
+        self.queue = queue
+        #: The name of the handler.
+        self.handler = handler
+        #: What the handler is going to be called with, or was.
+        self.messages = list(messages)
+        #: Whether the handler is a coroutine function.
+        self.is_async = is_async
+        #: What became of the messages, once the handler has returned; until then, nothing did.
+        self.outcome = Outcome(Verdict.RETRY, self.messages, _NOT_CALLED)
+        #: What comes again without having reached the handler, and when.
+        self.put_off_messages: list[ReceivedMessage] = []
+        self.put_off_until: Retry | None = None
+        #: Where a middleware keeps something between its hooks, under itself as a key.
+        self.notes: dict[object, Any] = {}
+
+    @property
+    def message(self) -> ReceivedMessage:
+        """The first message; the only one unless the handler takes batches."""
+        return self.messages[0]
+
+    @property
+    def topic(self) -> str:
+        return self.messages[0].topic
+
+    def drop(self, message: ReceivedMessage) -> None:
+        """Keep a message from the handler; it counts as done."""
+        self.messages = [each for each in self.messages if each is not message]
+
+    def put_off(self, message: ReceivedMessage, retry: Retry) -> None:
+        """Keep a message from the handler; it comes again."""
+        self.drop(message)
+        self.put_off_messages.append(message)
+        self.put_off_until = retry
+
+    @property
+    def done(self) -> list[ReceivedMessage]:
+        """Messages that the handler was called with and that it is done with."""
+        failed = {id(message) for message in self.outcome.failed}
+        return [message for message in self.messages if id(message) not in failed]
+
+
+Surrounding: TypeAlias = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
+#: What surrounds one delivery.
+Around: TypeAlias = Callable[[Delivery], Surrounding]
+
+
+def around(middleware: object, *, is_async: bool) -> Around:
+    """A middleware of either kind as a function that gives a context manager for a delivery.
+
+    Raises `SettingError` for what is no middleware, or needs an `async def` handler and has none.
+    """
+    hooks = [name for name in _HOOKS if callable(getattr(middleware, name, None))]
+    if hooks:
+        if not is_async:
+            _refuse_async(middleware, [getattr(middleware, name) for name in hooks])
+        kind = _AsyncHooks if is_async else _Hooks
+        return lambda delivery: kind(middleware, delivery)
+    if inspect.isclass(middleware) or not callable(middleware):
+        raise SettingError(
+            "a middleware must have before, after or on_failure, or be a function that returns a "
+            f"context manager, got {middleware!r}"
+        )
+    if not is_async:
+        _refuse_async(middleware, [inspect.unwrap(middleware)])
+    return middleware
+
+
+def _refuse_async(middleware: object, functions: Sequence[Callable[..., object]]) -> None:
+    for function in functions:
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise SettingError(f"{middleware!r} is asynchronous and needs an `async def` handler")
+
+
+class _Hooks:
+    """The hooks of an object as a context manager."""
+
+    __slots__ = ("_delivery", "_middleware")
+
+    def __init__(self, middleware: Any, delivery: Delivery) -> None:
+        self._middleware = middleware
+        self._delivery = delivery
+
+    def __enter__(self) -> None:
+        self._hook("before")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None or self._delivery.outcome.failed:
+            self._hook("on_failure", error)
+        else:
+            self._hook("after")
+
+    def _hook(self, name: str, *details: object) -> None:
+        hook = getattr(self._middleware, name, None)
+        if hook is None:
+            return
+        result = hook(self._delivery, *details)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise WrongUse(f"{name} of {self._middleware!r} needs an `async def` handler")
+
+
+class _AsyncHooks:
+    """The hooks of an object, `def` or `async def`, as an asynchronous context manager."""
+
+    __slots__ = ("_delivery", "_middleware")
+
+    def __init__(self, middleware: Any, delivery: Delivery) -> None:
+        self._middleware = middleware
+        self._delivery = delivery
+
+    async def __aenter__(self) -> None:
+        await self._hook("before")
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None or self._delivery.outcome.failed:
+            await self._hook("on_failure", error)
+        else:
+            await self._hook("after")
+
+    async def _hook(self, name: str, *details: object) -> None:
+        hook = getattr(self._middleware, name, None)
+        if hook is not None:
+            result = hook(self._delivery, *details)
+            if isinstance(result, Awaitable):
+                await result
+
+
+class LogDeliveries:
+    """Logs every delivery: debug when it begins, info when it is done, warning when it failed."""
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._log = logger or log
+
+    def before(self, delivery: Delivery) -> None:
+        self._log.debug("%s begins", delivery.handler, extra=self._fields(delivery))
+
+    def after(self, delivery: Delivery) -> None:
+        self._log.info("%s is done", delivery.handler, extra=self._fields(delivery))
+
+    def on_failure(self, delivery: Delivery, error: BaseException | None) -> None:
+        failure = delivery.outcome.failure
+        what = error if error is not None else failure.reason if failure else None
+        self._log.warning("%s failed: %s", delivery.handler, what, extra=self._fields(delivery))
+
+    @staticmethod
+    def _fields(delivery: Delivery) -> dict[str, object]:
+        messages = delivery.messages
+        fields: dict[str, object] = {
+            "group": delivery.group,
+            "queue": str(delivery.queue),
+            "messages": len(messages),
+        }
+        if messages:
+            fields |= {
+                "topic": messages[0].topic,
+                "offset": messages[0].queue_offset,
+                "message_id": messages[0].msg_id,
+                "attempt": messages[0].attempt,
+            }
+        return fields

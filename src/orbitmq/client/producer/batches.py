@@ -1,0 +1,100 @@
+"""Many messages in few frames.
+
+A frame of a batch has messages of one topic, all for one queue, and the broker stores them one
+after the other or not at all. Messages of several topics are sorted apart, each topic in its own
+order; what does not fit into one frame goes into the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from orbitmq.client.errors import MessageRefused
+from orbitmq.client.message import Message
+from orbitmq.client.names import is_retry_topic
+from orbitmq.client.producer.drafts import Draft, Drafting
+from orbitmq.message.batch import MIN_ELEMENT_SIZE, BatchElement, encode_batch
+from orbitmq.message.wellknown import UNIQ_KEY, WAIT
+from orbitmq.wire.codes import RequestCode
+
+_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+
+
+class Batch(NamedTuple):
+    """One frame: what it sends, and which of the given messages those are."""
+
+    draft: Draft
+    places: tuple[int, ...]
+    unique_ids: tuple[str, ...]
+
+
+class _Element(NamedTuple):
+    place: int
+    unique_id: str
+    element: BatchElement
+
+    @property
+    def size(self) -> int:
+        return MIN_ELEMENT_SIZE + len(self.element.body) + len(self.element.properties)
+
+
+def batches(messages: Sequence[Message], drafting: Drafting, limit: int) -> Iterator[Batch]:
+    """The messages as frames of at most `limit` bytes. Everything is checked before the first."""
+    groups: dict[tuple[str, bool], list[_Element]] = {}
+    for place, message in enumerate(messages):
+        _check(place, message)
+        unique_id, properties = drafting.element_properties(message)
+        element = _Element(place, unique_id, BatchElement(message.body, message.flag, properties))
+        if element.size > limit:
+            raise MessageRefused(
+                f"[{place}].body",
+                f"makes a message of {element.size} bytes, a batch may have {limit}",
+            )
+        groups.setdefault((message.topic, message.wait_stored), []).append(element)
+    for (topic, wait_stored), elements in groups.items():
+        for part in _parts(elements, limit):
+            yield _batch(topic, wait_stored, part, messages[part[0].place], drafting)
+
+
+def _parts(elements: Iterable[_Element], limit: int) -> Iterator[list[_Element]]:
+    part: list[_Element] = []
+    size = 0
+    for element in elements:
+        if part and size + element.size > limit:
+            yield part
+            part, size = [], 0
+        part.append(element)
+        size += element.size
+    if part:
+        yield part
+
+
+def _batch(
+    topic: str, wait_stored: bool, part: list[_Element], first: Message, drafting: Drafting
+) -> Batch:
+    unique_id = drafting.new_id()
+    # A batch has an id of its own, as Java's have: on some topics it is stored as one record.
+    properties = {UNIQ_KEY: unique_id, WAIT: "true" if wait_stored else "false"}
+    draft = Draft(
+        drafting.wire_topic(topic),
+        encode_batch(each.element for each in part),
+        drafting.property_string(properties),
+        unique_id,
+        code=_SEND_BATCH,
+        is_batch=True,
+        message=first,
+    )
+    return Batch(draft, tuple(each.place for each in part), tuple(each.unique_id for each in part))
+
+
+def _check(place: int, message: Message) -> None:
+    if not isinstance(message, Message):
+        raise MessageRefused(f"[{place}]", f"must be a Message, got {type(message).__name__}")
+    if message.delay_level or message.delay is not None or message.deliver_at is not None:
+        # Brokers would deliver it at once: the elements of a batch are stored where they arrive.
+        raise MessageRefused(
+            f"[{place}].delay", "is not possible in a batch; send delayed messages one by one"
+        )
+    if is_retry_topic(message.topic):
+        raise MessageRefused(f"[{place}].topic", "is a retry topic, which takes no batches")

@@ -1,0 +1,299 @@
+"""A producer without a face: what the asyncio and the blocking one have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from orbitmq.client.durations import Duration, seconds
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import ClientError, MessageRefused, NotRunning, SettingError
+from orbitmq.client.identity import ProcessCheck, own_ip
+from orbitmq.client.message import Message
+from orbitmq.client.names import check_group
+from orbitmq.client.namespaces import wrap_group
+from orbitmq.client.producer.arguments import Body, Call, SendOptions, understand
+from orbitmq.client.producer.batchsending import send_in_batches
+from orbitmq.client.producer.checks import Checks
+from orbitmq.client.producer.drafts import Draft, Drafting
+from orbitmq.client.producer.errors import NoReply
+from orbitmq.client.producer.publishing import Publisher
+from orbitmq.client.producer.recalling import decode_recall_handle
+from orbitmq.client.producer.requestreply import Requests, reply_properties
+from orbitmq.client.producer.results import SendResult
+from orbitmq.client.producer.sending import Sending
+from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.producer.transactions import Check, Transactions
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.ids import UniqueIds
+from orbitmq.remoting.occurrences import Occurrences
+from orbitmq.wire.bodies.membership import ConsumerData
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.send import RecallMessageRequest, RecallMessageResponse
+
+log = logging.getLogger(__name__)
+
+DEFAULT_GROUP: Final = "orbitmq-producer"
+
+_REPLY: Final = int(RequestCode.SEND_REPLY_MESSAGE_V2)
+#: Bodies of this size and more are not compressed on the loop: others would have to wait.
+_LARGE: Final = 128 * 1024
+
+
+class ProducerCore:
+    """One producer group at work on an engine. A member of the client for brokers."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        settings: SendSettings | None,
+        check: Check | None,
+        *,
+        owns_engine: bool,
+        for_threads: bool = False,
+    ) -> None:
+        client = engine.settings
+        self.engine = engine
+        self.group = check_group(group)
+        self.settings = settings or SendSettings()
+        #: The group as brokers know it.
+        self.producer_group = wrap_group(client.namespace, group)
+        self._check = check
+        self._owns_engine = owns_engine
+        self._for_threads = for_threads
+        ids = UniqueIds((client.client_ip or own_ip()).strip("[]"), clock=engine.clock)
+        self._drafting = Drafting(self.settings, ids, client.namespace)
+        self._monotonic = engine.clock.monotonic
+        self._check_process = ProcessCheck("this producer")
+        self._publisher: Publisher | None = None
+        self._was_stopped = False
+        self._unsent = Occurrences()
+        # There from the start on.
+        self._requests: Requests
+        self.transactions: Transactions
+        self._checks: Checks | None = None
+
+    def consumer_data(self) -> ConsumerData | None:
+        """A producer consumes nothing."""
+        return None
+
+    # ---- life
+
+    async def start(self) -> None:
+        self._check_process()
+        if self._publisher is not None or self._was_stopped:
+            raise NotRunning("this producer", was_stopped=self._was_stopped)
+        engine, group, settings = self.engine, self.producer_group, self.settings
+        if self._owns_engine:
+            await engine.start()
+        self._publisher = Publisher(engine, group, settings, for_threads=self._for_threads)
+        self._requests = Requests(engine)
+        self.transactions = Transactions(engine, self._publisher, self._drafting, group)
+        engine.join(self)
+        if self._check is not None:
+            self._checks = Checks(
+                engine,
+                group,
+                self._check,
+                workers=settings.check_workers,
+                namespace=engine.settings.namespace,
+            )
+            engine.routes.track(settings.auto_create_topic)
+            engine.spawn(self._introduce(), "introduce the producer")
+
+    async def _introduce(self) -> None:
+        """Become known to brokers before the first send: they may have questions already.
+
+        Brokers that make topics by themselves all have the template; of others, a producer hears
+        with the first topic that it sends to.
+        """
+        try:
+            await self.engine.routes.get(self.settings.auto_create_topic)
+            await self.engine.heartbeat()
+        except ClientError as error:
+            log.info("not known to brokers before the first send: %s", error)
+
+    def refuse(self) -> bool:
+        """Take no more calls; what is under way goes on. Whether it was running."""
+        self._was_stopped = True
+        return self._publisher is not None
+
+    async def stop(self) -> None:
+        """Leave. What is still under way ends with an error."""
+        publisher, self._publisher = self._publisher, None
+        self._was_stopped = True
+        if publisher is None:
+            return
+        self._check_process()
+        publisher.close()
+        self._requests.close()
+        if self._checks is not None:
+            self._checks.close()
+            self.engine.routes.untrack(self.settings.auto_create_topic)
+        if self._owns_engine:
+            await self.engine.stop()
+        else:
+            await self.engine.leave(self)
+
+    @property
+    def is_running(self) -> bool:
+        return self._publisher is not None and not self._was_stopped
+
+    def check_running(self) -> None:
+        """Raises `NotRunning` or `UsedAfterFork`. May be called by any thread."""
+        self._check_process()
+        if not self.is_running:
+            raise NotRunning("this producer", was_stopped=self._was_stopped)
+
+    @property
+    def publisher(self) -> Publisher:
+        """What carries sends out; raises `NotRunning` when it is over for good."""
+        publisher = self._publisher
+        if publisher is None:
+            raise NotRunning("this producer", was_stopped=self._was_stopped)
+        return publisher
+
+    # ---- making calls ready
+
+    def sending(self, message: Message | str, body: Body | None, options: SendOptions) -> Sending:
+        """A call made ready. May be called by any thread."""
+        call = understand(message, body, options, self.settings.timeout)
+        return self._bound(self._drafting.draft(call.message), call)
+
+    async def sending_aside(
+        self, message: Message | str, body: Body | None, options: SendOptions
+    ) -> Sending:
+        """A call made ready on the loop, or on a thread if its body is large."""
+        content = message.body if isinstance(message, Message) else body
+        if content is not None and self.settings.compress_from > 0 and len(content) >= _LARGE:
+            return await asyncio.to_thread(self.sending, message, body, options)
+        return self.sending(message, body, options)
+
+    def limit(self, timeout: Duration | None) -> float:
+        """The timeout of a call, in seconds."""
+        if timeout is None:
+            return self.settings.timeout
+        limit = seconds(timeout, "timeout")
+        if limit <= 0:
+            raise SettingError(f"timeout must be positive, got {timeout!r}")
+        return limit
+
+    def _bound(self, draft: Draft, call: Call) -> Sending:
+        queue = call.queue
+        if queue is not None and queue.topic != draft.topic:
+            if self._drafting.wire_topic(queue.topic) != draft.topic:
+                raise MessageRefused("topic", f"is {call.message.topic!r}, the queue is {queue}")
+            queue = Queue(draft.topic, queue.broker, queue.id)
+        now = self._monotonic()
+        return Sending(draft, now=now, timeout=call.timeout, queue=queue, select=call.select)
+
+    def note_unsent(self, topic: str, error: BaseException) -> None:
+        """A submitted message was not sent, and maybe nobody looks at its future."""
+        if count := self._unsent.note(topic):
+            log.warning(
+                "a submitted message was not sent (%d so far): %s",
+                count,
+                error,
+                extra={"topic": topic, "group": self.group},
+            )
+
+    # ---- the rarer ways to send
+
+    async def send_batch(
+        self,
+        messages: Iterable[Message],
+        queue: Queue | None,
+        key: str | int | None,
+        timeout: Duration | None,  # noqa: ASYNC109
+    ) -> list[SendResult]:
+        return await send_in_batches(
+            tuple(messages),
+            self.publisher,
+            self._drafting,
+            limit=self.settings.max_message_size,
+            timeout=self.limit(timeout),
+            monotonic=self._monotonic,
+            queue=queue,
+            key=key,
+        )
+
+    async def forward(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        queue: Queue | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+    ) -> SendResult:
+        draft = self._drafting.passed_on(topic, body, properties, flag=flag, sys_flag=sys_flag)
+        now = self._monotonic()
+        sending = Sending(draft, now=now, timeout=self.limit(timeout), queue=queue)
+        return await self.publisher.send(sending)
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        return await self.publisher.queues(self._drafting.wire_topic(topic))
+
+    async def recall(self, topic: str, handle: str) -> str:
+        broker = decode_recall_handle(handle).broker
+        await self.queues(topic)  # so that the address of the broker is known
+        answer = await self.engine.ask(
+            self.engine.routes.master(broker),
+            RequestCode.RECALL_MESSAGE,
+            RecallMessageRequest(
+                topic=self._drafting.wire_topic(topic),
+                recall_handle=handle,
+                producer_group=self.producer_group,
+                broker_name=broker,
+            ),
+            timeout=self.settings.timeout,
+        )
+        return answer.header(RecallMessageResponse).msg_id
+
+    async def request(
+        self, message: Message | str, body: Body | None, options: SendOptions
+    ) -> ReceivedMessage:
+        publisher = self.publisher
+        call = understand(message, body, options, self.settings.timeout)
+        began = self._monotonic()
+        topic = self._drafting.wire_topic(call.message.topic)
+        try:
+            async with asyncio.timeout(call.timeout):
+                await publisher.queues(topic)
+                await self._requests.introduce(topic, within=call.timeout / 4)
+                with self._requests.waiting(call.timeout) as (properties, reply):
+                    draft = self._drafting.draft(call.message, extra=properties)
+                    left = call.timeout - (self._monotonic() - began)
+                    await publisher.send(self._bound(draft, call._replace(timeout=left)))
+                    return await reply
+        except TimeoutError:
+            raise NoReply(call.message.topic, call.timeout) from None
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes | str,
+        properties: Mapping[str, str] | None,
+        timeout: Duration | None,  # noqa: ASYNC109
+    ) -> SendResult:
+        publisher = self.publisher
+        topic, system = reply_properties(request)
+        content = body.encode() if isinstance(body, str) else bytes(body)
+        if not content:
+            raise MessageRefused("body", "must not be empty")
+        draft = self._drafting.passed_on(
+            topic, content, {**(properties or {}), **system}, code=_REPLY
+        )
+        queues = await publisher.queues(topic)
+        # The asker is known for certain at the broker that took its request.
+        nearest = next((q for q in queues if q.broker == request.queue.broker), queues[0])
+        now = self._monotonic()
+        return await publisher.send(
+            Sending(draft, now=now, timeout=self.limit(timeout), queue=nearest)
+        )

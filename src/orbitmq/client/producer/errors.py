@@ -1,0 +1,66 @@
+"""What can go wrong with a producer beyond what can with any client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from orbitmq.client.errors import ClientError, SendFailed
+
+if TYPE_CHECKING:
+    from orbitmq.client.producer.results import SendResult
+
+
+class BatchFailed(SendFailed):
+    """A part of a batch was not acknowledged; `results` says what was."""
+
+    def __init__(
+        self,
+        topic: str,
+        attempts: int,
+        cause: BaseException | None,
+        results: Sequence[SendResult | None],
+    ) -> None:
+        super().__init__(topic, attempts, cause)
+        #: One for each message, in their order; None for those that were not acknowledged.
+        self.results = tuple(results)
+        stored = sum(result is not None for result in self.results)
+        self.args = (f"{self.args[0]} ({stored} of {len(self.results)} messages are stored)",)
+
+
+class NoReply(ClientError):
+    """A request was sent and nobody replied in time; it may have been handled all the same."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, topic: str, timeout: float) -> None:
+        self.topic = topic
+        self.timeout = timeout
+        super().__init__(
+            f"no reply to the request to {topic!r} within {timeout:g} s; is a consumer running "
+            "that replies, and is it given enough time?"
+        )
+
+
+class NotARequest(ClientError):
+    """A reply to a message that asks for none."""
+
+    def __init__(self, msg_id: str, missing: str) -> None:
+        self.msg_id = msg_id
+        self.missing = missing
+        super().__init__(
+            f"message {msg_id} is no request: it has no property {missing}; only messages sent "
+            "with `request` can be replied to"
+        )
+
+
+class RecallHandleInvalid(ClientError):
+    """A text that is no handle of a message that is delivered later."""
+
+    def __init__(self, handle: str, problem: str) -> None:
+        self.handle = handle
+        self.problem = problem
+        super().__init__(
+            f"{handle[:80]!r} is no recall handle: {problem}; it is what `SendResult.recall_handle`"
+            " of a message with `delay` or `deliver_at` says"
+        )

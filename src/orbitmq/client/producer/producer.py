@@ -1,0 +1,319 @@
+"""The producer for programs without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self, Unpack
+
+from orbitmq.client.durations import Duration, seconds
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import NotRunning
+from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.message import Message
+from orbitmq.client.producer.arguments import Body, SendOptions
+from orbitmq.client.producer.core import DEFAULT_GROUP, ProducerCore
+from orbitmq.client.producer.inflight import BlockingInFlight
+from orbitmq.client.producer.publishing import Done
+from orbitmq.client.producer.results import SendResult
+from orbitmq.client.producer.sending import Sending
+from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.producer.transactions import (
+    BlockingLocal,
+    Check,
+    TransactionResult,
+    state_of,
+)
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.wire.codes import TransactionState
+
+
+class Producer:
+    """Sends messages; may be used by any number of threads at a time.
+
+    with Producer("orders-svc", name_server="localhost:9876") as producer:
+        producer.send("orders", b"...", tags="paid", keys="o-1")
+
+    The work is done by an `AsyncProducer` on a thread of its own, except for the usual case: a
+    thread that sends writes to the socket itself, and the loop only reads the answer.
+    """
+
+    def __init__(
+        self,
+        group: str = DEFAULT_GROUP,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        sending: SendSettings | None = None,
+        check: Check | None = None,
+    ) -> None:
+        servers = name_server if isinstance(name_server, str | None) else tuple(name_server)
+        self._core = ProducerCore(
+            Engine(resolve(servers, client)),
+            group,
+            sending,
+            check,
+            owns_engine=True,
+            for_threads=True,
+        )
+        self.group = self._core.group
+        self.settings = self._core.settings
+        self._thread = LoopThread(f"orbitmq producer {group}")
+        self._in_flight = BlockingInFlight(
+            self.settings.max_in_flight, self.settings.max_in_flight_bytes
+        )
+        #: Submitted, and not yet seen by the loop.
+        self._submitted: deque[tuple[Sending, concurrent.futures.Future[SendResult]]] = deque()
+        self._wake_is_due = False
+        self._is_warming_up = False
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Connects to nobody before the first send."""
+        self._thread.start()
+        try:
+            self._thread.run(self._core.start())
+        except BaseException:
+            if not self._core.is_running:
+                self._thread.stop()
+            raise
+        # A program that forgets to stop it ends all the same, and brokers are told.
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Wait for what was submitted, each within its own time; then leave. May be repeated.
+
+        Sends of other threads that are under way end with an error.
+        """
+        was_running = self._core.refuse()
+        if not self._thread.is_running:
+            return
+        atexit.unregister(self.stop)
+        try:
+            if was_running:
+                self._in_flight.until_empty(self.settings.timeout)
+            self._thread.run(self._core.stop())
+        finally:
+            self._thread.stop()
+
+    @property
+    def client_id(self) -> str:
+        return self._core.engine.client_id
+
+    # ---- sending
+
+    def send(
+        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
+    ) -> SendResult:
+        """Send a message, or a topic and a body with the fields of one; wait until it is stored.
+
+        Raises `MessageRefused` before anything is sent, `NoRoute`, `BrokerRefused` for a refusal
+        that no other broker would take back, and `SendFailed` when attempts or time ran out.
+        """
+        core = self._core
+        core.check_running()
+        sending = core.sending(message, body, options)
+        publisher = core.publisher
+        outcome = publisher.from_thread(sending)
+        if isinstance(outcome, SendResult):
+            return outcome
+        return self._thread.run(publisher.go_on(sending, outcome))
+
+    def submit(
+        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
+    ) -> concurrent.futures.Future[SendResult]:
+        """Send in the background: returns as soon as there is room for it, with its future.
+
+        Messages of one thread to one queue are stored in the order of their submission, unless an
+        attempt fails.
+        """
+        self._core.check_running()
+        sending = self._core.sending(message, body, options)
+        self._in_flight.enter(len(sending.draft.body), sending.timeout)
+        sent: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
+        sent.set_running_or_notify_cancel()
+        self._submitted.append((sending, sent))
+        if not self._wake_is_due:
+            # The loop is woken once for all that is submitted before it comes to look.
+            self._wake_is_due = True
+            try:
+                self._thread.loop.call_soon_threadsafe(self._begin_submitted)
+            except RuntimeError:  # it was closed in this instant
+                self._done(sending, sent)(NotRunning("this producer", was_stopped=True))
+        return sent
+
+    def flush(self, timeout: Duration | None = None) -> None:
+        """Returns when everything that was submitted has an outcome. Raises `TimeoutError`."""
+        self._core.check_running()
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        if not self._in_flight.until_empty(limit):
+            raise TimeoutError(f"{self._in_flight.count} messages have no outcome yet")
+
+    def send_one_way(
+        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
+    ) -> None:
+        """Send without waiting for an answer: fast, and without knowing what becomes of it."""
+        core = self._core
+        core.check_running()
+        sending = core.sending(message, body, options)
+        if not core.publisher.tell_from_thread(sending):
+            self._thread.run(core.publisher.tell(sending))
+
+    def send_batch(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: Queue | None = None,
+        key: str | int | None = None,
+        timeout: Duration | None = None,
+    ) -> list[SendResult]:
+        """Send many messages in few frames; the results are in the order of the messages.
+
+        Messages of one topic go to one queue, in their order; several topics are sent one after
+        the other. Raises `BatchFailed`, which says what was stored before it failed.
+        """
+        self._core.check_running()
+        given = tuple(messages)  # whoever makes them may block; not the loop
+        return self._thread.run(self._core.send_batch(given, queue, key, timeout))
+
+    def queues(self, topic: str) -> tuple[Queue, ...]:
+        """The queues that messages of a topic may go to, in the order that selectors see."""
+        self._core.check_running()
+        return self._thread.run(self._core.queues(topic))
+
+    # ---- messages for later
+
+    def recall(self, topic: str, handle: str) -> str:
+        """Take a message back before it is delivered; returns its id.
+
+        `handle` is the `recall_handle` of its `SendResult`. Raises `BrokerRefused`, also when the
+        message was delivered already or the broker does not allow it.
+        """
+        self._core.check_running()
+        return self._thread.run(self._core.recall(topic, handle))
+
+    # ---- transactions
+
+    def send_in_transaction(
+        self, message: Message, local: BlockingLocal, *, timeout: Duration | None = None
+    ) -> TransactionResult:
+        """Store a half message, run `local`, and commit or drop the message by what it returns.
+
+        `local` is called on this thread with the message and the id of the transaction, and
+        returns True or `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not
+        know. When it raises, the broker will ask `check` later, and the error is raised here.
+        """
+        sent = self.send_half(message, timeout=timeout)
+        if not sent.is_ok:
+            return self.end_transaction(sent, TransactionState.ROLLBACK)
+        try:
+            state = state_of(local(message, sent.transaction_id or sent.msg_id))
+        except BaseException:
+            self.end_transaction(sent, TransactionState.UNKNOWN)
+            raise
+        return self.end_transaction(sent, state)
+
+    def send_half(self, message: Message, *, timeout: Duration | None = None) -> SendResult:
+        """Store a half message; nobody sees it before `end_transaction` commits it.
+
+        A delay of the message is dropped: it is delivered when it is committed.
+        """
+        self._core.check_running()
+        return self._thread.run(self._core.transactions.begin(message, self._core.limit(timeout)))
+
+    def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
+        """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
+        self._core.check_running()
+        return self._thread.run(self._core.transactions.end(sent, state))
+
+    # ---- request and reply
+
+    def request(
+        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
+    ) -> ReceivedMessage:
+        """Send a message and wait for the reply to it, both within `timeout`.
+
+        Raises `NoReply`, and what `send` raises.
+        """
+        self._core.check_running()
+        return self._thread.run(self._core.request(message, body, options))
+
+    def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes | str,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout: Duration | None = None,
+    ) -> SendResult:
+        """Answer a message that was sent with `request`. Raises `NotARequest`, `SendFailed`."""
+        self._core.check_running()
+        return self._thread.run(self._core.reply(request, body, properties, timeout))
+
+    # ---- inside
+
+    def _begin_submitted(self) -> None:
+        """On the loop: send what was submitted, in its order."""
+        # First this: whoever finds it set has put his message where it is found now.
+        self._wake_is_due = False
+        if self._is_warming_up:
+            return
+        while self._submitted:
+            sending, sent = self._submitted[0]
+            try:
+                publisher = self._core.publisher
+                if not publisher.is_ready(sending):
+                    # The others wait behind it: they might overtake it otherwise.
+                    self._is_warming_up = True
+                    self._core.engine.spawn(self._warm_up(sending), "connect")
+                    return
+                publisher.begin(sending, self._done(sending, sent))
+            except NotRunning as error:
+                self._done(sending, sent)(error)
+            self._submitted.popleft()
+
+    async def _warm_up(self, sending: Sending) -> None:
+        """Connect for the first message that was submitted, and send it whatever came of that."""
+        try:
+            await self._core.publisher.prepare(sending)
+        except asyncio.CancelledError:
+            while self._submitted:
+                self._done(*self._submitted.popleft())(
+                    NotRunning("this producer", was_stopped=True)
+                )
+            raise
+        finally:
+            self._is_warming_up = False
+        _, sent = self._submitted.popleft()
+        self._core.publisher.begin(sending, self._done(sending, sent))
+        self._begin_submitted()
+
+    def _done(self, sending: Sending, sent: concurrent.futures.Future[SendResult]) -> Done:
+        def done(outcome: SendResult | BaseException) -> None:
+            self._in_flight.leave(len(sending.draft.body))
+            if isinstance(outcome, SendResult):
+                sent.set_result(outcome)
+            else:
+                self._core.note_unsent(sending.topic, outcome)
+                sent.set_exception(outcome)
+
+        return done

@@ -1,0 +1,366 @@
+"""Carries sends out: finds queues and connections, makes attempts, judges and repeats them.
+
+Everything here belongs to the loop of the engine, except what says that threads may call it. Those
+only read tables whose entries are replaced as a whole, and never wait for the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerUnavailable, MessageRefused, NotRunning
+from orbitmq.client.producer.drafts import Draft
+from orbitmq.client.producer.faults import Faults
+from orbitmq.client.producer.frames import SendFrames
+from orbitmq.client.producer.publications import Publication, Publications
+from orbitmq.client.producer.results import SendResult, SendStatus
+from orbitmq.client.producer.sending import (
+    Sending,
+    attempt_time,
+    given_up,
+    pause_before,
+    result_of,
+    settle,
+)
+from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.queue import Queue
+from orbitmq.client.topicroute import MASTER
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.blocking import BlockingSide
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.errors import RemotingError, RequestTimedOut
+from orbitmq.remoting.pending import settling
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+#: Is given the result or the error of a send, once, on the loop.
+Done: TypeAlias = Callable[[SendResult | BaseException], None]
+
+_GO_AWAY: Final = int(ResponseCode.GO_AWAY)
+
+
+class Attempt(NamedTuple):
+    """An attempt that was made, and what came of it."""
+
+    queue: Queue
+    outcome: Command | OrbitError
+
+
+class Publisher:
+    """Sends for one producer group."""
+
+    def __init__(
+        self, engine: Engine, group: str, settings: SendSettings, *, for_threads: bool = False
+    ) -> None:
+        """`for_threads` lets threads other than the loop's write to connections."""
+        self._engine = engine
+        self._for_threads = for_threads
+        self._settings = settings
+        self._monotonic = engine.clock.monotonic
+        self._faults = Faults(
+            self._monotonic, avoid_failed=settings.avoid_failed, avoid_slow=settings.avoid_slow
+        )
+        self.frames = SendFrames(group, settings, engine.clock.now)
+        self._publications = Publications(
+            engine,
+            self._faults,
+            default_queues=settings.auto_create_queues,
+            changed=self._route_changed,
+        )
+        self._connections: dict[str, Connection] = {}
+        self._sides: dict[str, BlockingSide] = {}
+        self._end_watch = engine.on_connected(self._reached)
+
+    def close(self) -> None:
+        """Let go of what was kept; what is still under way ends with an error."""
+        self._end_watch()
+        self._publications.close()
+        self._connections.clear()
+        self._sides.clear()
+
+    # ---- sending
+
+    async def send(self, sending: Sending) -> SendResult:
+        """Make attempts until one has an outcome that counts. Raises what `settle` raises."""
+        while True:
+            queue, others = await self._queue_for(sending)
+            pause = pause_before(sending, queue.broker, self._settings)
+            if pause and not await self._pause(sending, pause):
+                return given_up(sending)
+            sending.first = None
+            outcome = await self._attempt(sending, queue, others)
+            result = self._settle(sending, queue, outcome)
+            if result is not None:
+                return result
+
+    async def _pause(self, sending: Sending, seconds: float) -> bool:
+        """Wait before a broker is tried again; False when the time was up before that."""
+        left = sending.deadline - self._monotonic()
+        await asyncio.sleep(min(seconds, max(0.0, left)))
+        return seconds < left
+
+    async def go_on(self, sending: Sending, attempt: Attempt | None) -> SendResult:
+        """Continue what a thread has begun."""
+        if attempt is not None:
+            result = self._settle(sending, attempt.queue, attempt.outcome)
+            if result is not None:
+                return result
+        return await self.send(sending)
+
+    async def prepare(self, sending: Sending) -> None:
+        """Find its queue and connect to the broker, so that `begin` sends at once.
+
+        What goes wrong here goes wrong again, and is told, when it is sent.
+        """
+        try:
+            queue, others = await self._queue_for(sending)
+            sending.first = queue
+            now = self._monotonic()
+            limit = attempt_time(sending, now, self._settings, others=others)
+            await self._connected(queue, limit)
+        except Exception as error:  # noqa: BLE001  # also a selector's
+            log.debug("a send cannot begin at once: %r", error)
+
+    def is_ready(self, sending: Sending) -> bool:
+        """Whether `begin` would send at once. Otherwise later sends might overtake this one."""
+        publication = self._publications.get(sending.draft.topic)
+        if publication is None:
+            return False
+        try:
+            queue = self._choice(sending, publication)
+        except Exception:  # noqa: BLE001  # a selector's: told when it is sent
+            return True
+        sending.first = queue
+        connection = self._connections.get(queue.broker)
+        return connection is not None and connection.is_open
+
+    def begin(self, sending: Sending, done: Done) -> None:
+        """Send without a task of its own, unless something goes wrong; `done` is told."""
+        try:
+            first = self._first(sending)
+        except Exception as error:  # noqa: BLE001  # a selector's
+            done(error)
+            return
+        connection = None if first is None else self._connections.get(first[0].broker)
+        if first is None or connection is None or not connection.is_open:
+            self._engine.spawn(self._finish(sending, done), "send")
+            return
+        queue, limit = first
+        sending.first = None
+
+        def settled(outcome: Command | RemotingError) -> None:
+            try:
+                result = self._settle(sending, queue, outcome)
+                if result is None:
+                    self._engine.spawn(self._finish(sending, done), "send again")
+                    return
+            except OrbitError as error:
+                done(error)
+            else:
+                done(result)
+
+        try:
+            connection.submit_encoded(
+                sending.draft.code,
+                self.frames.encoder(sending.draft, queue, connection),
+                settled,
+                timeout=limit,
+            )
+        except RemotingError as error:
+            settled(error)
+
+    async def _finish(self, sending: Sending, done: Done) -> None:
+        try:
+            result = await self.send(sending)
+        except asyncio.CancelledError:
+            done(NotRunning("this producer", was_stopped=True))
+            raise
+        except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
+            done(error)
+        else:
+            done(result)
+
+    def from_thread(self, sending: Sending) -> SendResult | Attempt | None:
+        """Make the first attempt on the calling thread; `go_on` with all but a result."""
+        first = self._first(sending)
+        side = None if first is None else self._sides.get(first[0].broker)
+        if first is None or side is None or not side.is_open:
+            return None
+        queue, limit = first
+        sending.first = None
+        draft = sending.draft
+        encode = self.frames.encoder(draft, queue, side.connection)
+        try:
+            answer = side.ask(draft.code, encode, limit)
+        except RemotingError as error:
+            return Attempt(queue, error)
+        if answer.code:
+            return Attempt(queue, answer)
+        self._faults.answered(queue.broker, self._monotonic() - sending.began)
+        return result_of(draft, queue, SendStatus.OK, answer)
+
+    def _first(self, sending: Sending) -> tuple[Queue, float] | None:
+        """Where a first attempt goes and how long it may take; None when that is not known yet."""
+        publication = self._publications.get(sending.draft.topic)
+        if publication is None:
+            return None
+        queue = self._choice(sending, publication)
+        sending.began = self._monotonic()
+        others = publication.has_others
+        return queue, attempt_time(sending, sending.began, self._settings, others=others)
+
+    async def tell(self, sending: Sending) -> None:
+        """Send one-way: one attempt, without an answer. Raises `SendFailed`."""
+        queue, _ = await self._queue_for(sending)
+        try:
+            connection = await self._connected(queue, sending.timeout)
+            header = self.frames.header(sending.draft, queue)
+            connection.notify(sending.draft.code, header, body=sending.draft.body)
+        except (RemotingError, BrokerUnavailable) as error:
+            self._faults.failed(queue.broker)
+            sending.error = error
+            sending.attempts += 1
+            raise sending.failed() from error
+
+    def tell_from_thread(self, sending: Sending) -> bool:
+        """Send one-way on the calling thread; False when the loop has to do it."""
+        first = self._first(sending)
+        side = None if first is None else self._sides.get(first[0].broker)
+        if first is None or side is None or not side.is_open:
+            return False
+        draft = sending.draft
+        header = self.frames.header(draft, first[0])
+        try:
+            side.tell(
+                lambda opaque: side.connection.encoded(
+                    Command.request(
+                        draft.code, header, opaque=opaque, body=draft.body, one_way=True
+                    )
+                )
+            )
+        except RemotingError:
+            return False
+        return True
+
+    # ---- queues
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        """The queues of a topic that can be sent to, as brokers know them."""
+        return (await self._publications.find(topic)).queues
+
+    async def _queue_for(self, sending: Sending) -> tuple[Queue, bool]:
+        """Where the next attempt goes, and whether there are other brokers."""
+        left = sending.deadline - self._monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, left)):
+                publication = await self._publications.find(sending.draft.topic)
+        except TimeoutError:
+            if sending.error is None:
+                sending.error = RequestTimedOut(
+                    self._engine.name_servers[0],
+                    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+                    sending.timeout,
+                )
+            raise sending.failed() from sending.error
+        return self._choice(sending, publication), publication.has_others
+
+    def _choice(self, sending: Sending, publication: Publication) -> Queue:
+        bound = sending.queue or sending.first
+        if bound is not None:
+            return bound
+        if sending.select is None:
+            return publication.rotation.choose(publication.queues, self._faults, sending.tried)
+        message = sending.draft.message
+        assert message is not None  # noqa: S101  # only messages of the application have a selector
+        chosen = sending.select(publication.queues, message)
+        if not isinstance(chosen, Queue):
+            raise MessageRefused("queue", f"must be chosen by the selector, got {chosen!r}")
+        # One choice holds for the whole call, also if queues come or go meanwhile.
+        sending.queue = chosen
+        return chosen
+
+    def _route_changed(self) -> None:
+        # Masters may have changed as well; connections that are still right are found again.
+        self._connections.clear()
+        self._sides.clear()
+
+    def _reached(self, where: Address) -> None:
+        """A broker is there, or there again: no reason to avoid it any longer."""
+        if self._faults.is_empty:
+            return
+        for broker, addresses in self._engine.routes.brokers.items():
+            if addresses.get(MASTER) == where:
+                self._faults.forgive(broker)
+
+    # ---- attempts
+
+    async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Command | OrbitError:
+        now = sending.began = self._monotonic()
+        limit = attempt_time(sending, now, self._settings, others=others)
+        draft = sending.draft
+        try:
+            if limit <= 0:
+                return RequestTimedOut(self._address(queue), draft.code, sending.timeout)
+            connection = self._connections.get(queue.broker)
+            if connection is None or not connection.is_open:
+                connection = await self._connected(queue, limit)
+                limit -= self._monotonic() - now
+            return await self._ask(connection, draft, queue, limit)
+        except (RemotingError, BrokerUnavailable) as error:
+            return error
+
+    async def _ask(
+        self,
+        connection: Connection,
+        draft: Draft,
+        queue: Queue,
+        timeout: float,  # noqa: ASYNC109
+    ) -> Command:
+        answered: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        opaque = connection.submit_encoded(
+            draft.code,
+            self.frames.encoder(draft, queue, connection),
+            settling(answered),
+            timeout=timeout,
+        )
+        try:
+            return await answered
+        except asyncio.CancelledError:
+            connection.give_up(opaque)
+            raise
+
+    def _settle(
+        self, sending: Sending, queue: Queue, outcome: Command | OrbitError
+    ) -> SendResult | None:
+        if isinstance(outcome, OrbitError):
+            self._publications.refresh_soon(sending.draft.topic)
+        elif outcome.code == _GO_AWAY:
+            connection = self._connections.pop(queue.broker, None)
+            self._sides.pop(queue.broker, None)
+            if connection is not None:
+                self._engine.went_away(self._address(queue), connection)
+        return settle(
+            sending,
+            queue,
+            outcome,
+            now=self._monotonic(),
+            settings=self._settings,
+            faults=self._faults,
+        )
+
+    async def _connected(self, queue: Queue, timeout: float) -> Connection:  # noqa: ASYNC109
+        connection = await self._engine.connection(self._address(queue), timeout)
+        self._connections[queue.broker] = connection
+        if self._for_threads:
+            self._sides[queue.broker] = connection.for_threads()
+        return connection
+
+    def _address(self, queue: Queue) -> Address:
+        return self._engine.routes.master(queue.broker)

@@ -1,0 +1,139 @@
+"""Transactions: a half message, the application's own work, and the word that ends it.
+
+A half message is stored where no consumer sees it. Commit delivers it, rollback drops it. When
+neither is heard - the producer crashed, the word was lost, the outcome was unknown - the broker
+asks a producer of the same group, any of them, what became of it, after six seconds and then again
+every thirty, fifteen times by default. The answer has to come from what the application has stored,
+not from what this process remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import ClientError
+from orbitmq.client.message import Message
+from orbitmq.client.producer.drafts import Drafting
+from orbitmq.client.producer.publishing import Publisher
+from orbitmq.client.producer.results import SendResult
+from orbitmq.client.producer.sending import Sending
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.errors import OrbitError
+from orbitmq.message import sysflag
+from orbitmq.message.ids import decode_offset_id
+from orbitmq.message.wellknown import (
+    DELAY,
+    PRODUCER_GROUP,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+)
+from orbitmq.wire.codes import RequestCode, TransactionState
+from orbitmq.wire.headers.transactions import EndTransactionRequest
+
+log = logging.getLogger(__name__)
+
+#: What the application says of a transaction: a state, True to commit, False to roll back, None
+#: when it does not know (yet): the broker asks later.
+Verdict: TypeAlias = TransactionState | bool | None
+#: The work that decides about a message that is stored as a half message.
+Local: TypeAlias = Callable[[Message, str], Verdict | Awaitable[Verdict]]
+#: The same for callers that block: on their own thread, so it cannot be a coroutine.
+BlockingLocal: TypeAlias = Callable[[Message, str], Verdict]
+#: Says what became of a half message.
+Check: TypeAlias = Callable[[ReceivedMessage], Verdict | Awaitable[Verdict]]
+
+#: Half messages are delivered when they are committed, not later.
+_WITHOUT: Final = (DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+
+
+class VerdictUnknown(ClientError):
+    """The application answered something that is no verdict on a transaction."""
+
+    def __init__(self, got: object) -> None:
+        super().__init__(
+            "a transaction ends with TransactionState.COMMIT, .ROLLBACK or .UNKNOWN, or with True, "
+            f"False or None, got {got!r}"
+        )
+
+
+class TransactionResult(msgspec.Struct, frozen=True, gc=False):
+    """Where the half message was stored, and what was said about it."""
+
+    sent: SendResult
+    state: TransactionState
+
+
+def state_of(verdict: object) -> TransactionState:
+    """The state that a verdict stands for. Raises `VerdictUnknown`."""
+    if isinstance(verdict, TransactionState):
+        return verdict
+    if verdict is None:
+        return TransactionState.UNKNOWN
+    if isinstance(verdict, bool):
+        return TransactionState.COMMIT if verdict else TransactionState.ROLLBACK
+    raise VerdictUnknown(verdict)
+
+
+async def outcome_of(function: Callable[..., object], *arguments: object) -> TransactionState:
+    """Run the application's function; a plain one runs on a thread, it may take its time."""
+    if inspect.iscoroutinefunction(function):
+        verdict: object = await function(*arguments)
+    else:
+        verdict = await asyncio.to_thread(function, *arguments)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+    return state_of(verdict)
+
+
+class Transactions:
+    """The two words of a producer about a half message: here it is, and what becomes of it."""
+
+    def __init__(
+        self, engine: Engine, publisher: Publisher, drafting: Drafting, group: str
+    ) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._drafting = drafting
+        self._group = group
+
+    async def begin(self, message: Message, timeout: float) -> SendResult:  # noqa: ASYNC109
+        """Store a half message."""
+        draft = self._drafting.draft(
+            message,
+            sys_flag=sysflag.TRANSACTION_PREPARED,
+            extra={TRANSACTION_PREPARED: "true", PRODUCER_GROUP: self._group},
+            without=_WITHOUT,
+        )
+        now = self._engine.clock.monotonic()
+        return await self._publisher.send(Sending(draft, now=now, timeout=timeout))
+
+    async def end(self, sent: SendResult, state: TransactionState) -> TransactionResult:
+        """Say what becomes of it. That it could not be told is logged: the broker will ask."""
+        header = EndTransactionRequest(
+            producer_group=self._group,
+            topic=sent.queue.topic,
+            tran_state_table_offset=sent.queue_offset,
+            commit_log_offset=decode_offset_id(sent.offset_id).offset,
+            commit_or_rollback=int(state),
+            msg_id=sent.msg_id,
+            transaction_id=sent.transaction_id or sent.msg_id,
+            broker_name=sent.queue.broker,
+        )
+        try:
+            where = self._engine.routes.master(sent.queue.broker)
+            await self._engine.tell(where, RequestCode.END_TRANSACTION, header)
+        except OrbitError as error:
+            log.warning(
+                "the end of a transaction was not told, the broker will ask: %s",
+                error,
+                extra={"group": self._group, "topic": sent.queue.topic},
+            )
+        return TransactionResult(sent, state)

@@ -1,0 +1,265 @@
+"""What somebody who plans reads asks of a cluster: queues, their bounds, and a group's progress.
+
+Blocking, for a thread that has no event loop; an engine on a background thread does the asking, all
+queues side by side. Every method says of each queue what is known or why it is not: "there is
+nothing" and "nobody answered" are different things to a planner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from orbitmq.client.consumer.brokerprogress import BrokerProgress
+from orbitmq.client.consumer.members import GroupMembers
+from orbitmq.client.consumer.starting import end_offset, first_offset, offset_at
+from orbitmq.client.engine import Engine
+from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.rangemember import RangeMember
+from orbitmq.client.ranges import RangeFilter
+from orbitmq.client.topicroute import TopicRoute
+from orbitmq.errors import OrbitError
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.route import TopicList
+from orbitmq.wire.codes import RequestCode
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[V]):
+    """What brokers said about queues."""
+
+    values: dict[Queue, V] = field(default_factory=dict)
+    #: The queues that nobody could say anything about, and why.
+    failures: dict[Queue, OrbitError] = field(default_factory=dict)
+
+    def or_raise(self) -> dict[Queue, V]:
+        """The values of all queues; the first failure if there is one."""
+        for failure in self.failures.values():
+            raise failure
+        return self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The messages that a queue has: from `low` up to, and without, `high`."""
+
+    low: int
+    high: int
+
+
+class RangeCluster:
+    """A cluster, as a planner sees it."""
+
+    def __init__(
+        self,
+        access: RangeAccess,
+        group: str,
+        *,
+        retries: int = 3,
+        pause: float = 0.01,
+    ) -> None:
+        """A question that fails is asked `retries` times more; the pause between doubles."""
+        self._access = access
+        self._group = group
+        self._retries = retries
+        self._pause = pause
+        self._thread = LoopThread("orbitmq-planning")
+        self._engine: Engine | None = None
+        self._progress: BrokerProgress | None = None
+        self._member: RangeMember | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self._thread.start()
+        self._thread.run(self._start())
+
+    def stop(self) -> None:
+        """Leave the group and close everything. May be called again."""
+        if self._engine is not None:
+            self._thread.run(self._engine.stop())
+            self._engine = None
+        self._thread.stop()
+
+    async def _start(self) -> None:
+        self._engine = Engine(self._access.settings())
+        # "Nothing yet" must be told from 0: a planner has a rule of its own for it.
+        self._progress = BrokerProgress(self._engine, self._group, strict_last=True)
+        await self._engine.start()
+
+    # ---- topics and queues
+
+    def topics(self, pattern: str) -> tuple[str, ...]:
+        """The topics whose whole name a regular expression matches; not those of the system."""
+        matches = re.compile(pattern).fullmatch
+        answer = self._thread.run(
+            self._again(
+                lambda engine: engine.ask_name_server(
+                    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+                )
+            )
+        )
+        names = decode_body(TopicList, answer.body).topic_list
+        return tuple(sorted(name for name in names if matches(name) and _is_ordinary(name)))
+
+    def queues(self, topics: Iterable[str], *, refresh: bool = False) -> tuple[Queue, ...]:
+        """The queues that can be read. Raises `NoRoute` for a topic that nobody has."""
+        return self._thread.run(self._queues(tuple(topics), refresh))
+
+    async def _queues(self, topics: tuple[str, ...], refresh: bool) -> tuple[Queue, ...]:
+        async def route(topic: str) -> TopicRoute:
+            return await self._again(lambda engine: engine.routes.get(topic, refresh=refresh))
+
+        routes = await asyncio.gather(*map(route, topics))
+        return tuple(sorted({queue for route in routes for queue in route.subscribe_queues}))
+
+    # ---- offsets
+
+    def bounds(self, queues: Iterable[Queue]) -> Found[Bounds]:
+        """Where queues begin and end."""
+
+        async def ask(engine: Engine, queue: Queue) -> Bounds:
+            low, high = await asyncio.gather(first_offset(engine, queue), end_offset(engine, queue))
+            # Both were asked at the same time, and the log may have been cut in between.
+            return Bounds(max(0, min(low, high)), max(0, high))
+
+        return self._of_all(queues, ask)
+
+    def ends(self, queues: Iterable[Queue]) -> Found[int]:
+        """Where queues end: the offset that the next message will get."""
+        return self._of_all(queues, end_offset)
+
+    def at_times(self, times: Mapping[Queue, float]) -> Found[int | None]:
+        """The first message stored at a time or later; None where no message is that young."""
+
+        async def ask(engine: Engine, queue: Queue) -> int | None:
+            found, end = await asyncio.gather(
+                offset_at(engine, queue, times[queue]), end_offset(engine, queue)
+            )
+            return found if found < end else None
+
+        return self._of_all(times, ask)
+
+    # ---- the group
+
+    def progress(self, queues: Iterable[Queue]) -> Found[int | None]:
+        """Where the group stands; None where it stands nowhere yet."""
+
+        async def ask(_engine: Engine, queue: Queue) -> int | None:
+            return await self._kept.stored(queue)
+
+        return self._of_all(queues, ask)
+
+    def report(self, positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        """Tell brokers where the group stands; returns those that did not take it, and why."""
+        return self._thread.run(self._report(positions))
+
+    async def _report(self, positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        if self._member is not None:
+            self._member.positions = dict(positions)
+        return await self._kept.store(positions)
+
+    def join(self, topics: Iterable[str], wanted: RangeFilter) -> None:
+        """Be a member of the group, so that brokers and people see who reads; or change topics."""
+        self._thread.run(self._join(tuple(topics), wanted))
+
+    async def _join(self, topics: tuple[str, ...], wanted: RangeFilter) -> None:
+        engine = self._running
+        for topic in topics:
+            engine.routes.track(topic)
+        if self._member is None:
+            self._member = RangeMember(engine, self._group)
+            self._member.subscribe(topics, wanted)
+            engine.join(self._member)
+        else:
+            self._member.subscribe(topics, wanted)
+        await engine.heartbeat()
+
+    def others(self, topic: str) -> tuple[str, ...]:
+        """The ids of the other members of the group. Raises when nobody can say."""
+        return self._thread.run(self._others(topic))
+
+    async def _others(self, topic: str) -> tuple[str, ...]:
+        engine = self._running
+        found = await GroupMembers(engine, self._group).of(topic)
+        return tuple(sorted(each for each in found if each != engine.client_id))
+
+    # ---- asking
+
+    def _of_all(
+        self, queues: Iterable[Queue], ask: Callable[[Engine, Queue], Awaitable[V]]
+    ) -> Found[V]:
+        return self._thread.run(self._gather(tuple(queues), ask))
+
+    async def _gather(
+        self, queues: tuple[Queue, ...], ask: Callable[[Engine, Queue], Awaitable[V]]
+    ) -> Found[V]:
+        async def one(queue: Queue) -> V | OrbitError:
+            try:
+                return await self._again(lambda engine: ask(engine, queue))
+            except OrbitError as error:
+                return error
+
+        await self._know_brokers(queues)
+        found: Found[V] = Found()
+        for queue, answer in zip(queues, await asyncio.gather(*map(one, queues)), strict=True):
+            if isinstance(answer, OrbitError):
+                found.failures[queue] = answer
+            else:
+                found.values[queue] = answer
+        return found
+
+    async def _know_brokers(self, queues: tuple[Queue, ...]) -> None:
+        """Brokers are found by the routes of topics; what is not found shows with its queue."""
+        topics = {queue.topic for queue in queues}
+        await asyncio.gather(
+            *(self._running.routes.get(topic) for topic in topics), return_exceptions=True
+        )
+
+    async def _again(self, ask: Callable[[Engine], Awaitable[V]]) -> V:
+        """Ask, and when it fails in a way that may pass, again."""
+        pause = self._pause
+        for _ in range(self._retries):
+            try:
+                return await ask(self._running)
+            except OrbitError as error:
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(max(pause, getattr(error, "retry_in", 0.0)))
+                pause *= 2
+        return await ask(self._running)
+
+    @property
+    def _running(self) -> Engine:
+        if self._engine is None:
+            self._thread.loop  # noqa: B018  # says what is wrong
+            raise OrbitError("the planner is not started")
+        return self._engine
+
+    @property
+    def _kept(self) -> BrokerProgress:
+        assert self._progress is not None  # noqa: S101  # made with the engine
+        return self._progress
+
+
+def _is_ordinary(topic: str) -> bool:
+    return not is_system_topic(topic) and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))

@@ -1,0 +1,159 @@
+"""A connection for a thread that has nothing else to do than to wait for answers.
+
+A worker of Spark decodes what it pulls in the thread that pulls it. An event loop in a second
+thread would have to wait for the interpreter lock after every read while the first one decodes;
+reading in place costs no hand-over, and what the broker sends meanwhile waits in the socket. So
+this connection blocks: it sends requests ahead, and reads answers when the caller wants one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+from orbitmq.wire.acl import sign
+from orbitmq.wire.command import Command, decode_command, encode_command
+from orbitmq.wire.errors import FrameError
+from orbitmq.wire.frame import PREFIX_SIZE, Frame
+from orbitmq.wire.headers.base import Header
+from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
+
+#: Small answers are cut out of this buffer, large ones are read past it.
+_BUFFER: Final = 64 * 1024
+_unpack_prefix = struct.Struct(">iI").unpack
+_HEADER_LENGTH: Final = 0xFFFFFF
+
+
+class RangeConnection:
+    """One blocking connection. Answers may come in another order than the requests went."""
+
+    def __init__(self, address: Address, access: RangeAccess) -> None:
+        """Raises `ConnectFailed`, also for a failed handshake."""
+        self.address = address
+        self._credentials = access.credentials
+        self._timeout = access.timeout
+        self._limits: WireLimits = DEFAULT_LIMITS
+        self._opaques = itertools.count(1)
+        self._last_code = 0
+        #: Requests that were sent and not answered.
+        self.unanswered = 0
+        self.is_open = True
+        self._socket = _connected(address, access)
+        self._input = self._socket.makefile("rb", buffering=_BUFFER)
+
+    def ask(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        extra: Mapping[str, str] | None = None,
+    ) -> Command:
+        """Ask and wait for the answer, with nothing else on its way."""
+        opaque = self.send(code, header, extra=extra)
+        while (answer := self.receive()).opaque != opaque:
+            pass
+        return answer
+
+    def send(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        extra: Mapping[str, str] | None = None,
+    ) -> int:
+        """Send a request and return its opaque. Raises `ConnectionLost`."""
+        opaque = next(self._opaques) & 0x7FFFFFFF
+        request = Command.request(code, header, opaque=opaque, extra=extra)
+        if self._credentials is not None:
+            request = sign(request, self._credentials)
+        self._check_open()
+        self._last_code = code
+        try:
+            self._socket.sendall(encode_command(request, limits=self._limits))
+        except OSError as error:
+            raise self._lost(error.strerror or str(error)) from error
+        self.unanswered += 1
+        return opaque
+
+    def receive(self) -> Command:
+        """The next answer. Raises `ConnectionLost`, or `RequestTimedOut` when nothing comes."""
+        self._check_open()
+        while True:
+            try:
+                command = decode_command(self._frame(), self._limits)
+            except TimeoutError as error:
+                self.close()
+                raise RequestTimedOut(self.address, self._last_code, self._timeout) from error
+            except (OSError, ValueError) as error:
+                raise self._lost(str(error)) from error
+            except FrameError as error:
+                raise self._lost(f"it sent bytes that are no answer: {error}") from error
+            if command.is_response:
+                self.unanswered -= 1
+                return command
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it can be used for something new: open, with nothing on its way.
+
+        A socket that can be read though nothing was asked has been closed by the other side.
+        """
+        if not self.is_open or self.unanswered:
+            return False
+        readable, _, _ = select.select([self._socket], [], [], 0)
+        return not readable
+
+    def close(self) -> None:
+        """Close it; what is on its way is lost."""
+        self.is_open = False
+        self._input.close()
+        self._socket.close()
+
+    def _frame(self) -> Frame:
+        total, mark = _unpack_prefix(self._exactly(PREFIX_SIZE))
+        header_size = mark & _HEADER_LENGTH
+        limits = self._limits
+        if not 4 + header_size <= total <= limits.frame or header_size > limits.header:
+            raise FrameError(f"a frame of {total} bytes with a header of {header_size}")
+        header = self._exactly(header_size)
+        return Frame(mark >> 24, header, self._exactly(total - 4 - header_size))
+
+    def _exactly(self, size: int) -> bytes:
+        data = self._input.read(size) if size else b""
+        if len(data) < size:
+            raise self._lost("closed by the peer")
+        return data
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise ConnectionLost(self.address, "closed here")
+
+    def _lost(self, reason: str) -> ConnectionLost:
+        self.close()
+        return ConnectionLost(self.address, reason)
+
+
+def _connected(address: Address, access: RangeAccess) -> socket.socket:
+    try:
+        plain = socket.create_connection(address, timeout=access.timeout)
+    except OSError as error:
+        raise ConnectFailed(address, error.strerror or str(error)) from error
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if access.tls is None:
+            return plain
+        return access.tls.context().wrap_socket(plain, server_hostname=address.host)
+    except (OSError, ssl.SSLError) as error:
+        plain.close()
+        raise ConnectFailed(address, error.strerror or str(error)) from error
+    except BaseException:
+        plain.close()
+        raise

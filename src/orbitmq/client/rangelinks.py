@@ -1,0 +1,106 @@
+"""The connections of one process to one cluster, kept for whoever reads next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, NoNameServer, NoRoute
+from orbitmq.client.identity import ProcessCheck
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.rangeconnection import RangeConnection
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.remoting.address import Address, parse_address
+from orbitmq.remoting.errors import RemotingError
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+
+#: How long a route is believed without asking again, in seconds.
+ROUTE_LIFE = 30.0
+
+
+class RangeLinks:
+    """Lends connections, and knows where brokers are. For one thread at a time."""
+
+    def __init__(self, access: RangeAccess, *, clock: Clock | None = None) -> None:
+        self.access = access
+        self._monotonic = (clock or SystemClock()).monotonic
+        self._check_process = ProcessCheck("a connection to a broker")
+        self._idle: dict[Address, list[RangeConnection]] = {}
+        self._routes: dict[str, tuple[float, Mapping[str, tuple[Address, ...]]]] = {}
+
+    def borrow(self, queue: Queue, *, attempt: int = 0) -> RangeConnection:
+        """A connection to the broker of a queue: its master, or at later attempts a replica.
+
+        Raises `ConnectFailed`, `NoRoute`, `NoNameServer` or `BrokerUnavailable`.
+        """
+        self._check_process()
+        addresses = self._route(queue.topic).get(queue.broker)
+        if not addresses:
+            self.forget(queue.topic)
+            raise BrokerUnavailable(queue.broker, f"the route of {queue.topic!r} does not name it")
+        return self._connection(addresses[attempt % len(addresses)])
+
+    def give_back(self, connection: RangeConnection) -> None:
+        """Keep a connection for later, unless something is still on its way on it."""
+        if connection.is_fresh:
+            self._idle.setdefault(connection.address, []).append(connection)
+        else:
+            connection.close()
+
+    def forget(self, topic: str) -> None:
+        """Ask for the route anew when it is next needed: a broker may have moved."""
+        self._routes.pop(topic, None)
+
+    def close(self) -> None:
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+    def _connection(self, address: Address) -> RangeConnection:
+        idle = self._idle.get(address, [])
+        while idle:
+            connection = idle.pop()
+            if connection.is_fresh:
+                return connection
+            connection.close()
+        return RangeConnection(address, self.access)
+
+    def _route(self, topic: str) -> Mapping[str, tuple[Address, ...]]:
+        """The addresses of every broker of a topic, master first."""
+        known = self._routes.get(topic)
+        if known is not None and self._monotonic() - known[0] < ROUTE_LIFE:
+            return known[1]
+        route = self._asked_route(topic)
+        brokers = {
+            data.broker_name: tuple(
+                parse_address(data.broker_addrs[key]) for key in sorted(data.broker_addrs)
+            )
+            for data in route.broker_datas
+        }
+        self._routes[topic] = self._monotonic(), brokers
+        return brokers
+
+    def _asked_route(self, topic: str) -> TopicRouteData:
+        header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+        failures: list[tuple[Address, str]] = []
+        for text in self.access.name_servers:
+            address = parse_address(text)
+            try:
+                connection = self._connection(address)
+                answer = connection.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            except RemotingError as error:
+                failures.append((address, str(error)))
+                continue
+            self.give_back(connection)
+            if answer.code == ResponseCode.SUCCESS:
+                return decode_body(TopicRouteData, answer.body)
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise NoRoute(topic, self.access.name_servers)
+            raise BrokerRefused(
+                answer.code, answer.remark, address, RequestCode.GET_ROUTEINFO_BY_TOPIC
+            )
+        raise NoNameServer(failures)

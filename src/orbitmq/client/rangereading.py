@@ -1,0 +1,330 @@
+"""Reads ranges of queues as the bytes that brokers keep, in order, in the calling thread.
+
+What to ask for is decided by `rangewindow`; here are the sockets and what can go wrong with them.
+A range is read from one end to the other or an error is raised: there is no third way. A broker
+that does not answer, is busy or restarts is asked again until nothing has come from it for
+`patience` seconds. Offsets that do not exist (expired, or lost with the disk of a broker) are an
+`OffsetsGone` with what is wanted and what there is, or are skipped if the caller said so.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from orbitmq.client.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    NoNameServer,
+    NoRoute,
+    SettingError,
+)
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeconnection import RangeConnection
+from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
+from orbitmq.client.rangewindow import Chunk, RangeWindow, Slot, WindowLimits
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.errors import RemotingError
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
+
+log = logging.getLogger(__name__)
+
+
+class Missing(enum.Enum):
+    """What becomes of wanted messages that are not there."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeSettings:
+    """How ranges are read."""
+
+    missing: Missing = Missing.RAISE
+    window: WindowLimits = field(default_factory=WindowLimits)
+    patience: float = 60.0  #: how long a broker may give nothing before it is given up
+    #: How long the end of a range may not be there before it counts as gone: replicas lag.
+    lag_patience: float = 5.0
+    first_pause: float = 0.05  #: before a broker is asked again; doubles each time
+    longest_pause: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("patience", "lag_patience", "first_pause", "longest_pause"):
+            if not getattr(self, name) > 0:
+                raise SettingError(f"ranges.{name} must be positive, got {getattr(self, name)}")
+
+
+class NextStep(enum.Enum):
+    """What an answer to a pull leads to."""
+
+    GO_ON = "go on"  #: it covered something
+    LOOK = "look"  #: nothing there: what is depends on the bounds that it tells
+    ASK_AGAIN = "ask again"  #: the broker cannot now
+    RECONNECT = "reconnect"  #: it sends us away
+
+
+#: Every other answer is a refusal that asking again would not change.
+AFTER_ANSWER: Final[Mapping[int, NextStep]] = {
+    ResponseCode.SUCCESS: NextStep.GO_ON,
+    ResponseCode.PULL_RETRY_IMMEDIATELY: NextStep.LOOK,
+    ResponseCode.PULL_NOT_FOUND: NextStep.LOOK,
+    ResponseCode.PULL_OFFSET_MOVED: NextStep.LOOK,
+    ResponseCode.SYSTEM_ERROR: NextStep.ASK_AGAIN,
+    ResponseCode.SYSTEM_BUSY: NextStep.ASK_AGAIN,
+    ResponseCode.SERVICE_NOT_AVAILABLE: NextStep.ASK_AGAIN,
+    ResponseCode.FLOW_CONTROL: NextStep.ASK_AGAIN,
+    ResponseCode.POLLING_FULL: NextStep.ASK_AGAIN,
+    ResponseCode.POLLING_TIMEOUT: NextStep.ASK_AGAIN,
+    ResponseCode.GO_AWAY: NextStep.RECONNECT,
+}
+#: What a broker says about messages whose log file it has deleted.
+_REMOVED: Final = "MESSAGE_WAS_REMOVING"
+_BROUGHT_SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
+#: While a broker restarts, a topic that lives on it alone has no route either.
+_NOBODY_THERE: Final = (RemotingError, NoNameServer, NoRoute, BrokerUnavailable)
+#: Pauses have long reached their limit by then.
+_MOST_DOUBLINGS: Final = 16
+
+
+def read_ranges(
+    links: RangeLinks,
+    ranges: Sequence[QueueRange],
+    *,
+    group: str,
+    wanted: RangeFilter | None = None,
+    settings: RangeSettings | None = None,
+    clock: Clock | None = None,
+    wait: Callable[[float], object] | None = None,
+) -> Iterator[Chunk]:
+    """The messages of `ranges`, one range after the other, in chunks of a few each.
+
+    `group` is the name under which the broker is asked; its progress is neither read nor changed.
+    Messages of a tag filter still have to be compared by text: brokers compare hashes.
+    Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`.
+    """
+    reading = _Reading(
+        links,
+        ranges,
+        group,
+        wanted or RangeFilter(),
+        settings or RangeSettings(),
+        clock or SystemClock(),
+        wait or threading.Event().wait,
+    )
+    try:
+        while (chunk := reading.next_chunk()) is not None:
+            yield chunk
+    finally:
+        reading.finish()
+
+
+class _Reading:
+    """One run through a list of ranges."""
+
+    def __init__(
+        self,
+        links: RangeLinks,
+        ranges: Sequence[QueueRange],
+        group: str,
+        wanted: RangeFilter,
+        settings: RangeSettings,
+        clock: Clock,
+        wait: Callable[[float], object],
+    ) -> None:
+        self._links = links
+        self._ranges = ranges
+        self._group = group
+        self._filter = wanted
+        self._settings = settings
+        self._monotonic = clock.monotonic
+        self._wait = wait
+        self._window = RangeWindow(
+            ranges, is_filtered=not wanted.passes_all, limits=settings.window
+        )
+        self._peers: dict[str, _Peer] = {}
+        #: Slots that lie beyond the end of their queue, and since when they are known to.
+        self._beyond: dict[Slot, float] = {}
+        #: Queues of which it was said that something is missing.
+        self._incomplete: set[Queue] = set()
+
+    def next_chunk(self) -> Chunk | None:
+        """The next chunk; None at the end."""
+        window = self._window
+        while True:
+            for slot in window.due():
+                self._pull(slot)
+            if (chunk := window.take()) is not None:
+                return chunk
+            if window.head is None:
+                return None
+            # Everything that is due has been asked for, so an answer for the head is on its way.
+            self._receive(self._peer(window.head.queue))
+
+    def finish(self) -> None:
+        """Give the connections back; those with unread answers are closed."""
+        for peer in self._peers.values():
+            if peer.connection is not None:
+                self._links.give_back(peer.connection)
+        self._peers.clear()
+
+    # Asking
+
+    def _pull(self, slot: Slot) -> None:
+        peer = self._peer(slot.queue)
+        try:
+            if peer.connection is None:
+                peer.connection = self._links.borrow(slot.queue, attempt=peer.failures)
+            opaque = peer.connection.send(RequestCode.PULL_MESSAGE, self._header(slot))
+        except _NOBODY_THERE as error:
+            self._window.lost(slot)
+            self._links.forget(slot.queue.topic)
+            self._lose(peer, error)
+        else:
+            peer.slots[opaque] = slot
+
+    def _header(self, slot: Slot) -> PullMessageRequest:
+        return PullMessageRequest(
+            consumer_group=self._group,
+            topic=slot.queue.topic,
+            queue_id=slot.queue.id,
+            queue_offset=slot.at,
+            max_msg_nums=self._window.wanted(slot),
+            sys_flag=_BROUGHT_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=0,
+            subscription=self._filter.expression,
+            expression_type=self._filter.kind,
+        )
+
+    def _peer(self, queue: Queue) -> _Peer:
+        peer = self._peers.get(queue.broker)
+        if peer is None:
+            peer = self._peers[queue.broker] = _Peer(queue.broker, self._monotonic())
+        return peer
+
+    # What comes back
+
+    def _receive(self, peer: _Peer) -> None:
+        connection = peer.connection
+        if connection is None:
+            return
+        try:
+            answer = connection.receive()
+        except RemotingError as error:
+            self._lose(peer, error)
+            return
+        slot = peer.slots.pop(answer.opaque, None)
+        if slot is None:
+            return
+        match AFTER_ANSWER.get(answer.code):
+            case NextStep.GO_ON:
+                self._progress(peer)
+                following = answer.header(PullMessageResponse).next_begin_offset
+                self._window.answered(slot, answer.body, following)
+            case NextStep.LOOK:
+                self._look(peer, slot, answer)
+            case NextStep.ASK_AGAIN:
+                self._window.lost(slot)
+                self._pause(peer, _refusal(answer, connection))
+            case NextStep.RECONNECT:
+                self._window.lost(slot)
+                self._lose(peer, _refusal(answer, connection))
+            case None:
+                raise _refusal(answer, connection)
+
+    def _look(self, peer: _Peer, slot: Slot, answer: Command) -> None:
+        """A pull brought no message: nothing matched, or nothing is there, or not yet."""
+        header = answer.header(PullMessageResponse)
+        low, high, following = header.min_offset, header.max_offset, header.next_begin_offset
+        if slot.at < low:
+            self._miss(slot, low, low, high)
+        elif slot.at >= high:
+            since = self._beyond.setdefault(slot, self._monotonic())
+            if self._monotonic() - since < self._settings.lag_patience:
+                self._window.lost(slot)
+                self._pause(peer, OffsetsGone(self._range_of(slot), low, high))
+            else:
+                self._miss(slot, slot.end, low, high)
+        elif following <= slot.at or answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            # A replica that lags, or an answer meant for the group: its progress was reset.
+            self._window.lost(slot)
+            self._pause(peer, _refusal(answer, peer.connection))
+        elif answer.remark == _REMOVED and self._filter.passes_all:
+            self._miss(slot, following, following, high)
+        else:
+            self._progress(peer)
+            self._window.answered(slot, b"", following)
+
+    def _miss(self, slot: Slot, resume_at: int, low: int, high: int) -> None:
+        gone = OffsetsGone(self._range_of(slot), low, high)
+        if self._settings.missing is Missing.RAISE:
+            raise gone
+        if slot.queue not in self._incomplete:
+            self._incomplete.add(slot.queue)
+            log.warning(
+                "messages are missing and left out: %s",
+                gone,
+                extra={"queue": str(slot.queue), "offset": slot.at},
+            )
+        self._window.skip(slot, min(resume_at, slot.end))
+
+    def _range_of(self, slot: Slot) -> QueueRange:
+        return next(
+            each
+            for each in self._ranges
+            if each.queue == slot.queue and each.start <= slot.start < each.end
+        )
+
+    # Trouble
+
+    def _progress(self, peer: _Peer) -> None:
+        peer.failures = 0
+        peer.last_progress = self._monotonic()
+
+    def _lose(self, peer: _Peer, error: OrbitError) -> None:
+        """The connection is of no use any more: whatever was asked on it is asked again."""
+        for slot in peer.slots.values():
+            self._window.lost(slot)
+            self._links.forget(slot.queue.topic)
+        peer.slots.clear()
+        if peer.connection is not None:
+            peer.connection.close()
+            peer.connection = None
+        unavailable = BrokerUnavailable(peer.broker, str(error))
+        unavailable.__cause__ = error
+        self._pause(peer, unavailable)
+
+    def _pause(self, peer: _Peer, error: OrbitError) -> None:
+        """Wait a little before the next attempt; raise the error when that was often enough."""
+        settings = self._settings
+        if self._monotonic() - peer.last_progress >= settings.patience:
+            raise error
+        pause = min(settings.first_pause * 2**peer.failures, settings.longest_pause)
+        peer.failures = min(peer.failures + 1, _MOST_DOUBLINGS)
+        self._wait(pause)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A broker, and what was asked of it."""
+
+    broker: str
+    last_progress: float
+    connection: RangeConnection | None = None
+    failures: int = 0
+    slots: dict[int, Slot] = field(default_factory=dict)
+
+
+def _refusal(answer: Command, connection: RangeConnection | None) -> BrokerRefused:
+    address = "" if connection is None else str(connection.address)
+    return BrokerRefused(answer.code, answer.remark, address, RequestCode.PULL_MESSAGE)

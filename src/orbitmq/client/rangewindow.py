@@ -1,0 +1,224 @@
+"""Which pulls to make for a list of ranges, several at a time, and their answers in order.
+
+A range is cut into slots of consecutive offsets. Each slot is pulled on its own: an answer may
+cover less than the slot, then the rest is asked for. Several slots are out at once, so that the
+broker always has something to do, and they leave the window in order. Every offset is in one slot
+only, and a slot ends when answers have covered all of it; so every message leaves once and in its
+place, however the answers come, and a pull that was lost is simply made again.
+
+Without a filter a pull covers as many offsets as it brings messages, and brokers limit their
+number (32 unless configured otherwise) and their bytes. The slots therefore take the size of the
+answers: they shrink to what an answer covered, and now and then a larger one is tried. With a
+filter a pull covers what the broker looked through, up to 800 offsets; slots have that size, and
+what an answer brings beyond its slot is cut off, because the next slot brings it as well.
+
+What was asked for and has not left is bounded by its number and its expected bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.client.ranges import QueueRange
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+#: Offsets that a broker looks through for one filtered pull.
+SCANNED: Final = 800
+#: What brokers give in one answer unless they are configured otherwise.
+_USUAL_ANSWER: Final = 32
+#: Taken for the size of a message before any was seen.
+_USUAL_MESSAGE: Final = KIB
+#: Whole answers between two attempts to get more into one; doubles while that fails.
+_FIRST_PATIENCE: Final = 8
+_LAST_PATIENCE: Final = 1024
+
+_read_size = struct.Struct(">i").unpack_from
+_read_offset = struct.Struct(">q").unpack_from
+_OFFSET_AT: Final = 20
+_LEAST_RECORD: Final = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowLimits:
+    """How much is asked for ahead of its use."""
+
+    requests: int = 64  #: pulls on their way, or answered and not yet taken
+    bytes: int = 8 * MIB  #: expected size of them all; one pull is made in any case
+    messages: int = 1024  #: asked for in one pull; brokers mostly give less
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "bytes", "messages"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"window.{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A few offsets of a range, on their way."""
+
+    queue: Queue
+    start: int
+    end: int
+    #: Where the next pull begins: everything before it is here.
+    at: int
+    pieces: list[Bytes] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.at >= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The messages of some offsets of a queue: all of them, or those that passed the filter."""
+
+    queue: Queue
+    start: int
+    end: int
+    pieces: Sequence[Bytes]
+
+
+class RangeWindow:
+    """The slots between what was not asked for yet and what was taken. Does no I/O."""
+
+    def __init__(
+        self,
+        ranges: Sequence[QueueRange],
+        *,
+        is_filtered: bool = False,
+        limits: WindowLimits | None = None,
+    ) -> None:
+        self._limits = limits or WindowLimits()
+        self._is_filtered = is_filtered
+        self._sizing = Sizing(self._limits.messages)
+        self._coming = self._cut(ranges)
+        self._next: Slot | None = next(self._coming, None)
+        self._slots: deque[Slot] = deque()
+        self._due: deque[Slot] = deque()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything was taken."""
+        return not self._slots and self._next is None
+
+    @property
+    def head(self) -> Slot | None:
+        """The slot that is taken next."""
+        return self._slots[0] if self._slots else None
+
+    def due(self) -> Iterator[Slot]:
+        """The slots that a pull is to be made for now; each must come back, or be lost."""
+        while self._due:
+            yield self._due.popleft()
+        while self._next is not None and self._has_room():
+            slot = self._next
+            self._slots.append(slot)
+            self._next = next(self._coming, None)
+            yield slot
+
+    def wanted(self, slot: Slot) -> int:
+        """How many messages to ask for."""
+        if self._is_filtered:
+            return self._limits.messages
+        return min(slot.end - slot.at, self._limits.messages)
+
+    def answered(self, slot: Slot, data: Bytes, next_offset: int) -> None:
+        """A pull brought `data` and says that it has covered everything before `next_offset`."""
+        asked = min(slot.end - slot.at, self._limits.messages)
+        if next_offset > slot.end:
+            data = before(data, slot.end)
+            next_offset = slot.end
+        if len(data):
+            slot.pieces.append(data)
+        if not self._is_filtered and next_offset > slot.at:
+            self._sizing.learn(asked, next_offset - slot.at, len(data))
+        slot.at = max(slot.at, next_offset)
+        if not slot.is_whole:
+            self._due.append(slot)
+
+    def lost(self, slot: Slot) -> None:
+        """A pull was not answered, or not with messages: it is to be made again."""
+        if slot not in self._due:
+            self._due.append(slot)
+
+    def skip(self, slot: Slot, offset: int) -> None:
+        """There is nothing before `offset`; the rest of the slot may be there."""
+        slot.at = max(slot.at, offset)
+        if not slot.is_whole:
+            self._due.append(slot)
+
+    def take(self) -> Chunk | None:
+        """What comes next, if it is here."""
+        if not self._slots or not self._slots[0].is_whole:
+            return None
+        slot = self._slots.popleft()
+        return Chunk(slot.queue, slot.start, slot.end, slot.pieces)
+
+    def _has_room(self) -> bool:
+        count = len(self._slots)
+        if count >= self._limits.requests:
+            return False
+        return not count or (count + 1) * self._sizing.slot_bytes <= self._limits.bytes
+
+    def _cut(self, ranges: Sequence[QueueRange]) -> Iterator[Slot]:
+        for each in ranges:
+            start = each.start
+            while start < each.end:
+                size = SCANNED if self._is_filtered else self._sizing.size
+                end = min(start + size, each.end)
+                yield Slot(each.queue, start, end, start)
+                start = end
+
+
+class Sizing:
+    """How many messages fit into an answer, learned from answers."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.size = min(most, _USUAL_ANSWER)
+        self._message_bytes = float(_USUAL_MESSAGE)
+        self._patience = _FIRST_PATIENCE
+        self._whole_answers = 0
+
+    @property
+    def slot_bytes(self) -> float:
+        """What a slot is expected to weigh."""
+        return self.size * self._message_bytes
+
+    def learn(self, asked: int, covered: int, size: int) -> None:
+        """An answer to a pull for `asked` messages covered so many offsets with `size` bytes."""
+        self._message_bytes += (size / covered - self._message_bytes) / 8
+        if covered < asked:
+            if covered < self.size:
+                self._patience = min(self._patience * 2, _LAST_PATIENCE)
+                self.size = covered
+            self._whole_answers = 0
+            return
+        self._whole_answers += asked >= self.size
+        if self._whole_answers >= self._patience:
+            self._whole_answers = 0
+            self.size = min(self.size * 2, self._most)
+
+
+def before(data: Bytes, end: int) -> Bytes:
+    """The records of an answer whose queue offset is below `end`; offsets ascend."""
+    at, size = 0, len(data)
+    while at < size:
+        length = _read_size(data, at)[0] if size - at >= _LEAST_RECORD else 0
+        if length < _LEAST_RECORD:
+            # No record. Whoever decodes it says so, with the place.
+            return data
+        if _read_offset(data, at + _OFFSET_AT)[0] >= end:
+            return data[:at]
+        at += length
+    return data

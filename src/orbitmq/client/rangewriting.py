@@ -1,0 +1,206 @@
+"""Sends many messages that bring their own ids: in frames, several at a time, each queue in order.
+
+Blocking, for a thread that makes messages; a producer on a background thread sends them. A queue
+has one frame on its way at a time, so its messages are stored in the order in which they came.
+Several queues are served at once, and how much waits is bounded. Nothing counts as sent before
+`finish` has returned: what failed is raised there, or by the next call before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from orbitmq.client.errors import SendFailed, SettingError
+from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.drafts import Draft
+from orbitmq.client.producer.sending import Sending
+from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.errors import OrbitError
+from orbitmq.message.batch import BatchElement, encode_batch
+from orbitmq.message.properties import ITEM_END, NAME_END
+from orbitmq.message.wellknown import UNIQ_KEY, WAIT
+from orbitmq.wire.codes import RequestCode
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+#: Seconds for one attempt, and between attempts.
+_ONE_ATTEMPT: Final = 5.0
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingSettings:
+    """How much is sent at once, and for how long it is tried."""
+
+    timeout: float = 30.0  #: for one frame, attempts included: longer than a broker restarts
+    ahead_bytes: int = 16 * MIB  #: made and not stored yet; above, the maker waits
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "ahead_bytes"):
+            if not getattr(self, name) > 0:
+                raise SettingError(f"writing.{name} must be positive, got {getattr(self, name)}")
+
+
+class Frame(NamedTuple):
+    """Messages for one queue that are stored together or not at all."""
+
+    queue: Queue
+    elements: Sequence[BatchElement]
+    #: The id of the first message, which stands for the frame.
+    unique_id: str
+    #: Whether any other queue of the topic will do when this one does not answer.
+    may_go_elsewhere: bool = True
+    #: A message that is delivered later cannot be in a batch.
+    is_alone: bool = False
+
+
+class RangeWriter:
+    """A producer for one thread that makes frames."""
+
+    def __init__(
+        self, access: RangeAccess, group: str, settings: WritingSettings | None = None
+    ) -> None:
+        self._settings = settings or WritingSettings()
+        self._access = access
+        self._group = group
+        self._thread = LoopThread("orbitmq-writing")
+        self._producer: AsyncProducer | None = None
+        self._turns: dict[Queue, asyncio.Lock] = {}
+        self._on_their_way: dict[concurrent.futures.Future[None], int] = {}
+        self._ahead = 0
+        self._failure: OrbitError | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self._thread.run(self._start())
+
+    def stop(self) -> None:
+        """Close everything. May be called again."""
+        if self._producer is not None:
+            self._thread.run(self._producer.stop())
+            self._producer = None
+        self._thread.stop()
+
+    async def _start(self) -> None:
+        sending = SendSettings(timeout=self._settings.timeout, retries=1000)
+        self._producer = AsyncProducer(self._group, client=self._access.settings(), sending=sending)
+        await self._producer.start()
+
+    def queues(self, topic: str) -> tuple[Queue, ...]:
+        """The queues of a topic that can be written. Raises `NoRoute`."""
+        return self._thread.run(self._started.queues(topic))
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame in the background; waits while too much is on its way."""
+        draft = _draft(frame)
+        size = len(draft.body)
+        while self._on_their_way and self._ahead + size > self._settings.ahead_bytes:
+            self._wait(concurrent.futures.FIRST_COMPLETED)
+        self._raise_failure()
+        future = self._thread.submit(self._carry(frame, draft))
+        self._on_their_way[future] = size
+        self._ahead += size
+
+    def finish(self) -> None:
+        """Return when everything is stored; raise when something is not."""
+        self._wait(concurrent.futures.ALL_COMPLETED)
+        self._raise_failure()
+
+    def abandon(self) -> None:
+        """Wait for what is on its way, whatever comes of it; the next use begins anew."""
+        self._wait(concurrent.futures.ALL_COMPLETED)
+        self._failure = None
+
+    def _wait(self, until: str) -> None:
+        done, _ = concurrent.futures.wait(self._on_their_way, return_when=until)
+        for future in done:
+            self._ahead -= self._on_their_way.pop(future)
+            future.result()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._wait(concurrent.futures.ALL_COMPLETED)
+            failure, self._failure = self._failure, None
+            raise failure
+
+    async def _carry(self, frame: Frame, draft: Draft) -> None:
+        # The lock is fair: frames of a queue get their turns in the order in which they came.
+        async with self._turns.setdefault(frame.queue, asyncio.Lock()):
+            if self._failure is not None:
+                return  # what follows a gap is not sent
+            try:
+                await self._attempt(draft, frame.queue, is_bound=not frame.may_go_elsewhere)
+            except OrbitError as error:
+                if self._failure is None:
+                    self._failure = error
+
+    async def _attempt(self, draft: Draft, queue: Queue, *, is_bound: bool) -> None:
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._settings.timeout
+        if is_bound:
+            await self._insist(draft, queue, deadline)
+            return
+        try:
+            # Half of its time for the queue that it is meant for.
+            await self._insist(draft, queue, now() + self._settings.timeout / 2)
+        except SendFailed:
+            left = deadline - now()
+            await self._started.publisher.send(Sending(draft, now=now(), timeout=left))
+
+    async def _insist(self, draft: Draft, queue: Queue, deadline: float) -> None:
+        """Send to one queue until it has answered, or time is up.
+
+        A producer gives a queue one attempt, because it cannot know whether a lost answer was a
+        yes. Here a frame that is stored twice has the same ids twice, and that is allowed.
+        """
+        now = asyncio.get_running_loop().time
+        pause = _FIRST_PAUSE
+        while True:
+            left = min(deadline - now(), _ONE_ATTEMPT)
+            try:
+                await self._started.publisher.send(
+                    Sending(draft, now=now(), timeout=left, queue=queue)
+                )
+            except SendFailed:
+                if now() + pause >= deadline:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                return
+
+    @property
+    def _started(self) -> AsyncProducer:
+        if self._producer is None:
+            raise OrbitError("the writer is not started")
+        return self._producer
+
+
+def _draft(frame: Frame) -> Draft:
+    if frame.is_alone:
+        (element,) = frame.elements
+        return Draft(
+            frame.queue.topic,
+            bytes(element.body),
+            element.properties.decode(),
+            frame.unique_id,
+            flag=element.flag,
+        )
+    properties = {UNIQ_KEY: frame.unique_id, WAIT: "true"}
+    return Draft(
+        frame.queue.topic,
+        encode_batch(frame.elements),
+        "".join(f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items()),
+        frame.unique_id,
+        code=int(RequestCode.SEND_BATCH_MESSAGE),
+        is_batch=True,
+    )

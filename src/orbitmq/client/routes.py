@@ -1,0 +1,297 @@
+"""The routes that a client knows, kept fresh.
+
+Lookups of one topic share one request. A route stays in use until it is replaced: a name server
+that has lost its memory, or cannot be reached, stops nobody who knows his brokers. Routes that
+nobody tracks are forgotten after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from orbitmq.client.errors import BrokerUnavailable, NoRoute, NotRunning
+from orbitmq.client.names import AUTO_CREATE_TOPIC
+from orbitmq.client.topicroute import MASTER, TopicRoute, provisional_route, route_of
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.occurrences import Occurrences
+
+if TYPE_CHECKING:
+    from orbitmq.client.queue import Queue
+    from orbitmq.clock import Clock
+    from orbitmq.remoting.address import Address
+    from orbitmq.wire.bodies.route import TopicRouteData
+
+log = logging.getLogger(__name__)
+
+#: Called with a topic and its new route.
+Changed: TypeAlias = Callable[[str, TopicRoute], None]
+#: Asks a name server for a route; None when it knows of no such topic.
+Lookup: TypeAlias = "Callable[[str], Awaitable[TopicRouteData | None]]"
+
+#: Queues per broker of a topic that is made by sending to it.
+DEFAULT_QUEUES: Final = 4
+#: How long the template's route stands for that of a new topic, which exists with the first send.
+PROVISIONAL_LIFE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    route: TopicRoute
+    #: When it was asked for, by the clock's `monotonic`.
+    at: float
+
+
+class Routes:
+    """Routes by topic, and the brokers that they name."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        name_servers: Callable[[], tuple[Address, ...]],
+        *,
+        refresh: float,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
+        self._lookup = lookup
+        self._name_servers = name_servers
+        self._life = refresh
+        self._clock = clock
+        self._chance = chance
+        self._known: dict[str, _Known] = {}
+        self._brokers: dict[str, Mapping[int, Address]] = {}
+        self._tracked: Counter[str] = Counter()
+        self._asking: dict[str, asyncio.Task[TopicRouteData | OrbitError | None]] = {}
+        self._on_change: list[Changed] = []
+        self._failures = Occurrences()
+
+    # ---- asking
+
+    async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
+        """The route of a topic. Raises `NoRoute`, or `NoNameServer` when nobody could be asked.
+
+        With `refresh` the name server is asked even if the route is known.
+        """
+        known = None if refresh else self.known(topic)
+        if known is not None and not known.is_provisional:
+            return known
+        data = await self._ask(topic)
+        if data is None:
+            raise NoRoute(topic, self._name_servers())
+        return self._apply(route_of(topic, data))
+
+    async def publish_queues(
+        self, topic: str, *, default_queues: int = DEFAULT_QUEUES
+    ) -> tuple[Queue, ...]:
+        """Queues to send to. Those of the template, if the topic is made by sending to it.
+
+        Raises `NoRoute` also when the topic is there and nothing of it can be written.
+        """
+        route = await self.publish_route(topic, default_queues=default_queues)
+        if not route.publish_queues:
+            raise NoRoute(topic, self._name_servers())
+        return route.publish_queues
+
+    async def publish_route(
+        self, topic: str, *, default_queues: int = DEFAULT_QUEUES
+    ) -> TopicRoute:
+        """The route of a topic, or that of the template when there is no such topic yet."""
+        known = self.known(topic)
+        if known is not None:
+            return known
+        try:
+            return await self.get(topic)
+        except NoRoute:
+            if topic == AUTO_CREATE_TOPIC:
+                raise
+            template = await self._ask(AUTO_CREATE_TOPIC)
+            if template is None:
+                raise
+        return self._apply(provisional_route(topic, template, default_queues))
+
+    async def subscribe_queues(self, topic: str) -> tuple[Queue, ...]:
+        """Queues to read from. Raises `NoRoute` as `get` does."""
+        return (await self.get(topic)).subscribe_queues
+
+    async def broker_of(self, topic: str) -> Address:
+        """Any broker of a topic, a master before a slave."""
+        route = await self.get(topic)
+        brokers = [addresses for addresses in route.brokers.values() if addresses]
+        if not brokers:
+            raise BrokerUnavailable(f"of topic {topic}", "the route names no address")
+        addresses = self._chance.choice(brokers)
+        return addresses.get(MASTER) or self._chance.choice(list(addresses.values()))
+
+    # ---- what is known
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """The route of a topic as it is known, without asking; None when it has to be asked for."""
+        known = self._known.get(topic)
+        if known is None:
+            return None
+        if known.route.is_provisional:
+            is_fresh = self._age(known) < PROVISIONAL_LIFE
+        else:
+            is_fresh = topic in self._tracked or self._age(known) < self._life
+        return known.route if is_fresh else None
+
+    @property
+    def brokers(self) -> Mapping[str, Mapping[int, Address]]:
+        """Addresses of all brokers of the routes in use, by broker name and broker id."""
+        return self._brokers
+
+    def addresses(self, *, slaves: bool = True) -> frozenset[Address]:
+        """Of all brokers of the routes in use; without their slaves if so wanted."""
+        return frozenset(
+            address
+            for addresses in self._brokers.values()
+            for number, address in addresses.items()
+            if slaves or number == MASTER
+        )
+
+    def master(self, broker: str) -> Address:
+        """Where to send to. Raises `BrokerUnavailable`."""
+        address = self._brokers.get(broker, {}).get(MASTER)
+        if address is None:
+            raise BrokerUnavailable(
+                broker, "it has no master now" if broker in self._brokers else "no route names it"
+            )
+        return address
+
+    def address(
+        self, broker: str, *, wanted: int = MASTER, only: bool = False
+    ) -> tuple[Address, int]:
+        """Where to read from, and which broker id that is. Raises `BrokerUnavailable`.
+
+        The wanted one; else the next slave, if a slave was wanted; else any, unless `only`.
+        """
+        addresses = self._brokers.get(broker, {})
+        choices = (wanted, wanted + 1) if wanted != MASTER else (wanted,)
+        for number in choices:
+            if number in addresses:
+                return addresses[number], number
+        if addresses and not only:
+            number = min(addresses)
+            return addresses[number], number
+        wish = "master" if wanted == MASTER else f"broker id {wanted}"
+        raise BrokerUnavailable(broker, f"it has no {wish} now" if addresses else "no route has it")
+
+    # ---- keeping fresh
+
+    def track(self, topic: str) -> None:
+        """Keep the route of a topic fresh. As often as it is called, `untrack` has to be."""
+        self._tracked[topic] += 1
+
+    def untrack(self, topic: str) -> None:
+        """One user less of a topic's route."""
+        self._tracked[topic] -= 1
+        if self._tracked[topic] <= 0:
+            del self._tracked[topic]
+
+    def on_change(self, callback: Changed) -> Callable[[], None]:
+        """Have `callback` called with each new or changed route; returns how to end that."""
+        self._on_change.append(callback)
+        return lambda: self._on_change.remove(callback)
+
+    async def refresh(self) -> None:
+        """Ask for all tracked routes anew; what cannot be had stays as it is."""
+        self._forget_unused()
+        topics = tuple(self._tracked)
+        results = await asyncio.gather(*map(self._refresh, topics))
+        failed = [(topic, error) for topic, error in zip(topics, results, strict=True) if error]
+        for topic, error in failed[:1]:
+            if count := self._failures.note(type(error).__name__):
+                log.warning(
+                    "%d of %d routes stay as they were, %s for instance (%d times so far): %s",
+                    len(failed),
+                    len(topics),
+                    topic,
+                    count,
+                    error,
+                )
+
+    async def _refresh(self, topic: str) -> OrbitError | None:
+        try:
+            await self.get(topic, refresh=True)
+        except NoRoute as error:
+            # Of a topic that is not there yet nobody expects news.
+            known = self._known.get(topic)
+            return error if known is not None and not known.route.is_provisional else None
+        except OrbitError as error:
+            return error
+        return None
+
+    def _forget_unused(self) -> None:
+        for topic, known in tuple(self._known.items()):
+            if topic not in self._tracked and self._age(known) >= self._life:
+                del self._known[topic]
+        self._collect_brokers()
+
+    # ---- inside
+
+    async def _ask(self, topic: str) -> TopicRouteData | None:
+        task = self._asking.get(topic)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(
+                self._outcome(topic), name=f"route of {topic}"
+            )
+            self._asking[topic] = task
+            task.add_done_callback(lambda _: self._asking.pop(topic, None))
+        # Whoever gives up waiting must not take the answer away from the others.
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise NotRunning("this client", was_stopped=True)
+        outcome = task.result()
+        if isinstance(outcome, OrbitError):
+            raise copy.copy(outcome)  # each gets an error of his own: they add their tracebacks
+        return outcome
+
+    async def _outcome(self, topic: str) -> TopicRouteData | OrbitError | None:
+        try:
+            return await self._lookup(topic)
+        except OrbitError as error:
+            return error
+
+    def _apply(self, route: TopicRoute) -> TopicRoute:
+        before = self._known.get(route.topic)
+        now = self._clock.monotonic()
+        if before is not None and before.route == route:
+            # The same object again: whoever keeps something for a route need not compare it.
+            self._known[route.topic] = _Known(before.route, now)
+            return before.route
+        self._known[route.topic] = _Known(route, now)
+        self._brokers.update(route.brokers)
+        if route.is_provisional:
+            return route  # nobody reads a topic that is not there
+        log.info("route changed", extra={"topic": route.topic, "route": route.summary})
+        for callback in tuple(self._on_change):
+            try:
+                callback(route.topic, route)
+            except Exception:
+                log.exception("a callback failed on a route", extra={"topic": route.topic})
+        return route
+
+    def _collect_brokers(self) -> None:
+        """Only the brokers that some route names; of several addresses the latest heard of."""
+        found: dict[str, Mapping[int, Address]] = {}
+        for known in sorted(self._known.values(), key=lambda known: known.at):
+            found.update(known.route.brokers)
+        self._brokers = found
+
+    def _age(self, known: _Known) -> float:
+        return self._clock.monotonic() - known.at
+
+    async def stop(self) -> None:
+        """Ask no more."""
+        tasks = tuple(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,133 @@
+"""How a client reaches its cluster, and what it says about itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from orbitmq.client.durations import positive_seconds
+from orbitmq.client.errors import SettingError
+from orbitmq.remoting.address import Address, parse_address
+from orbitmq.remoting.errors import AddressError
+from orbitmq.remoting.settings import ChannelSettings
+from orbitmq.wire.acl import Credentials
+
+#: Asked in this order when no name server is given.
+NAME_SERVER_VARIABLES = ("ORBITMQ_NAME_SERVER", "NAMESRV_ADDR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """One client: a set of connections that producers, consumers and admins may share.
+
+    Durations are seconds; a `timedelta` is taken as well.
+    """
+
+    name_servers: tuple[str, ...] = ()  #: `host:port` each; any one of them is enough
+    credentials: Credentials | None = field(default=None, repr=False)  #: signs every request
+    tls: ssl.SSLContext | None = None  #: `remoting.tls.ClientTls(...).context()` makes one
+    instance: str | None = None  #: second part of the client id; None: one of its own
+    unit: str | None = None  #: third part of the client id
+    client_ip: str | None = None  #: first part of the client id; None: this machine's
+    namespace: str | None = None  #: `orders` becomes the topic `namespace%orders`
+    request_timeout: float = 3.0  #: for a request that says nothing else
+    route_refresh: float = 30.0  #: how often routes are asked for anew
+    heartbeat: float = 30.0  #: how often brokers are told that this client lives
+    stop_timeout: float = 3.0  #: how long a stop waits for brokers to hear of it
+    channel: ChannelSettings = field(default_factory=ChannelSettings)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # puts into its usual form what may be given in others
+        for name in ("request_timeout", "route_refresh", "heartbeat", "stop_timeout"):
+            put(self, name, positive_seconds(getattr(self, name), f"client.{name}"))
+        put(self, "name_servers", split_name_servers(self.name_servers))
+        _check_kind("channel", self.channel, ChannelSettings)
+        if self.credentials is not None:
+            _check_kind("credentials", self.credentials, Credentials)
+        if self.tls is not None:
+            _check_kind("tls", self.tls, ssl.SSLContext)
+        for name in ("instance", "unit", "client_ip"):
+            _check_id_part(name, getattr(self, name))
+        _check_namespace(self.namespace)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The name servers."""
+        return tuple(_address(text) for text in self.name_servers)
+
+
+def resolve(
+    name_server: str | Sequence[str] | None = None,
+    client: ClientSettings | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> ClientSettings:
+    """Settings with name servers: those given here, those of `client`, or the environment's.
+
+    Several name servers are a sequence, or one text with `;` or `,` between them.
+    """
+    settings = client or ClientSettings()
+    if name_server is not None:
+        found = split_name_servers(name_server)
+        if not found:
+            raise SettingError(f"name_server must name at least one host:port, got {name_server!r}")
+        return replace(settings, name_servers=found)
+    if settings.name_servers:
+        return settings
+    variables = os.environ if environment is None else environment
+    for name in NAME_SERVER_VARIABLES:
+        if found := split_name_servers(variables.get(name, "")):
+            return replace(settings, name_servers=found)
+    raise SettingError(
+        "no name server is given: pass name_server='host:9876', or set "
+        f"{' or '.join(NAME_SERVER_VARIABLES)}"
+    )
+
+
+def split_name_servers(given: str | Sequence[str]) -> tuple[str, ...]:
+    """One text or several as single addresses, each once, in the order given."""
+    try:
+        texts = [given] if isinstance(given, str) else list(given)
+    except TypeError as error:
+        raise SettingError(f"name servers must be texts like host:9876, got {given!r}") from error
+    for text in texts:
+        if not isinstance(text, str):
+            raise SettingError(f"a name server must be a text like host:9876, got {text!r}")
+    parts = [part.strip() for text in texts for part in re.split("[;,]", text)]
+    return tuple(dict.fromkeys(str(_address(part)) for part in parts if part))
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text, default_port=9876)
+    except (AddressError, AttributeError) as error:
+        raise SettingError(f"client.name_servers: {error}") from error
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        # Without the value: a text in place of credentials is a secret, most likely.
+        raise SettingError(
+            f"client.{name} must be an object of {kind.__qualname__}, got {type(value).__name__}"
+        )
+
+
+def _check_id_part(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not value or "@" in value or not value.isprintable():
+        raise SettingError(
+            f"client.{name} is a part of the client id and must be a text without @, got {value!r}"
+        )
+
+
+def _check_namespace(namespace: object) -> None:
+    if namespace is None:
+        return
+    if not isinstance(namespace, str) or not re.fullmatch(r"[a-zA-Z0-9_-]+", namespace):
+        raise SettingError(
+            f"client.namespace may consist of letters, digits, _ and -, got {namespace!r}"
+        )

@@ -1,0 +1,147 @@
+"""A limit on the time that a handler may take, as middleware.
+
+An `async def` handler is cancelled, as by `asyncio.timeout`. A `def` handler is interrupted: the
+error is raised in its thread at the next step of Python code. A call into C that does not return -
+a socket without a timeout, a lock - is not ended by that; the error comes when it returns.
+
+The delicate part is that an interruption is asynchronous: asked for just before the handler ends,
+it would strike the worker's own code just after. Whoever interrupts therefore does so under a lock
+that the handler's thread takes when it leaves, and whatever has not struck by then is taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+import time
+from collections import OrderedDict
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.durations import Duration, seconds
+from orbitmq.client.errors import SettingError
+
+if TYPE_CHECKING:
+    from orbitmq.client.middleware import Delivery, Surrounding
+
+#: How long the thread that watches stays without anything to watch.
+_IDLE: Final = 10.0
+
+
+class TimeLimitExceeded(TimeoutError):
+    """Raised in a handler that took too long."""
+
+
+class TimeLimit:
+    """Ends handlers that take longer than `limit` seconds; their messages come again."""
+
+    def __init__(self, limit: Duration) -> None:
+        self.limit = seconds(limit, "TimeLimit.limit")
+        if self.limit <= 0:
+            raise SettingError(f"TimeLimit.limit must be positive, got {limit!r}")
+        self._watch = _Watch(self.limit)
+
+    def __repr__(self) -> str:
+        return f"TimeLimit({self.limit:g})"
+
+    def __call__(self, delivery: Delivery) -> Surrounding:
+        if delivery.is_async:
+            return asyncio.timeout(self.limit)
+        return _Interruptible(self._watch)
+
+
+class _Interruptible:
+    """One call of a `def` handler. Interrupted by the watch, entered and left by its thread."""
+
+    __slots__ = ("_is_over", "_lock", "_thread", "_was_interrupted", "_watch")
+
+    def __init__(self, watch: _Watch) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._thread = 0
+        self._is_over = False
+        self._was_interrupted = False
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        self._watch.add(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            with self._lock:
+                self._is_over = True
+                if self._was_interrupted and not isinstance(error, TimeLimitExceeded):
+                    # It has not struck yet, and shall not strike our own code.
+                    _raise_in(self._thread, None)
+        except TimeLimitExceeded:
+            # It struck on the way here: the same as in the handler's last line.
+            self._is_over = True
+        if self._was_interrupted:
+            raise TimeLimitExceeded(
+                f"the handler took longer than {self._watch.limit:g} s"
+            ) from error
+        self._watch.remove(self)
+
+    def interrupt(self) -> None:
+        """Called by the watch when the time is up."""
+        with self._lock:
+            if not self._is_over:
+                self._was_interrupted = True
+                _raise_in(self._thread, TimeLimitExceeded)
+
+
+class _Watch:
+    """Interrupts calls when their time is up. Its thread lives as long as there are calls."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._changed = threading.Condition()
+        # When each call is due. All have the same limit, so the first one is due first.
+        self._due: OrderedDict[_Interruptible, float] = OrderedDict()
+        self._thread: threading.Thread | None = None
+
+    def add(self, call: _Interruptible) -> None:
+        with self._changed:
+            was_idle = not self._due
+            self._due[call] = time.monotonic() + self.limit
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._watch, name="orbitmq-time-limit", daemon=True
+                )
+                self._thread.start()
+            elif was_idle:
+                self._changed.notify()
+
+    def remove(self, call: _Interruptible) -> None:
+        with self._changed:
+            self._due.pop(call, None)
+
+    def _watch(self) -> None:
+        while (call := self._next()) is not None:
+            call.interrupt()
+
+    def _next(self) -> _Interruptible | None:
+        """The next call whose time is up, when it is; None after some time without any call."""
+        with self._changed:
+            while True:
+                if not self._due and not self._changed.wait(_IDLE) and not self._due:
+                    self._thread = None
+                    return None
+                if not self._due:
+                    continue
+                left = next(iter(self._due.values())) - time.monotonic()
+                if left <= 0:
+                    return self._due.popitem(last=False)[0]
+                self._changed.wait(left)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have an error raised in a thread at its next step, or take that back with None."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

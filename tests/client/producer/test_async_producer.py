@@ -1,0 +1,354 @@
+"""The asyncio producer against real brokers: every way of sending, and its life."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+import uvloop
+
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import MessageRefused, NotRunning, SendFailed
+from orbitmq.client.message import Message
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.errors import BatchFailed
+from orbitmq.client.producer.inflight import TooManyInFlight
+from orbitmq.client.producer.queuechoice import by_key
+from orbitmq.client.producer.results import SendResult, SendStatus
+from orbitmq.client.producer.settings import Compression, SendSettings
+from orbitmq.client.queue import Queue
+from orbitmq.javahash import java_hash
+from orbitmq.message.stored import StoredMessage
+from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.wire.codes import RequestCode
+from tests.support.client import quick_settings
+from tests.support.producing import HANG_UP, SILENCE, scripted_cluster
+from tests.support.remoting import DEADLINE, until
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=4)
+        yield cluster
+
+
+@pytest.fixture
+async def producer(cluster: AsyncEmbeddedCluster) -> AsyncIterator[AsyncProducer]:
+    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+        yield producer
+
+
+def _place(message: StoredMessage) -> tuple[str | None, int, int]:
+    return message.unique_id, message.queue_id, message.queue_offset
+
+
+@pytest.mark.feature("K1")
+async def test_sync_async_and_one_way_sends_arrive_as_they_were_given(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    result = await producer.send("orders", "grün", tags="paid", keys=["o-1", "o-2"], timeout=10)
+    later = await (await producer.submit(Message("orders", b"2", properties={"region": "eu"})))
+    await producer.send_one_way("orders", b"3", tags="silent")
+    await until(lambda: len(cluster.messages("orders")) == 3)
+
+    by_body = {message.body: message for message in cluster.messages("orders")}
+    stored = by_body["grün".encode()]
+    assert isinstance(result, SendResult)
+    assert result.status is SendStatus.OK
+    assert _place(stored) == (result.msg_id, result.queue.id, result.queue_offset)
+    assert stored.offset_id == result.offset_id
+    assert (stored.tags, stored.keys) == ("paid", "o-1 o-2")
+    assert by_body[b"2"].unique_id == later.msg_id
+    assert by_body[b"2"].get_property("region") == "eu"
+    assert by_body[b"3"].tags == "silent"
+
+
+async def test_queues_of_all_brokers_take_turns(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    await producer.send("orders", b"to connect")
+    await producer.send("orders", b"to connect")
+
+    results = [await producer.send("orders", b"x") for _ in range(16)]
+
+    counts = Counter(result.queue for result in results)
+    assert len(counts) == 8
+    assert all(1 <= count <= 3 for count in counts.values())
+
+
+@pytest.mark.feature("K4")
+async def test_the_same_key_goes_to_the_same_queue_as_java_puts_it(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    queues = await producer.queues("orders")
+    assert queues == tuple(
+        Queue("orders", broker, place) for broker in ("broker-a", "broker-b") for place in range(4)
+    )
+
+    for key in [f"order-{number}" for number in range(20)]:
+        results = [
+            await producer.send("orders", b"1", key=key),
+            await producer.send("orders", b"2", selector=by_key(key)),
+            await producer.send(Message("orders", b"3", sharding_key=key)),
+        ]
+
+        expected = queues[abs(java_hash(key)) % 8]
+        assert [result.queue for result in results] == [expected] * 3
+        offsets = [result.queue_offset for result in results]
+        assert offsets == list(range(offsets[0], offsets[0] + 3))
+
+
+@pytest.mark.feature("K2")
+async def test_a_batch_is_split_to_the_limit_and_every_message_has_its_id(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    await cluster.create_topic("payments")
+    messages = [
+        Message("orders" if number % 3 else "payments", b"%05d" % number * 4000, keys=f"k-{number}")
+        for number in range(600)
+    ]  # 12 MB: at least three frames
+    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+        results = await producer.send_batch(messages, timeout=60)
+
+    stored = {
+        each.unique_id: each for topic in ("orders", "payments") for each in cluster.messages(topic)
+    }
+    assert len(stored) == len(results) == 600
+    for message, result in zip(messages, results, strict=True):
+        found = stored[result.msg_id]
+        assert (found.body, found.keys) == (message.body, message.keys[0])
+        assert found.offset_id == result.offset_id
+        assert (found.topic, found.queue_id, found.queue_offset) == (
+            result.queue.topic, result.queue.id, result.queue_offset
+        )  # fmt: skip
+    for topic in ("orders", "payments"):
+        of_topic = [each for each in results if each.queue.topic == topic]
+        assert len({each.queue for each in of_topic}) == 1
+        assert [each.queue_offset for each in of_topic] == list(range(len(of_topic)))
+
+
+async def test_one_frame_carries_a_batch() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        results = await producer.send_batch(
+            [Message("orders", b"x", tags=f"t{n}") for n in range(50)]
+        )
+
+    (sent,) = cluster.sent
+    assert sent.code == RequestCode.SEND_BATCH_MESSAGE
+    assert sent.header.batch
+    assert [each["TAGS"] for each in sent.elements] == [f"t{n}" for n in range(50)]
+    assert [each["UNIQ_KEY"] for each in sent.elements] == [each.msg_id for each in results]
+    assert [each.queue_offset for each in results] == list(range(100, 150))
+
+
+async def test_an_empty_batch_sends_nothing(producer: AsyncProducer) -> None:
+    assert await producer.send_batch([]) == []
+
+
+async def test_a_batch_that_fails_half_way_says_what_is_stored() -> None:
+    settings = SendSettings(max_message_size=1000, retries=0)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.script = {"a": [0, HANG_UP]}
+
+        with pytest.raises(BatchFailed) as caught:
+            await producer.send_batch([Message("orders", bytes(400)) for _ in range(6)])
+
+    error = caught.value
+    stored = [result is not None for result in error.results]
+    assert stored == [True, True, False, False, False, False]
+    assert isinstance(error, SendFailed)
+    assert "2 of 6 messages are stored" in str(error)
+    assert pickle.loads(pickle.dumps(error)).results == error.results  # noqa: S301  # ours
+
+
+async def test_a_large_body_is_compressed_on_the_way(cluster: AsyncEmbeddedCluster) -> None:
+    body = b"compressible " * 100_000
+    for compression in Compression:
+        settings = SendSettings(compression=compression)
+        async with AsyncProducer(name_server=cluster.name_server, sending=settings) as producer:
+            await producer.send("orders", body)
+
+    stored = cluster.messages("orders")
+    assert [message.body == body for message in stored] == [True] * 3
+    assert all(len(message.stored_body) < len(body) / 50 for message in stored)
+
+
+async def test_a_message_above_the_limit_is_refused_here(producer: AsyncProducer) -> None:
+    with pytest.raises(MessageRefused, match=r"message\.body .* 4194304"):
+        await producer.send("orders", bytes(4 * 1024 * 1024 + 1))
+
+
+async def test_many_sends_share_one_connection_and_each_gets_its_own_answer(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    results = await asyncio.gather(
+        *(producer.send("orders", b"%d" % number) for number in range(500))
+    )
+
+    stored = {message.unique_id: message for message in cluster.messages("orders")}
+    for number, result in enumerate(results):
+        assert stored[result.msg_id].body == b"%d" % number
+    assert len(stored) == 500
+
+
+async def test_one_connection_serves_many_sends_at_a_time() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await asyncio.gather(*(producer.send("orders", b"x") for _ in range(100)))
+
+        assert len(cluster.brokers["a"].arrivals) == 1
+        assert len({sent.unique_id for sent in cluster.sent}) == 100
+
+
+async def test_submitted_messages_of_one_queue_keep_their_order_from_the_first_on(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    futures = [await producer.submit("orders", b"%d" % number, key="k") for number in range(300)]
+    await producer.flush()
+
+    offsets = [future.result().queue_offset for future in futures]
+    assert offsets == sorted(offsets)
+    assert len(set(offsets)) == 300
+
+
+async def test_submit_waits_while_too_much_is_in_flight() -> None:
+    settings = SendSettings(max_in_flight=2, timeout=0.3, retries=0)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        await producer.send("orders", b"to connect")
+        cluster.script = {"a": [SILENCE, SILENCE]}
+        first = await producer.submit("orders", b"1", timeout=DEADLINE)
+        await producer.submit("orders", b"2", timeout=DEADLINE)
+
+        with pytest.raises(TooManyInFlight, match="2 submitted messages"):
+            await producer.submit("orders", b"3", timeout=0.05)
+
+        assert not first.done()
+        for connection in cluster.brokers["a"].connections:
+            connection.abort()
+        with pytest.raises(SendFailed):
+            await first
+        await (await producer.submit("orders", b"4"))
+
+
+async def test_a_submitted_message_that_fails_is_logged_if_nobody_looks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = SendSettings(retries=0)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.script = {"a": [HANG_UP]}
+        with caplog.at_level(logging.WARNING, "orbitmq.client.producer"):
+            await producer.submit("orders", b"1")
+            await producer.flush()
+
+    assert "a submitted message was not sent" in caplog.text
+
+
+async def test_stopping_waits_for_what_was_submitted(cluster: AsyncEmbeddedCluster) -> None:
+    producer = AsyncProducer("svc", name_server=cluster.name_server)
+    await producer.start()
+    futures = [await producer.submit("orders", b"%d" % number) for number in range(200)]
+
+    await producer.stop()
+
+    assert [future.result().is_ok for future in futures] == [True] * 200
+    assert len(cluster.messages("orders")) == 200
+
+
+async def test_it_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> None:
+    producer = AsyncProducer("svc", name_server=cluster.name_server)
+    with pytest.raises(NotRunning, match="start it"):
+        await producer.send("orders", b"x")
+    await producer.start()
+    with pytest.raises(NotRunning):
+        await producer.start()
+    await producer.stop()
+    await producer.stop()
+
+    for call in (producer.send, producer.submit, producer.send_one_way, producer.request):
+        with pytest.raises(NotRunning, match="was stopped"):
+            await call("orders", b"x")
+
+
+async def test_brokers_know_the_group_until_it_stops(cluster: AsyncEmbeddedCluster) -> None:
+    def groups() -> list[str]:
+        return [group for broker in cluster.brokers for group in broker.parts.producers.groups()]
+
+    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+        await producer.send("orders", b"x")
+        await until(lambda: "svc" in groups())
+
+    await until(lambda: "svc" not in groups())
+
+
+async def test_producers_can_share_a_client(cluster: AsyncEmbeddedCluster) -> None:
+    async with Engine(quick_settings(cluster.name_server)) as engine:
+        async with AsyncProducer.on(engine, "one") as one, AsyncProducer.on(engine, "two") as two:
+            await one.send("orders", b"1")
+            await two.send("orders", b"2")
+            assert one.client_id == two.client_id == engine.client_id
+        assert engine.is_running
+        async with AsyncProducer.on(engine, "three") as three:
+            await three.send("orders", b"3")
+
+    assert sorted(message.body for message in cluster.messages("orders")) == [b"1", b"2", b"3"]
+
+
+async def test_a_namespace_goes_around_topic_and_group(cluster: AsyncEmbeddedCluster) -> None:
+    await cluster.create_topic("shop%orders")
+    client = quick_settings(cluster.name_server, namespace="shop")
+    async with AsyncProducer("svc", client=client) as producer:
+        result = await producer.send("orders", b"x")
+        again = await producer.send("orders", b"y", queue=Queue("orders", result.queue.broker, 1))
+
+    assert result.queue.topic == again.queue.topic == "shop%orders"
+    assert len(cluster.messages("shop%orders")) == 2
+
+
+async def test_a_message_can_be_passed_on_as_it_was_stored(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    await cluster.create_topic("copies")
+    sent = await producer.send("orders", b"compressible " * 1000, tags="paid")
+    (original,) = cluster.messages("orders")
+
+    await producer.forward(
+        "copies",
+        original.stored_body,
+        original.properties,
+        flag=original.flag,
+        sys_flag=original.sys_flag,
+    )
+
+    (copy,) = cluster.messages("copies")
+    assert copy.unique_id == sent.msg_id
+    assert (copy.body, copy.tags, copy.is_compressed) == (original.body, "paid", True)
+
+
+async def test_a_cancelled_send_leaves_nothing_waiting() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await producer.send("orders", b"to connect")
+        cluster.script = {"a": [SILENCE]}
+        sending = asyncio.ensure_future(producer.send("orders", b"x", timeout=DEADLINE))
+        await until(lambda: len(cluster.sent) == 2)
+
+        sending.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert (await producer.send("orders", b"y")).is_ok
+
+
+def test_it_runs_on_uvloop() -> None:
+    async def main() -> int:
+        async with AsyncEmbeddedCluster() as cluster:
+            await cluster.create_topic("orders")
+            async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+                await asyncio.gather(*(producer.send("orders", b"x") for _ in range(100)))
+                await producer.send_batch([Message("orders", b"y")] * 10)
+            return len(cluster.messages("orders"))
+
+    assert uvloop.run(main()) == 110

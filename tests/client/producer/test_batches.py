@@ -1,0 +1,96 @@
+"""How many messages become few frames."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.errors import MessageRefused
+from orbitmq.client.message import Message
+from orbitmq.client.producer.batches import batches
+from orbitmq.client.producer.drafts import Drafting
+from orbitmq.client.producer.settings import SendSettings
+from orbitmq.message.batch import split_batch
+from orbitmq.message.ids import UniqueIds
+from orbitmq.message.properties import decode_properties
+
+LIMIT = 1000
+MESSAGES = st.builds(
+    Message,
+    st.sampled_from(["orders", "payments", "refunds"]),
+    st.binary(min_size=1, max_size=600),
+    tags=st.sampled_from([None, "a", "b"]),
+    flag=st.integers(0, 9),
+    wait_stored=st.booleans(),
+)
+
+
+def _drafting() -> Drafting:
+    return Drafting(SendSettings(), UniqueIds("127.0.0.1"), None)
+
+
+@given(st.lists(MESSAGES, max_size=40))
+def test_frames_hold_all_messages_once_in_order_and_within_the_limit(
+    messages: list[Message],
+) -> None:
+    frames = list(batches(messages, _drafting(), LIMIT))
+
+    seen: dict[str, list[int]] = defaultdict(list)
+    for frame in frames:
+        elements = split_batch(frame.draft.body)
+        assert len(frame.draft.body) <= LIMIT
+        assert frame.draft.is_batch
+        assert len(elements) == len(frame.places) == len(frame.unique_ids)
+        for element, place, unique_id in zip(elements, frame.places, frame.unique_ids, strict=True):
+            message = messages[place]
+            properties = decode_properties(element.properties)
+            assert (bytes(element.body), element.flag) == (message.body, message.flag)
+            assert (properties["UNIQ_KEY"], properties.get("TAGS")) == (unique_id, message.tags)
+            assert frame.draft.topic == message.topic
+            assert frame.draft.message is not None
+            assert frame.draft.message.wait_stored == message.wait_stored
+            seen[f"{message.topic} {message.wait_stored}"].append(place)
+    assert sorted(place for places in seen.values() for place in places) == list(
+        range(len(messages))
+    )
+    assert all(places == sorted(places) for places in seen.values())
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=40))
+def test_no_frame_could_take_the_first_message_of_the_next(sizes: list[int]) -> None:
+    frames = list(batches([Message("orders", bytes(size)) for size in sizes], _drafting(), LIMIT))
+
+    for frame, following in itertools.pairwise(frames):
+        first = split_batch(following.draft.body)[0]
+        size = 22 + len(first.body) + len(first.properties)
+        assert len(frame.draft.body) + size > LIMIT
+
+
+def test_ids_are_different_for_each_message_and_frame() -> None:
+    frames = list(batches([Message("orders", bytes(300))] * 10, _drafting(), LIMIT))
+
+    ids = [frame.draft.unique_id for frame in frames]
+    ids += [unique_id for frame in frames for unique_id in frame.unique_ids]
+    assert len(set(ids)) == len(frames) + 10
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (Message("orders", b"x", delay_level=3), r"\[1\]\.delay"),
+        (Message("orders", b"x", delay=3), r"\[1\]\.delay"),
+        (Message("orders", b"x", deliver_at=2e9), r"\[1\]\.delay"),
+        (Message("%RETRY%billing", b"x"), r"\[1\]\.topic"),
+        (Message("orders", bytes(LIMIT)), r"\[1\]\.body"),
+        ("orders", r"\[1\] must be a Message, got str"),
+    ],
+)
+def test_what_a_batch_cannot_hold_is_refused_before_anything_is_sent(
+    message: Message, problem: str
+) -> None:
+    with pytest.raises(MessageRefused, match=problem):
+        next(batches([Message("orders", b"x"), message], _drafting(), LIMIT))

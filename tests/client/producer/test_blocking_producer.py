@@ -1,0 +1,372 @@
+"""The blocking producer: threads that send, submit, stop and fork."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.errors import (
+    BrokerRefused,
+    ClientError,
+    MessageRefused,
+    NotRunning,
+    SendFailed,
+    UsedAfterFork,
+)
+from orbitmq.client.message import Message
+from orbitmq.client.producer.inflight import TooManyInFlight
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.producer.results import SendStatus
+from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.queue import Queue
+from orbitmq.client.settings import ClientSettings
+from orbitmq.cluster import Cluster
+from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
+from orbitmq.store.settings import StoreSettings
+from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.wire.acl import Credentials
+from tests.support.client import QUICK_CHANNELS
+
+DEADLINE = 30.0
+TLS = Path(__file__).resolve().parents[2] / "data" / "tls"
+STORE = StoreSettings(file_size=16 * 1024 * 1024, preallocate_step=0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(brokers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: EmbeddedCluster, request: pytest.FixtureRequest) -> str:
+    topic = str(request.node.name)[:100].translate({ord("["): "-", ord("]"): None})
+    cluster.create_topic(topic)
+    return topic
+
+
+@pytest.fixture
+def producer(cluster: EmbeddedCluster) -> Iterator[Producer]:
+    with Producer("orders-svc", name_server=cluster.name_server) as producer:
+        yield producer
+
+
+def _in_threads(count: int, work: Callable[[int], object]) -> list[object]:
+    """What the work did on each of so many threads; its result or its error."""
+    outcomes: list[object] = [None] * count
+
+    def run(number: int) -> None:
+        try:
+            outcomes[number] = work(number)
+        except Exception as error:  # noqa: BLE001  # looked at by the test
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE)
+        assert not thread.is_alive(), "a thread hangs"
+    return outcomes
+
+
+@pytest.mark.feature("K1")
+def test_a_message_is_sent_with_one_line(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    result = producer.send(topic, b"...", tags="paid", keys="o-1", timeout=10)
+    again = producer.send(Message(topic, "text", properties={"region": "eu"}))
+    later = producer.submit(topic, b"later").result(DEADLINE)
+    producer.send_one_way(topic, b"one way")
+    producer.send(topic, b"after it", queue=Queue(topic, "broker-a", 0))
+
+    stored = {message.unique_id: message for message in cluster.messages(topic)}
+    assert result.status is SendStatus.OK
+    assert (stored[result.msg_id].tags, stored[result.msg_id].keys) == ("paid", "o-1")
+    assert stored[result.msg_id].offset_id == result.offset_id
+    assert stored[again.msg_id].body == b"text"
+    assert stored[later.msg_id].body == b"later"
+
+
+def test_many_threads_send_over_one_connection(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    def work(number: int) -> list[str]:
+        bodies = [b"%d-%d" % (number, step) + bytes(step * 97) for step in range(60)]
+        return [producer.send(topic, body, keys=f"{number}-{len(body)}").msg_id for body in bodies]
+
+    outcomes = _in_threads(12, work)
+
+    stored = {message.unique_id: message for message in cluster.messages(topic)}
+    assert len(stored) == 12 * 60
+    for number, ids in enumerate(outcomes):
+        assert isinstance(ids, list), ids
+        for step, msg_id in enumerate(ids):
+            assert stored[msg_id].body == b"%d-%d" % (number, step) + bytes(step * 97)
+
+
+def test_after_the_first_send_threads_write_by_themselves(producer: Producer, topic: str) -> None:
+    # One for each broker: connections are made by the loop.
+    for broker in ("broker-a", "broker-b"):
+        producer.send(topic, b"x", queue=Queue(topic, broker, 0))
+
+    sending = producer._core.sending(topic, b"x", {})
+    outcome = producer._core.publisher.from_thread(sending)
+
+    assert outcome is not None
+    assert getattr(outcome, "is_ok", False)
+
+
+def test_errors_are_those_of_the_async_face(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    with pytest.raises(MessageRefused, match="body"):
+        producer.send(topic, b"")
+    with pytest.raises(MessageRefused, match="4194304"):
+        producer.send(topic, bytes(5_000_000))
+    for _ in range(2):
+        with pytest.raises(BrokerRefused) as caught:
+            producer.send(topic, b"x", queue=Queue(topic, "broker-a", 77))
+        assert caught.value.name == "INVALID_PARAMETER"
+    assert producer.send(topic, b"x").is_ok
+
+
+def test_submitted_messages_are_all_sent(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    def work(number: int) -> list[concurrent.futures.Future[object]]:
+        return [
+            producer.submit(topic, b"%d-%d" % (number, step), key=number)  # type: ignore[misc]
+            for step in range(200)
+        ]
+
+    outcomes = _in_threads(4, work)
+    producer.flush(DEADLINE)
+
+    for futures in outcomes:
+        assert isinstance(futures, list), futures
+        offsets = [future.result(0).queue_offset for future in futures]
+        assert offsets == sorted(offsets), "later ones have overtaken earlier ones"
+    assert len(cluster.messages(topic)) == 800
+
+
+def test_submit_blocks_while_too_much_is_in_flight(cluster: EmbeddedCluster, topic: str) -> None:
+    settings = SendSettings(max_in_flight=5)
+    with Producer(name_server=cluster.name_server, sending=settings) as producer:
+        futures = [producer.submit(topic, b"x") for _ in range(300)]
+        producer.flush(DEADLINE)
+
+    assert all(future.result(0).is_ok for future in futures)
+
+
+def test_a_full_flight_is_an_error_after_the_timeout() -> None:
+    settings = SendSettings(max_in_flight=1)
+    client = ClientSettings(channel=QUICK_CHANNELS, request_timeout=1.0)
+    # Nobody answers there: the first message is in flight until its own time is up.
+    listening = socket.create_server(("127.0.0.1", 0))
+    silent = f"127.0.0.1:{listening.getsockname()[1]}"
+    with listening, Producer(name_server=silent, client=client, sending=settings) as producer:
+        first = producer.submit("orders", b"x", timeout=DEADLINE)
+        with pytest.raises(TooManyInFlight):
+            producer.submit("orders", b"x", timeout=0.1)
+        with pytest.raises(TimeoutError, match="1 messages"):
+            producer.flush(0.01)
+        with pytest.raises(ClientError):
+            first.result(DEADLINE)
+
+
+def test_a_batch_is_sent_from_any_iterable(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    results = producer.send_batch((Message(topic, b"%d" % number) for number in range(100)), key=1)
+
+    assert [result.queue_offset for result in results] == list(range(100))
+    assert [message.body for message in cluster.messages(topic)] == [b"%d" % n for n in range(100)]
+    assert producer.queues(topic)[1] == results[0].queue
+
+
+def test_it_says_when_it_is_not_running(cluster: EmbeddedCluster, topic: str) -> None:
+    producer = Producer("once", name_server=cluster.name_server)
+    with pytest.raises(NotRunning, match="start it"):
+        producer.send(topic, b"x")
+    producer.start()
+    with pytest.raises(NotRunning):
+        producer.start()
+    producer.stop()
+    producer.stop()
+    with pytest.raises(NotRunning, match="was stopped"):
+        producer.start()
+
+    assert not [each for each in threading.enumerate() if each.name.endswith("once")]
+    for call in (producer.send, producer.submit, producer.send_one_way, producer.request):
+        with pytest.raises(NotRunning, match="was stopped"):
+            call(topic, b"x")
+
+
+def test_stopping_waits_for_what_was_submitted(cluster: EmbeddedCluster, topic: str) -> None:
+    producer = Producer(name_server=cluster.name_server)
+    producer.start()
+    futures = [producer.submit(topic, b"x") for _ in range(200)]
+
+    producer.stop()
+
+    assert all(future.result(0).is_ok for future in futures)
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_a_stop_among_sends_leaves_nobody_waiting(
+    cluster: EmbeddedCluster, topic: str, round_: int
+) -> None:
+    producer = Producer(name_server=cluster.name_server)
+    producer.start()
+    sent = threading.Semaphore(0)
+    acknowledged: list[str] = []
+
+    def work(_: int) -> None:
+        while True:
+            acknowledged.append(producer.send(topic, bytes(20_000)).msg_id)
+            sent.release()
+
+    def stop(_: int) -> None:
+        for _ in range(50):
+            assert sent.acquire(timeout=DEADLINE)
+        producer.stop()
+
+    outcomes = _in_threads(9, lambda number: work(number) if number else stop(number))
+
+    assert outcomes[0] is None
+    assert all(isinstance(each, NotRunning | SendFailed) for each in outcomes[1:]), outcomes
+    stored = {message.unique_id for message in cluster.messages(topic)}
+    assert stored >= set(acknowledged)
+
+
+def test_a_broker_that_restarts_among_sends_is_not_seen(cluster: EmbeddedCluster) -> None:
+    """Two brokers: while one is away the other takes everything; nothing acknowledged is lost."""
+    with EmbeddedCluster(brokers=2) as own:
+        own.create_topic("orders")
+        stop = threading.Event()
+        acknowledged: list[str] = []
+        client = ClientSettings(channel=QUICK_CHANNELS)
+        settings = SendSettings(timeout=DEADLINE)
+        with Producer(name_server=own.name_server, client=client, sending=settings) as producer:
+
+            def work(number: int) -> None:
+                while not stop.is_set():
+                    acknowledged.append(producer.send("orders", b"%d" % number).msg_id)
+
+            def restart(_: int) -> None:
+                try:
+                    for place in (0, 1, 0):
+                        own.restart_broker(place)
+                finally:
+                    stop.set()
+
+            outcomes = _in_threads(7, lambda number: work(number) if number else restart(number))
+
+        assert outcomes == [None] * 7
+        stored = {message.unique_id for message in own.messages("orders")}
+        assert stored >= set(acknowledged)
+
+
+async def test_signed_and_encrypted_sends_work_from_threads(tmp_path: Path) -> None:
+    tls = ServerTls(
+        certificate=TLS / "certificate.pem", key=TLS / "key.pem", mode=TlsMode.ENFORCING
+    )
+    # Brokers register at the name server in the clear.
+    permissive = replace(tls, mode=TlsMode.PERMISSIVE)
+    own = Cluster(
+        NameServerSettings(server=ServerSettings(tls=permissive)),
+        [BrokerSettings(root=tmp_path, server=ServerSettings(tls=tls), store=STORE)],
+    )
+    client = ClientSettings(
+        credentials=Credentials(access_key="AK", secret_key="SK123456"),  # noqa: S106
+        tls=ClientTls(authority=TLS / "certificate.pem").context(),
+    )
+    await own.start()
+
+    def send() -> list[object]:
+        with Producer(name_server=str(own.name_server_address), client=client) as producer:
+            return _in_threads(4, lambda _: [producer.send("orders", b"x") for _ in range(20)])
+
+    try:
+        outcomes = await asyncio.to_thread(send)
+    finally:
+        await own.stop()
+
+    assert all(isinstance(each, list) for each in outcomes), outcomes
+
+
+@pytest.mark.feature("P6")
+def test_after_a_fork_it_says_that_it_belongs_to_another_process(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    producer.send(topic, b"before")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover  # measured in the parent only
+        text = "nothing was raised"
+        try:
+            producer.send(topic, b"in the child")
+        except UsedAfterFork as error:
+            text = str(error)
+        except BaseException as error:  # noqa: BLE001  # told to the parent
+            text = f"wrong: {error!r}"
+        try:
+            producer.stop()
+        except BaseException as error:  # noqa: BLE001
+            text = f"stop: {error!r}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+
+    assert f"made in process {os.getpid()} and cannot be used in process {child}" in said
+    assert producer.send(topic, b"after").is_ok
+    assert {message.body for message in cluster.messages(topic)} == {b"before", b"after"}
+
+
+def test_it_works_inside_a_running_loop_as_in_a_notebook(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    async def cell() -> int:
+        producer.send(topic, b"first")
+        return producer.send(topic, b"second").queue_offset
+
+    assert asyncio.run(cell()) >= 0
+    assert len(cluster.messages(topic)) == 2
+
+
+def test_a_forgotten_stop_does_not_keep_the_program_from_ending(
+    cluster: EmbeddedCluster, topic: str
+) -> None:
+    program = (
+        "from orbitmq.client.producer.producer import Producer\n"
+        f"producer = Producer(name_server={cluster.name_server!r})\n"
+        "producer.start()\n"
+        f"producer.send({topic!r}, b'x')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(cluster.messages(topic)) == 1

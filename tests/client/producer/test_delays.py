@@ -1,0 +1,158 @@
+"""Messages for later: by level, by time, and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.message import Message
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.errors import RecallHandleInvalid
+from orbitmq.client.producer.recalling import decode_recall_handle
+from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from tests.support.producing import scripted_cluster
+from tests.support.remoting import until
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders")
+        yield cluster
+
+
+@pytest.fixture
+async def producer(cluster: AsyncEmbeddedCluster) -> AsyncIterator[AsyncProducer]:
+    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+        yield producer
+
+
+async def test_delays_are_written_as_java_writes_them() -> None:
+    at = datetime(2033, 5, 18, 3, 33, 20, 500_000, tzinfo=UTC)
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await producer.send("orders", b"x", delay_level=3)
+        await producer.send("orders", b"x", delay=timedelta(minutes=1.5))
+        await producer.send("orders", b"x", delay=0.25)
+        await producer.send("orders", b"x", deliver_at=at)
+        await producer.send("orders", b"x", deliver_at=2_000_000_000.5)
+
+    found = [
+        {name: value for name, value in sent.properties.items() if name != "UNIQ_KEY"}
+        for sent in cluster.sent
+    ]
+    assert found == [
+        {"DELAY": "3"},
+        {"TIMER_DELAY_MS": "90000"},
+        {"TIMER_DELAY_MS": "250"},
+        {"TIMER_DELIVER_MS": "2000000000500"},
+        {"TIMER_DELIVER_MS": "2000000000500"},
+    ]
+
+
+async def test_a_delayed_message_comes_when_it_is_due_and_not_before(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    now = cluster.clock.now()
+    await producer.send("orders", b"level", delay_level=5)  # a minute
+    await producer.send("orders", b"delay", delay=100)
+    await producer.send("orders", b"at", deliver_at=now + 200)
+
+    def bodies() -> list[bytes]:
+        return sorted(message.body for message in cluster.messages("orders"))
+
+    assert bodies() == []
+    cluster.advance(59)
+    assert bodies() == []
+    cluster.advance(2)
+    await until(lambda: bodies() == [b"level"])
+    cluster.advance(40)
+    await until(lambda: bodies() == [b"delay", b"level"])
+    cluster.advance(100)
+    await until(lambda: bodies() == [b"at", b"delay", b"level"])
+
+
+@pytest.mark.feature("K5")
+async def test_each_of_the_eighteen_levels_has_its_delay(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    minutes = [60.0 * count for count in (*range(1, 11), 20, 30, 60, 120)]
+    for level in range(1, 19):
+        await producer.send("orders", b"%d" % level, delay_level=level)
+
+    passed = 0.0
+    for level, delay in enumerate([1.0, 5.0, 10.0, 30.0, *minutes], start=1):
+        # Real time passes as well, by much less than half a second for each level.
+        cluster.advance(delay - 0.5 - passed)
+        passed = delay
+        assert len(cluster.messages("orders")) == level - 1
+        cluster.advance(0.5)
+        wanted = level
+        await until(lambda wanted=wanted: len(cluster.messages("orders")) == wanted)  # type: ignore[misc]
+
+    arrived = [int(message.body) for message in cluster.messages("orders")]
+    assert arrived == list(range(1, 19))
+
+
+@pytest.mark.feature("K5")
+async def test_a_message_for_any_time_comes_at_that_time() -> None:
+    """Of several the most punctual one counts: the machine may be busy with something else."""
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders")
+        async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+            due: dict[str, float] = {}
+            for number in range(10):
+                at = cluster.clock.now() + 0.3 + 0.037 * number
+                due[(await producer.send("orders", b"x", deliver_at=at)).msg_id] = at
+            await until(lambda: len(cluster.messages("orders")) == 10)
+
+        late = [each.stored_at - due[each.msg_id] for each in cluster.messages("orders")]
+        assert min(late) > -0.001
+        assert min(late) < 0.1
+
+
+@pytest.mark.feature("K5")
+async def test_a_message_can_be_taken_back_before_it_is_due(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    kept = await producer.send("orders", b"kept", delay=100)
+    dropped = await producer.send(
+        Message("orders", b"dropped", deliver_at=cluster.clock.now() + 50)
+    )
+    assert dropped.recall_handle is not None
+    handle = decode_recall_handle(dropped.recall_handle)
+    assert (handle.topic, handle.broker) == ("orders", dropped.queue.broker)
+    assert handle.unique_id == dropped.msg_id
+
+    recalled = await producer.recall("orders", dropped.recall_handle)
+
+    assert recalled == dropped.msg_id
+    cluster.advance(101)
+    await until(lambda: len(cluster.messages("orders")) == 1)
+    assert cluster.messages("orders")[0].unique_id == kept.msg_id
+
+
+async def test_a_message_that_was_delivered_cannot_be_taken_back(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    result = await producer.send("orders", b"x", delay=10)
+    assert result.recall_handle is not None
+    cluster.advance(11)
+    await until(lambda: len(cluster.messages("orders")) == 1)
+
+    with pytest.raises(BrokerRefused) as caught:
+        await producer.recall("orders", result.recall_handle)
+
+    assert caught.value.name == "ILLEGAL_OPERATION"
+
+
+@pytest.mark.parametrize("handle", ["", "x", "!!!", "djEgYQ==", "djIgYSBiIDEgYw=="])
+async def test_what_is_no_handle_is_refused_here(producer: AsyncProducer, handle: str) -> None:
+    with pytest.raises(RecallHandleInvalid, match="is no recall handle"):
+        await producer.recall("orders", handle)
+
+
+async def test_a_message_for_now_has_no_handle(producer: AsyncProducer) -> None:
+    assert (await producer.send("orders", b"x")).recall_handle is None

@@ -1,0 +1,155 @@
+"""Which queue a message goes to."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.errors import MessageRefused
+from orbitmq.client.message import Message
+from orbitmq.client.producer.faults import Faults
+from orbitmq.client.producer.queuechoice import RoundRobin, by_key, by_sharding_key, key_hash
+from orbitmq.client.queue import Queue
+
+MESSAGE = Message("orders", b"x")
+
+
+def _queues(count: int, *brokers: str) -> tuple[Queue, ...]:
+    return tuple(Queue("orders", broker, place) for broker in brokers for place in range(count))
+
+
+def _faults(now: float = 0.0) -> Faults:
+    return Faults(lambda: now, avoid_failed=True, avoid_slow=False)
+
+
+def test_queues_take_turns_and_the_first_is_up_to_chance() -> None:
+    queues = _queues(3, "a", "b")
+    firsts = set()
+    for seed in range(50):
+        rotation = RoundRobin(random.Random(seed))
+        chosen = [rotation.choose(queues, _faults()) for _ in range(12)]
+
+        begin = queues.index(chosen[0])
+        assert chosen == [queues[(begin + step) % 6] for step in range(12)]
+        firsts.add(begin)
+    assert firsts == set(range(6))
+
+
+def test_a_broker_that_was_tried_is_left_out() -> None:
+    rotation = RoundRobin(random.Random(1))
+
+    chosen = {rotation.choose(_queues(4, "a", "b"), _faults(), ["a"]).broker for _ in range(20)}
+
+    assert chosen == {"b"}
+
+
+def test_the_only_broker_is_tried_again() -> None:
+    rotation = RoundRobin(random.Random(1))
+
+    assert rotation.choose(_queues(4, "a"), _faults(), ["a"]).broker == "a"
+
+
+def test_when_all_were_tried_the_last_one_is_left_out() -> None:
+    rotation = RoundRobin(random.Random(1))
+
+    chosen = {rotation.choose(_queues(2, "a", "b"), _faults(), ["b", "a"]).broker for _ in range(9)}
+
+    assert chosen == {"b"}
+
+
+def test_a_broker_that_failed_is_avoided_and_the_others_share_evenly() -> None:
+    faults = _faults()
+    faults.failed("a")
+    rotation = RoundRobin(random.Random(1))
+    queues = _queues(4, "a", "b", "c")
+
+    counts = Counter(rotation.choose(queues, faults) for _ in range(800))
+
+    assert {queue.broker for queue in counts} == {"b", "c"}
+    assert set(counts.values()) == {100}
+
+
+def test_when_all_are_avoided_all_are_used() -> None:
+    faults = _faults()
+    faults.failed("a")
+    faults.failed("b")
+    rotation = RoundRobin(random.Random(1))
+
+    chosen = {rotation.choose(_queues(1, "a", "b"), faults).broker for _ in range(4)}
+
+    assert chosen == {"a", "b"}
+
+
+@given(
+    brokers=st.lists(st.sampled_from("abcde"), min_size=1, unique=True),
+    failed=st.sets(st.sampled_from("abcde")),
+    tried=st.lists(st.sampled_from("abcde"), unique=True),
+    seed=st.integers(0, 1000),
+)
+def test_a_good_broker_is_never_passed_over_for_a_bad_one(
+    brokers: list[str], failed: set[str], tried: list[str], seed: int
+) -> None:
+    faults = _faults()
+    for broker in failed:
+        faults.failed(broker)
+    queues = _queues(2, *brokers)
+
+    chosen = RoundRobin(random.Random(seed)).choose(queues, faults, tried).broker
+
+    untried = [broker for broker in brokers if broker not in tried]
+    best = [broker for broker in untried if broker not in failed]
+    assert chosen in (best or brokers)
+    if tried and set(brokers) != {tried[-1]}:
+        assert chosen != tried[-1]
+
+
+#: `hashCode()` of String, Integer and Long, computed with a Java runtime.
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [
+        ("order-1", -1207111310),
+        ("o-1", 108115),
+        ("", 0),
+        ("polygenelubricants", -(2**31)),
+        ("中文", 646394),
+        (17, 17),
+        (-5, -5),
+        (2**31, -(2**31)),
+        (5_000_000_000, 705032705),
+        (-5_000_000_000, 705032702),
+    ],
+)
+def test_keys_hash_as_in_java(key: str | int, hashed: int) -> None:
+    assert key_hash(key) == hashed
+
+
+@given(st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1)), st.integers(1, 40))
+def test_the_same_key_always_gives_the_same_queue(key: str | int, count: int) -> None:
+    queues = _queues(count, "a")
+
+    chosen = by_key(key)(queues, MESSAGE)
+
+    assert chosen is by_key(key)(queues, Message("orders", b"other"))
+    # Java: Math.abs(hash % n), where the remainder has the sign of the hash.
+    hashed = key_hash(key)
+    assert chosen.id == abs(hashed - count * int(hashed / count))
+
+
+@pytest.mark.parametrize("key", [True, 2**63])
+def test_other_keys_are_refused(key: int) -> None:
+    with pytest.raises(MessageRefused, match=r"message\.key must be"):
+        by_key(key)
+
+
+def test_the_sharding_key_of_a_message_can_choose() -> None:
+    queues = _queues(8, "a")
+
+    chosen = by_sharding_key(queues, Message("orders", b"x", sharding_key="o-1"))
+
+    assert chosen == by_key("o-1")(queues, MESSAGE)
+    with pytest.raises(MessageRefused, match="sharding_key"):
+        by_sharding_key(queues, MESSAGE)

@@ -1,0 +1,193 @@
+"""Requests by message, and the replies to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import MessageRefused
+from orbitmq.client.message import Message
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.errors import NoReply, NotARequest
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from tests.support.client import quick_settings
+from tests.support.remoting import DEADLINE, until
+
+#: Replies to a request, given the replier's producer.
+Answer = Callable[[AsyncProducer, ReceivedMessage], Awaitable[object]]
+
+
+@contextlib.asynccontextmanager
+async def _replying(cluster: AsyncEmbeddedCluster, answer: Answer) -> AsyncIterator[None]:
+    """A service that answers every request to the topic `questions`."""
+
+    async def serve(producer: AsyncProducer) -> None:
+        seen: set[str] = set()
+        while True:
+            for stored in cluster.messages("questions"):
+                if stored.msg_id not in seen:
+                    seen.add(stored.msg_id)
+                    broker = next(
+                        each.parts.settings.name
+                        for each in cluster.brokers
+                        if each.address.port == stored.store_host[1]
+                    )
+                    queue = Queue("questions", broker, stored.queue_id)
+                    await answer(producer, ReceivedMessage(stored, queue, "service"))
+            await asyncio.sleep(0.002)
+
+    async with AsyncProducer("service", name_server=cluster.name_server) as producer:
+        serving = asyncio.create_task(serve(producer))
+        try:
+            yield
+        finally:
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("questions")
+        yield cluster
+
+
+async def _echo(producer: AsyncProducer, request: ReceivedMessage) -> None:
+    await producer.reply(request, b"re: " + request.body, properties={"mood": "good"})
+
+
+@pytest.mark.feature("K7")
+async def test_a_request_is_answered_in_one_call(cluster: AsyncEmbeddedCluster) -> None:
+    async with (
+        _replying(cluster, _echo),
+        AsyncProducer("asker", name_server=cluster.name_server) as producer,
+    ):
+        reply = await producer.request("questions", b"how?", tags="t", timeout=DEADLINE)
+
+    assert (reply.body, reply.get("mood")) == (b"re: how?", "good")
+    assert reply.topic == "DefaultCluster_REPLY_TOPIC"
+    (request,) = cluster.messages("questions")
+    assert request.get_property("CORRELATION_ID") == reply.get("CORRELATION_ID")
+    assert request.get_property("TTL") == str(round(DEADLINE * 1000))
+    assert request.tags == "t"
+
+
+async def test_many_requests_each_get_their_own_reply(cluster: AsyncEmbeddedCluster) -> None:
+    async with (
+        _replying(cluster, _echo),
+        Engine(quick_settings(cluster.name_server)) as engine,
+        AsyncProducer.on(engine, "one") as one,
+        AsyncProducer.on(engine, "two") as two,
+    ):
+        replies = await asyncio.gather(
+            *(
+                (one, two)[number % 2].request("questions", b"%d" % number, timeout=DEADLINE)
+                for number in range(40)
+            )
+        )
+
+    assert [reply.body for reply in replies] == [b"re: %d" % number for number in range(40)]
+
+
+async def test_a_large_reply_is_whole(cluster: AsyncEmbeddedCluster) -> None:
+    async def answer(producer: AsyncProducer, request: ReceivedMessage) -> None:
+        await producer.reply(request, bytes(1_000_000))
+
+    async with (
+        _replying(cluster, answer),
+        AsyncProducer("asker", name_server=cluster.name_server) as producer,
+    ):
+        reply = await producer.request("questions", b"much?", timeout=DEADLINE)
+
+    assert reply.body == bytes(1_000_000)
+
+
+@pytest.mark.feature("K7")
+async def test_a_request_without_a_reply_ends_at_its_timeout(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    async with AsyncProducer("asker", name_server=cluster.name_server) as producer:
+        with pytest.raises(NoReply, match=r"'questions' within 0\.2 s"):
+            await producer.request("questions", b"anybody?", timeout=0.2)
+
+
+async def test_a_late_reply_is_no_error_for_who_replied(cluster: AsyncEmbeddedCluster) -> None:
+    go_on = asyncio.Event()
+    outcome: list[object] = []
+
+    async def answer(producer: AsyncProducer, request: ReceivedMessage) -> None:
+        await go_on.wait()
+        outcome.append(await producer.reply(request, b"at last"))
+
+    async with (
+        _replying(cluster, answer),
+        AsyncProducer("asker", name_server=cluster.name_server) as producer,
+    ):
+        with pytest.raises(NoReply):
+            await producer.request("questions", b"soon?", timeout=0.2)
+        go_on.set()
+        await until(lambda: len(outcome) == 1)
+
+
+async def test_only_requests_can_be_replied_to(cluster: AsyncEmbeddedCluster) -> None:
+    async with AsyncProducer("service", name_server=cluster.name_server) as producer:
+        await producer.send("questions", b"just a message")
+        (stored,) = cluster.messages("questions")
+        message = ReceivedMessage(stored, Queue("questions", "broker-a", 0))
+
+        with pytest.raises(NotARequest, match="REPLY_TO_CLIENT"):
+            await producer.reply(message, b"?")
+        with pytest.raises(NotARequest):
+            await producer.reply(message, "")
+
+
+async def test_an_empty_reply_is_refused(cluster: AsyncEmbeddedCluster) -> None:
+    refused: list[str] = []
+
+    async def answer(producer: AsyncProducer, request: ReceivedMessage) -> None:
+        try:
+            await producer.reply(request, "")
+        except MessageRefused as error:
+            refused.append(error.field)
+        await producer.reply(request, "something")
+
+    async with (
+        _replying(cluster, answer),
+        AsyncProducer("asker", name_server=cluster.name_server) as producer,
+    ):
+        await producer.request(Message("questions", b"?"), timeout=DEADLINE)
+
+    assert refused == ["body"]
+
+
+def test_the_blocking_face_asks_and_replies() -> None:
+    with (
+        EmbeddedCluster() as cluster,
+        Producer("asker", name_server=cluster.name_server) as asker,
+        Producer("service", name_server=cluster.name_server) as service,
+    ):
+        cluster.create_topic("questions")
+
+        def serve() -> None:
+            pause = threading.Event()
+            while not (found := cluster.messages("questions")):
+                pause.wait(0.005)
+            queue = Queue("questions", "broker-a", found[0].queue_id)
+            service.reply(ReceivedMessage(found[0], queue), "fine")
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        reply = asker.request("questions", b"how are you?", timeout=DEADLINE)
+        serving.join(DEADLINE)
+
+    assert reply.text() == "fine"

@@ -1,0 +1,369 @@
+"""The rules of one send: attempts, retries, deadlines, errors. Brokers are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute, SendFailed
+from orbitmq.client.message import Message
+from orbitmq.client.producer.results import SendStatus
+from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.queue import Queue
+from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from tests.support.producing import HANG_UP, SILENCE, Answering, ScriptedCluster, scripted_cluster
+from tests.support.remoting import DEADLINE, until
+
+PATIENT = SendSettings(timeout=DEADLINE)
+RETRIED = [
+    ResponseCode.SYSTEM_ERROR,
+    ResponseCode.SYSTEM_BUSY,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    ResponseCode.NO_PERMISSION,
+    ResponseCode.TOPIC_NOT_EXIST,
+    ResponseCode.NO_BUYER_ID,
+    ResponseCode.NOT_IN_CURRENT_UNIT,
+    ResponseCode.GO_AWAY,
+]
+
+
+def _only_the_first_fails(cluster: ScriptedCluster, answering: Answering) -> None:
+    """The first send fails wherever it goes."""
+    remaining = [answering]
+    cluster.script = dict.fromkeys(cluster.names, remaining)
+
+
+async def test_a_send_says_what_brokers_want_to_know() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
+        result = await producer.send("orders", b"body", tags="paid", keys="o-1", flag=5)
+
+    (sent,) = cluster.sent
+    assert sent.code == RequestCode.SEND_MESSAGE_V2
+    header = sent.header
+    assert (header.producer_group, header.topic, header.broker_name) == ("svc", "orders", "a")
+    assert (header.default_topic, header.default_topic_queue_nums) == ("TBW102", 4)
+    assert (header.flag, header.sys_flag, header.reconsume_times) == (5, 0, 0)
+    assert (header.batch, header.unit_mode, sent.body) == (False, False, b"body")
+    assert sent.properties["TAGS"] == "paid"
+    assert result.msg_id == sent.unique_id
+    assert result.offset_id == "7F00000100002A9F0000000100000000"
+    assert result.queue == Queue("orders", "a", header.queue_id)
+    assert (result.queue_offset, result.status, result.is_ok) == (100, SendStatus.OK, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ResponseCode.FLUSH_DISK_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, SendStatus.SLAVE_NOT_AVAILABLE),
+    ],
+)
+async def test_a_message_that_is_less_safe_than_promised_is_reported(
+    code: ResponseCode, status: SendStatus
+) -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        _only_the_first_fails(cluster, code)
+
+        result = await producer.send("orders", b"x")
+
+    assert (result.status, result.is_ok) == (status, False)
+    assert len(cluster.sent) == 1
+
+
+async def test_a_message_that_is_less_safe_is_sent_again_if_so_wanted() -> None:
+    settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE)
+    async with (
+        scripted_cluster("a", "b") as cluster,
+        cluster.producer(sending=settings) as producer,
+    ):
+        _only_the_first_fails(cluster, ResponseCode.SLAVE_NOT_AVAILABLE)
+
+        result = await producer.send("orders", b"x")
+
+    assert result.is_ok
+    assert [sent.broker for sent in cluster.sent] in (["a", "b"], ["b", "a"])
+
+
+async def test_the_last_unsafe_result_is_better_than_none() -> None:
+    settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT] * 3}
+
+        result = await producer.send("orders", b"x")
+
+    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+    assert len(cluster.sent) == 3
+
+
+async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_attempt() -> None:
+    settings = SendSettings(retry_not_stored_ok=True, timeout=0.3, retry_pause=10)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
+
+        result = await producer.send("orders", b"x")
+
+    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+    assert len(cluster.sent) == 1
+
+
+@pytest.mark.parametrize("answering", [*RETRIED, HANG_UP])
+async def test_another_broker_is_tried_with_the_same_id(answering: Answering) -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
+        _only_the_first_fails(cluster, answering)
+
+        result = await producer.send("orders", b"x")
+
+    first, second = cluster.sent
+    assert {first.broker, second.broker} == {"a", "b"}
+    assert first.unique_id == second.unique_id == result.msg_id
+    assert result.queue.broker == second.broker
+
+
+async def test_a_broker_that_does_not_answer_leaves_time_for_another() -> None:
+    settings = SendSettings(timeout=2.0)
+    async with (
+        scripted_cluster("a", "b") as cluster,
+        cluster.producer(sending=settings) as producer,
+    ):
+        _only_the_first_fails(cluster, SILENCE)
+
+        result = await producer.send("orders", b"x")
+
+    assert result.is_ok
+    assert [sent.unique_id for sent in cluster.sent] == [result.msg_id] * 2
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ResponseCode.MESSAGE_ILLEGAL,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        ResponseCode.VERSION_NOT_SUPPORTED,
+    ],
+)
+async def test_a_refusal_that_others_would_repeat_is_raised_at_once(code: ResponseCode) -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        _only_the_first_fails(cluster, code)
+
+        with pytest.raises(BrokerRefused) as caught:
+            await producer.send("orders", b"x")
+
+    assert (caught.value.code, caught.value.remark) == (code, "told to")
+    assert len(cluster.sent) == 1
+
+
+async def test_three_attempts_are_made_and_the_last_error_is_told() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
+        cluster.script = dict.fromkeys("ab", [ResponseCode.SYSTEM_BUSY] * 9)
+
+        with pytest.raises(SendFailed) as caught:
+            await producer.send("orders", b"x")
+
+    error = caught.value
+    assert (error.topic, error.attempts, error.retriable) == ("orders", 3, True)
+    assert isinstance(error.cause, BrokerRefused)
+    assert error.cause.code == ResponseCode.SYSTEM_BUSY
+    assert len(cluster.sent) == 3
+    assert len({sent.unique_id for sent in cluster.sent}) == 1
+
+
+async def test_without_retries_there_is_one_attempt() -> None:
+    settings = SendSettings(retries=0)
+    async with (
+        scripted_cluster("a", "b") as cluster,
+        cluster.producer(sending=settings) as producer,
+    ):
+        cluster.script = dict.fromkeys("ab", [HANG_UP] * 9)
+
+        with pytest.raises(SendFailed, match="tried once"):
+            await producer.send("orders", b"x")
+
+    assert len(cluster.sent) == 1
+
+
+async def test_the_timeout_is_for_the_whole_call() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        await producer.send("orders", b"warm")
+        cluster.script = dict.fromkeys("ab", [SILENCE] * 9)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        with pytest.raises(SendFailed) as caught:
+            await producer.send("orders", b"x", timeout=0.4)
+
+        took = loop.time() - began
+    assert 0.39 <= took < DEADLINE / 2
+    assert isinstance(caught.value.cause, RequestTimedOut)
+
+
+async def test_a_broker_that_failed_is_left_alone_by_later_sends() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
+        _only_the_first_fails(cluster, ResponseCode.SERVICE_NOT_AVAILABLE)
+        first = await producer.send("orders", b"x")
+
+        later = {(await producer.send("orders", b"x")).queue.broker for _ in range(10)}
+
+    assert later == {first.queue.broker}
+
+
+async def test_a_broker_that_is_reached_again_is_no_longer_avoided() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
+        _only_the_first_fails(cluster, HANG_UP)
+        await producer.send("orders", b"x")
+
+        # The client makes lost connections again by itself.
+        brokers: set[str] = set()
+        async with asyncio.timeout(8):  # less than the ten seconds of avoidance
+            while brokers != {"a", "b"}:
+                brokers.add((await producer.send("orders", b"x")).queue.broker)
+
+
+async def test_a_queue_that_was_asked_for_is_the_only_one() -> None:
+    queue = Queue("orders", "b", 3)
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        results = [await producer.send("orders", b"x", queue=queue) for _ in range(3)]
+        cluster.script = {"b": [HANG_UP]}
+
+        with pytest.raises(SendFailed) as caught:
+            await producer.send(Message("orders", b"x"), queue=queue)
+
+    assert [result.queue for result in results] == [queue] * 3
+    assert isinstance(caught.value.cause, ConnectionLost)
+    assert {(sent.broker, sent.header.queue_id) for sent in cluster.sent} == {("b", 3)}
+    assert len(cluster.sent) == 4
+
+
+async def test_a_queue_of_another_topic_is_refused() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        with pytest.raises(MessageRefused, match="the queue is payments@a:0"):
+            await producer.send("orders", b"x", queue=Queue("payments", "a", 0))
+
+    assert cluster.sent == []
+
+
+async def test_a_selector_sees_the_queues_in_order_and_its_choice_is_final() -> None:
+    seen = []
+
+    def select(queues: object, message: Message) -> Queue:
+        seen.append((queues, message.body))
+        return Queue("orders", "b", 1)
+
+    async with scripted_cluster("b", "a") as cluster, cluster.producer() as producer:
+        result = await producer.send("orders", b"x", selector=select)
+
+    ordered = tuple(Queue("orders", name, place) for name in "ab" for place in range(4))
+    assert seen == [(ordered, b"x")]
+    assert result.queue == Queue("orders", "b", 1)
+
+
+async def test_a_selector_that_chooses_nothing_is_an_error_that_says_so() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        with pytest.raises(MessageRefused, match="selector, got None"):
+            await producer.send("orders", b"x", selector=lambda *_: None)  # type: ignore[arg-type]  # wrong by intent
+        future = await producer.submit("orders", b"x", selector=lambda *_: None)  # type: ignore[arg-type]  # wrong by intent
+        with pytest.raises(MessageRefused, match="selector, got None"):
+            await future
+
+
+async def test_an_unknown_topic_is_made_by_the_template() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        cluster.publish("TBW102", "b", queues=8)
+
+        result = await producer.send("fresh", b"x")
+
+    assert (result.queue.topic, result.queue.broker) == ("fresh", "b")
+    assert cluster.sent[0].header.topic == "fresh"
+    assert cluster.sent[0].header.queue_id in range(4)
+
+
+async def test_an_unknown_topic_without_a_template_has_no_route() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        with pytest.raises(NoRoute, match=r"topic create nowhere"):
+            await producer.send("nowhere", b"x")
+
+
+async def test_a_broker_that_cannot_be_reached_costs_no_attempt() -> None:
+    """Nothing was sent, so nothing can be stored twice: it is tried as long as there is time."""
+    settings = SendSettings(retries=0, timeout=DEADLINE)
+    async with (
+        scripted_cluster("a", "b") as cluster,
+        cluster.producer(sending=settings) as producer,
+    ):
+        server = cluster.brokers["b"].server
+        assert server is not None
+        await server.stop(grace=0)
+
+        results = [await producer.send("orders", b"x") for _ in range(20)]
+
+    assert {result.queue.broker for result in results} == {"a"}
+
+
+async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout() -> None:
+    settings = SendSettings(timeout=0.3)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        server = cluster.brokers["a"].server
+        assert server is not None
+        await server.stop(grace=0)
+
+        with pytest.raises(SendFailed) as caught:
+            await producer.send("orders", b"x")
+
+    assert isinstance(caught.value.cause, ConnectFailed)
+    assert caught.value.attempts > 1
+
+
+async def test_a_one_way_send_asks_for_no_answer() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await producer.send_one_way("orders", b"x", tags="t")
+        await until(lambda: len(cluster.sent) == 1)
+
+    (sent,) = cluster.sent
+    assert sent.is_one_way
+    assert (sent.body, sent.properties["TAGS"]) == (b"x", "t")
+
+
+async def test_a_compressed_body_is_announced() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await producer.send("orders", bytes(10_000))
+
+    assert cluster.sent[0].header.sys_flag == 0x301
+    assert len(cluster.sent[0].body) < 100
+
+
+async def test_signed_requests_are_sent_as_well() -> None:
+    from orbitmq.wire.acl import Credentials
+
+    credentials = Credentials(access_key="AK", secret_key="SK123456")  # noqa: S106
+    async with (
+        scripted_cluster("a") as cluster,
+        cluster.producer(credentials=credentials) as producer,
+    ):
+        result = await producer.send("orders", b"x", keys="k")
+
+    assert result.msg_id == cluster.sent[0].unique_id
+
+
+async def test_a_message_and_its_fields_exclude_each_other() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        with pytest.raises(MessageRefused, match="tags"):
+            await producer.send(Message("orders", b"x"), tags="t")
+        with pytest.raises(MessageRefused, match="body"):
+            await producer.send(Message("orders", b"x"), b"y")
+        with pytest.raises(MessageRefused, match="body"):
+            await producer.send("orders")
+
+    assert cluster.sent == []
+
+
+async def test_a_sharding_key_keeps_messages_in_one_queue() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        results = [
+            await producer.send(Message("orders", b"x", sharding_key="c-7")) for _ in range(6)
+        ]
+        by_key = await producer.send("orders", b"x", key="c-7")
+
+    assert {result.queue for result in results} == {by_key.queue}

@@ -1,0 +1,281 @@
+"""Transactions: commit, roll back, and what happens when the producer says neither."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings, TransactionSettings
+from orbitmq.client.engine import Engine
+from orbitmq.client.message import Message
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.producer.transactions import Verdict, VerdictUnknown, state_of
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.stored import StoredMessage
+from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.wire.codes import ResponseCode, TransactionState
+from tests.support.client import quick_settings
+from tests.support.producing import scripted_cluster, until_true
+from tests.support.remoting import DEADLINE, until
+
+MESSAGE = Message("orders", b"paid", keys="o-1", tags="t")
+
+
+def _asks_soon(settings: BrokerSettings) -> BrokerSettings:
+    return replace(settings, transactions=TransactionSettings(check_interval=0.05, timeout=0.1))
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster(brokers=2, adjust=_asks_soon) as cluster:
+        await cluster.create_topic("orders")
+        yield cluster
+
+
+def _delivered(cluster: AsyncEmbeddedCluster) -> list[StoredMessage]:
+    return cluster.messages("orders")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [
+        (True, TransactionState.COMMIT),
+        (False, TransactionState.ROLLBACK),
+        (None, TransactionState.UNKNOWN),
+        (TransactionState.COMMIT, TransactionState.COMMIT),
+        (TransactionState.UNKNOWN, TransactionState.UNKNOWN),
+    ],
+)
+def test_what_a_verdict_means(verdict: Verdict, state: TransactionState) -> None:
+    assert state_of(verdict) is state
+
+
+@pytest.mark.parametrize("verdict", ["yes", 1, 8])
+def test_anything_else_is_no_verdict(verdict: object) -> None:
+    with pytest.raises(VerdictUnknown, match="True, False or None, got"):
+        state_of(verdict)
+
+
+async def test_a_message_is_seen_when_its_transaction_commits(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    during = []
+
+    async def local(message: Message, transaction: str) -> bool:
+        during.append((message, transaction, len(_delivered(cluster))))
+        return True
+
+    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+        result = await producer.send_in_transaction(MESSAGE, local)
+        await until(lambda: len(_delivered(cluster)) == 1)
+
+    (stored,) = _delivered(cluster)
+    assert result.state is TransactionState.COMMIT
+    assert during == [(MESSAGE, result.sent.msg_id, 0)]
+    assert (stored.unique_id, stored.body, stored.tags) == (result.sent.msg_id, b"paid", "t")
+
+
+async def test_a_plain_function_runs_on_a_thread(cluster: AsyncEmbeddedCluster) -> None:
+    def local(_: Message, __: str) -> TransactionState:
+        assert threading.current_thread() is not threading.main_thread()
+        return TransactionState.COMMIT
+
+    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+        await producer.send_in_transaction(MESSAGE, local)
+        await until(lambda: len(_delivered(cluster)) == 1)
+
+
+async def test_a_message_is_never_seen_when_its_transaction_rolls_back(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    asked: list[str] = []
+
+    def check(message: ReceivedMessage) -> bool:
+        asked.append(message.msg_id)
+        return True
+
+    async with AsyncProducer("svc", name_server=cluster.name_server, check=check) as producer:
+        dropped = await producer.send_in_transaction(MESSAGE, lambda *_: False)
+        # A later transaction that nobody ends is asked about: by then the first one is settled.
+        other = await producer.send_half(Message("orders", b"other"))
+        await until(lambda: len(_delivered(cluster)) == 1)
+
+    assert dropped.state is TransactionState.ROLLBACK
+    assert dropped.sent.msg_id not in asked
+    assert [message.unique_id for message in _delivered(cluster)] == [other.msg_id]
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+async def test_a_transaction_without_an_end_is_asked_about(
+    cluster: AsyncEmbeddedCluster, kind: str
+) -> None:
+    asked: list[ReceivedMessage] = []
+
+    def check(message: ReceivedMessage) -> bool | None:
+        asked.append(message)
+        return True if len(asked) > 1 else None
+
+    async def check_later(message: ReceivedMessage) -> bool | None:
+        await asyncio.sleep(0)
+        return check(message)
+
+    chosen = check if kind == "plain" else check_later
+    async with AsyncProducer("svc", name_server=cluster.name_server, check=chosen) as producer:
+        result = await producer.send_in_transaction(MESSAGE, lambda *_: None)
+        await until(lambda: len(_delivered(cluster)) == 1)
+
+    assert result.state is TransactionState.UNKNOWN
+    assert len(asked) >= 2
+    assert (asked[0].topic, asked[0].body, asked[0].keys) == ("orders", b"paid", ("o-1",))
+    assert asked[0].msg_id == asked[0].transaction_id == result.sent.msg_id
+
+
+async def test_work_that_fails_is_raised_and_asked_about_later(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    def local(_: Message, __: str) -> bool:
+        raise ValueError("the database is gone")
+
+    async with AsyncProducer(
+        "svc", name_server=cluster.name_server, check=lambda _: True
+    ) as producer:
+        with pytest.raises(ValueError, match="the database is gone"):
+            await producer.send_in_transaction(MESSAGE, local)
+        await until(lambda: len(_delivered(cluster)) == 1)
+
+
+async def test_a_check_that_fails_is_logged_and_the_broker_asks_again(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def check(message: ReceivedMessage) -> bool:
+        asked.append(message.msg_id)
+        if len(asked) == 1:
+            raise ValueError("not now")
+        return True
+
+    with caplog.at_level(logging.ERROR, "orbitmq.client.producer"):
+        async with AsyncProducer("svc", name_server=cluster.name_server, check=check) as producer:
+            await producer.send_half(MESSAGE)
+            await until(lambda: len(_delivered(cluster)) == 1)
+
+    assert "the check of a transaction failed" in caplog.text
+
+
+@pytest.mark.feature("K6")
+async def test_a_crash_between_half_and_commit_is_resolved_by_another_producer_of_the_group(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    program = (
+        "import os, sys\n"
+        "from orbitmq.client.message import Message\n"
+        "from orbitmq.client.producer.producer import Producer\n"
+        "producer = Producer('svc', name_server=sys.argv[1])\n"
+        "producer.start()\n"
+        "for body in (b'done', b'not done'):\n"
+        "    producer.send_in_transaction(Message('orders', b'whole'), lambda *_: True)\n"
+        "    producer.send_half(Message('orders', body))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    crashed = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-W", "error", "-c", program, cluster.name_server],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert crashed.returncode == -9, crashed.stderr
+    asked: list[bytes] = []
+
+    def check(message: ReceivedMessage) -> bool:
+        asked.append(message.body)
+        return message.body == b"done"
+
+    async with AsyncProducer("svc", name_server=cluster.name_server, check=check):
+        await until(lambda: set(asked) == {b"done", b"not done"})
+        await until(lambda: len(_delivered(cluster)) == 3)
+
+    assert sorted(message.body for message in _delivered(cluster)) == [b"done", b"whole", b"whole"]
+
+
+async def test_each_group_is_asked_about_its_own_transactions(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def check_of(group: str) -> Callable[[ReceivedMessage], bool]:
+        def check(message: ReceivedMessage) -> bool:
+            asked.append((group, message.get("PGROUP")))
+            return True
+
+        return check
+
+    async with (
+        Engine(quick_settings(cluster.name_server)) as engine,
+        AsyncProducer.on(engine, "one", check=check_of("one")) as one,
+        AsyncProducer.on(engine, "two", check=check_of("two")) as two,
+    ):
+        await one.send_half(MESSAGE)
+        await two.send_half(MESSAGE)
+        await until(lambda: len(_delivered(cluster)) == 2)
+
+    assert set(asked) == {("one", "one"), ("two", "two")}
+
+
+async def test_a_delay_is_dropped_from_a_half_message() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
+        await producer.send_half(Message("orders", b"x", delay=60))
+        await producer.send_half(Message("orders", b"x", delay_level=3))
+
+    for sent in cluster.sent:
+        assert sent.header.sys_flag == 4
+        assert sent.properties == {
+            "TRAN_MSG": "true", "PGROUP": "svc", "UNIQ_KEY": sent.unique_id
+        }  # fmt: skip
+
+
+async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_work() -> None:
+    ran: list[str] = []
+
+    def local(_: Message, transaction: str) -> bool:
+        ran.append(transaction)
+        return True
+
+    async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
+        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
+
+        result = await producer.send_in_transaction(MESSAGE, local)
+
+    assert (result.state, ran) == (TransactionState.ROLLBACK, [])
+
+
+def test_the_blocking_face_runs_the_work_on_the_callers_thread() -> None:
+    with EmbeddedCluster(adjust=_asks_soon) as cluster:
+        cluster.create_topic("orders")
+        threads = []
+
+        def local(message: Message, transaction: str) -> bool:
+            threads.append(threading.current_thread())
+            return message.body == b"paid"
+
+        with Producer("svc", name_server=cluster.name_server, check=lambda _: True) as producer:
+            kept = producer.send_in_transaction(MESSAGE, local)
+            dropped = producer.send_in_transaction(Message("orders", b"unpaid"), local)
+            with pytest.raises(ZeroDivisionError):
+                producer.send_in_transaction(Message("orders", b"asked"), lambda *_: 1 / 0 > 0)
+            wanted = {b"paid", b"asked"}
+            until_true(lambda: {message.body for message in cluster.messages("orders")} == wanted)
+
+        assert threads == [threading.current_thread()] * 2
+        assert (kept.state, dropped.state) == (TransactionState.COMMIT, TransactionState.ROLLBACK)

@@ -1,0 +1,332 @@
+"""Who is told that a client is there, when, and what happens when brokers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from orbitmq.client.errors import BrokerRefused, SettingError
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.errors import RequestTimedOut
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.client import (
+    MemberStub,
+    ScriptedBroker,
+    ScriptedNameServer,
+    consumer_data,
+    running_engine,
+    topic_route,
+)
+from tests.support.remoting import until
+
+HEART_BEAT = int(RequestCode.HEART_BEAT)
+PULL = int(RequestCode.PULL_MESSAGE)
+
+PRODUCER = MemberStub(producer_group="shop")
+CONSUMER = MemberStub(consumer=consumer_data("billing", "orders"))
+
+
+def _answer(_: Connection, request: Command) -> Command:
+    return request.answer(ResponseCode.SUCCESS)
+
+
+async def test_brokers_know_all_members_of_a_client() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders")
+        async with running_engine(cluster.name_server) as engine:
+            await engine.routes.get("orders")
+            engine.join(PRODUCER)
+            engine.join(CONSUMER)
+
+            assert await engine.heartbeat() == {}
+
+            for broker in cluster.brokers:
+                (member,) = broker.parts.consumers.members("billing")
+                assert member.client.id == engine.client_id
+                assert broker.parts.producers.is_online("shop")
+                assert engine.broker_versions[broker.address] > 400
+
+
+async def test_leaving_is_told_at_once_and_only_for_the_groups_that_nobody_has_any_more() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders")
+        (broker,) = cluster.brokers
+        async with running_engine(cluster.name_server) as engine:
+            await engine.routes.get("orders")
+            second = MemberStub(producer_group="shop")
+            for member in (PRODUCER, second, CONSUMER):
+                engine.join(member)
+            await engine.heartbeat()
+
+            await engine.leave(CONSUMER)
+            await engine.leave(CONSUMER)
+            await engine.leave(second)
+
+            assert not broker.parts.consumers.is_online("billing")
+            assert broker.parts.producers.is_online("shop")
+            engine.join(CONSUMER)
+            await engine.heartbeat()
+            assert broker.parts.consumers.is_online("billing")
+
+        assert not broker.parts.consumers.is_online("billing")
+        assert not broker.parts.producers.is_online("shop")
+
+
+async def test_who_joins_a_client_that_is_connected_is_told_soon_without_asking() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders")
+        (broker,) = cluster.brokers
+        async with running_engine(cluster.name_server) as engine:
+            await engine.routes.get("orders")
+            engine.join(CONSUMER)
+            await engine.heartbeat()
+
+            engine.join(PRODUCER)
+
+            await until(lambda: broker.parts.producers.is_online("shop"))
+
+
+async def test_a_consumer_group_can_be_in_a_client_only_once() -> None:
+    async with running_engine("127.0.0.1:1") as engine:
+        engine.join(CONSUMER)
+
+        with pytest.raises(SettingError, match="'billing' is used by this client already"):
+            engine.join(MemberStub(consumer=consumer_data("billing", "other")))
+
+
+async def test_slaves_hear_of_clients_that_read() -> None:
+    master, slave = ScriptedBroker(), ScriptedBroker()
+    async with (
+        master.serving(),
+        slave.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: master.address, 1: slave.address}})
+        await engine.routes.get("orders")
+        engine.join(PRODUCER)
+        await engine.heartbeat()
+        assert (len(master.heartbeats), len(slave.heartbeats)) == (1, 0)
+        engine.join(CONSUMER)
+        await engine.heartbeat()
+
+        (heard,) = slave.heartbeats
+        assert [each.group_name for each in heard.producer_data_set] == ["shop"]
+        assert heard.consumer_data_set == (CONSUMER.consumer,)
+        assert heard.client_id == engine.client_id
+
+
+async def test_a_heartbeat_is_the_first_thing_on_a_new_connection() -> None:
+    broker = ScriptedBroker(handlers={PULL: _answer})
+    async with (
+        broker.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        await engine.routes.get("orders")
+        engine.join(CONSUMER)
+
+        await asyncio.gather(*(engine.ask(broker.address, PULL) for _ in range(3)))
+        first = engine.open_connection(broker.address)
+        for connection in broker.connections:
+            connection.abort()
+        await until(lambda: engine.open_connection(broker.address) is not first)
+        await engine.ask(broker.address, PULL)
+
+        assert broker.arrivals == [[HEART_BEAT, PULL, PULL, PULL], [HEART_BEAT, PULL]]
+
+
+async def test_a_lost_broker_is_greeted_again_though_nobody_has_a_request_for_it() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders")
+        async with running_engine(cluster.name_server) as engine:
+            await engine.routes.get("orders")
+            engine.join(CONSUMER)
+            await engine.heartbeat()
+            again: list[object] = []
+            end = engine.on_connected(again.append)
+
+            await cluster.restart_broker(1)
+
+            restarted = cluster.brokers[1]
+            await until(lambda: restarted.parts.consumers.is_online("billing"))
+            assert again == [restarted.address]
+            end()
+
+
+async def test_clients_without_members_stay_away() -> None:
+    broker = ScriptedBroker(handlers={PULL: _answer})
+    async with (
+        broker.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address, heartbeat=0.01) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        await engine.routes.get("orders")
+        await engine.ask(broker.address, PULL)
+        assert await engine.heartbeat() == {}
+        for connection in broker.connections:
+            connection.abort()
+        await until(lambda: engine.open_connection(broker.address) is None)
+
+        assert broker.arrivals == [[PULL]]
+
+
+async def test_a_broker_that_is_broken_does_not_delay_the_others() -> None:
+    mute, good = ScriptedBroker(is_mute=True), ScriptedBroker()
+    async with (
+        mute.serving(),
+        good.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address, request_timeout=0.5, heartbeat=0.02) as engine,
+    ):
+        names.routes["orders"] = topic_route(
+            {"broker-a": {0: mute.address}, "broker-b": {0: good.address}}
+        )
+        await engine.routes.get("orders")
+        engine.join(PRODUCER)
+        beating = asyncio.create_task(engine.heartbeat())
+
+        await until(lambda: len(good.heartbeats) == 1)
+        assert not beating.done()
+        failed = await beating
+
+        assert list(failed) == [mute.address]
+        assert isinstance(failed[mute.address], RequestTimedOut)
+        mute.is_mute = False
+        assert await engine.heartbeat() == {}
+
+
+async def test_a_broker_that_refuses_is_told_to_who_asked() -> None:
+    def refuse(_: Connection, request: Command) -> Command:
+        return request.answer(ResponseCode.NO_PERMISSION, remark="who are you")
+
+    broker = ScriptedBroker(handlers={HEART_BEAT: refuse})
+    async with (
+        broker.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        await engine.routes.get("orders")
+        engine.join(PRODUCER)
+
+        failed = await engine.heartbeat()
+
+        refusal = failed[broker.address]
+        assert isinstance(refusal, BrokerRefused)
+        assert (refusal.name, refusal.remark) == ("NO_PERMISSION", "who are you")
+
+
+async def test_heartbeats_are_repeated_and_tell_what_changed_meanwhile() -> None:
+    broker = ScriptedBroker()
+    member = MemberStub(consumer=consumer_data("billing", "orders"))
+    async with (
+        broker.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address, heartbeat=0.02) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        await engine.routes.get("orders")
+        engine.join(member)
+        await until(lambda: len(broker.heartbeats) > 2)
+        member.consumer = consumer_data("billing", "orders", "refunds")
+
+        await until(
+            lambda: len(broker.heartbeats[-1].consumer_data_set[0].subscription_data_set) == 2
+        )
+
+
+async def test_what_changed_while_a_heartbeat_was_on_its_way_is_told_as_well() -> None:
+    broker = ScriptedBroker(is_mute=True)
+    member = MemberStub(consumer=consumer_data("billing", "orders"))
+    async with (
+        broker.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address, request_timeout=10) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        await engine.routes.get("orders")
+        engine.join(member)
+        first = asyncio.create_task(engine.heartbeat())
+        same = asyncio.create_task(engine.heartbeat())
+        await until(lambda: len(broker.heartbeats) == 1)
+        member.consumer = consumer_data("billing", "orders", "refunds")
+        changed = asyncio.create_task(engine.heartbeat())
+
+        await until(lambda: len(broker.heartbeats) == 2)
+
+        told = broker.heartbeats[-1].consumer_data_set[0].subscription_data_set
+        assert [each.topic for each in told] == ["orders", "refunds"]
+        for task in (first, same, changed):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_a_broker_that_a_route_brings_is_greeted_at_once() -> None:
+    first, second = ScriptedBroker(), ScriptedBroker()
+    async with (
+        first.serving(),
+        second.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address, route_refresh=0.02) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: first.address}})
+        engine.routes.track("orders")
+        await engine.routes.get("orders")
+        engine.join(CONSUMER)
+        await engine.heartbeat()
+        names.routes["orders"] = topic_route(
+            {"broker-a": {0: first.address}, "broker-b": {0: second.address}}
+        )
+
+        await until(lambda: len(second.heartbeats) == 1)
+
+
+async def test_brokers_that_no_route_names_any_more_are_dropped() -> None:
+    old, new = ScriptedBroker(), ScriptedBroker()
+    async with (
+        old.serving(),
+        new.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address, route_refresh=0.02, heartbeat=0.02) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: old.address}})
+        engine.routes.track("orders")
+        await engine.routes.get("orders")
+        engine.join(CONSUMER)
+        await engine.heartbeat()
+        names.routes["orders"] = topic_route({"broker-a": {0: new.address}})
+
+        await until(lambda: not old.connections and bool(new.heartbeats))
+
+        assert engine.open_connection(old.address) is None
+        assert old.address not in engine.broker_versions
+        heard = len(old.arrivals)
+        beats = len(new.heartbeats)
+        await until(lambda: len(new.heartbeats) > beats + 3)
+        assert len(old.arrivals) == heard
+
+
+async def test_a_stop_does_not_wait_for_brokers_that_say_nothing() -> None:
+    def ignore(_: Connection, __: Command) -> None:
+        return None
+
+    broker = ScriptedBroker(handlers={int(RequestCode.UNREGISTER_CLIENT): ignore})
+    async with broker.serving(), ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        async with running_engine(names.address, stop_timeout=0.05) as engine:
+            await engine.routes.get("orders")
+            engine.join(CONSUMER)
+            await engine.heartbeat()
+
+            async with asyncio.timeout(10):
+                await engine.stop()
+
+        await until(lambda: not broker.connections)

@@ -1,0 +1,61 @@
+"""Who a client is."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+import pytest
+
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import UsedAfterFork
+from orbitmq.client.identity import ProcessCheck, make_client_id, own_ip, unique_instance
+from orbitmq.client.settings import ClientSettings
+
+
+@pytest.mark.feature("A17")
+def test_clients_of_one_process_have_distinct_ids_by_default() -> None:
+    settings = ClientSettings(name_servers=("localhost:9876",))
+
+    ids = {Engine(settings).client_id for _ in range(100)}
+
+    assert len(ids) == 100
+    for client_id in ids:
+        ip, _, instance = client_id.partition("@")
+        assert ip == own_ip()
+        assert instance.startswith(f"{os.getpid()}#")
+
+
+def test_ids_are_distinct_even_if_processes_and_times_are_the_same() -> None:
+    # Two containers that started together, both with process 1 in them.
+    assert unique_instance() != unique_instance()
+
+
+def test_a_stable_id_is_the_same_after_a_restart() -> None:
+    settings = ClientSettings(client_ip="10.0.0.7")
+
+    assert make_client_id(settings, stable=True) == "10.0.0.7@DEFAULT"
+
+
+def test_the_parts_of_an_id_can_be_chosen() -> None:
+    settings = ClientSettings(client_ip="10.0.0.7", instance="worker-3", unit="north")
+
+    assert make_client_id(settings) == "10.0.0.7@worker-3@north"
+    assert make_client_id(settings, stable=True) == "10.0.0.7@worker-3@north"
+
+
+def test_the_own_address_is_an_address() -> None:
+    ipaddress.ip_address(own_ip().strip("[]"))
+
+
+def test_use_in_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = ProcessCheck("the producer")
+    check()
+    made_in = os.getpid()
+
+    monkeypatch.setattr(os, "getpid", lambda: made_in + 1)
+
+    assert not check.is_same
+    with pytest.raises(UsedAfterFork, match="the producer was made in process") as refused:
+        check()
+    assert (refused.value.made_in, refused.value.used_in) == (made_in, made_in + 1)

@@ -1,0 +1,332 @@
+"""The thread on which sync faces do their work."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from orbitmq.client.errors import NotRunning, WrongUse
+from orbitmq.client.loopthread import LoopThread
+
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread("orbitmq-test")
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+async def _double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+async def _fail() -> None:
+    raise KeyError("missing")
+
+
+def _names() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_a_coroutine_runs_on_the_thread_and_its_result_comes_back(thread: LoopThread) -> None:
+    async def where() -> str:
+        return threading.current_thread().name
+
+    assert thread.run(_double(4)) == 8
+    assert thread.run(where()) == "orbitmq-test"
+    assert thread.submit(_double(5)).result(DEADLINE) == 10
+    assert not thread.is_current
+
+
+def test_what_was_submitted_goes_on_though_nobody_keeps_its_future(thread: LoopThread) -> None:
+    ended = threading.Event()
+
+    async def wait_where_nobody_else_looks() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    thread.submit(wait_where_nobody_else_looks())
+    thread.run(_double(1))
+    gc.collect()
+    thread.run(_double(1))
+
+    assert not ended.is_set()
+
+
+def test_an_error_comes_back_as_it_was_raised(thread: LoopThread) -> None:
+    with pytest.raises(KeyError, match="missing"):
+        thread.run(_fail())
+
+    assert thread.run(_double(1)) == 2
+
+
+def test_many_threads_share_one_loop(thread: LoopThread) -> None:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: thread.run(_double(number)), range(200)))
+
+    assert results == [2 * number for number in range(200)]
+
+
+def test_when_the_time_is_up_the_coroutine_is_cancelled(thread: LoopThread) -> None:
+    cancelled = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with pytest.raises(TimeoutError):
+        thread.run(wait(), timeout=0.01)
+
+    assert cancelled.wait(DEADLINE)
+    assert thread.run(_double(3)) == 6
+
+
+@pytest.fixture
+def interrupting() -> Iterator[signal.Signals]:
+    """A signal that is a Ctrl-C the first time and nothing afterwards."""
+    seen: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupted_call_is_cancelled_and_the_thread_stays_usable(
+    thread: LoopThread, interrupting: signal.Signals
+) -> None:
+    cancelled = threading.Event()
+    caller = threading.get_ident()
+
+    async def interrupt_the_caller() -> None:
+        try:
+            while True:
+                # Again and again: one that comes before the caller waits is noticed afterwards.
+                signal.pthread_kill(caller, interrupting)
+                await asyncio.sleep(0.01)
+        finally:
+            cancelled.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(interrupt_the_caller(), timeout=DEADLINE)
+
+    assert cancelled.wait(DEADLINE)
+    assert thread.run(_double(3)) == 6
+
+
+def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread: LoopThread) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        thread.run(leave(), timeout=DEADLINE)
+
+    assert thread.run(_double(3), timeout=DEADLINE) == 6
+
+
+def test_a_cancelled_future_cancels_its_coroutine(thread: LoopThread) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    future = thread.submit(wait())
+    assert begun.wait(DEADLINE)
+    future.cancel()
+
+    assert ended.wait(DEADLINE)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(DEADLINE)
+
+
+def test_a_coroutine_that_was_cancelled_before_it_began_is_never_begun(thread: LoopThread) -> None:
+    may_go_on, begun = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        may_go_on.wait(DEADLINE)
+
+    async def begin() -> None:
+        begun.set()
+
+    blocking = thread.submit(block())
+    future = thread.submit(begin())
+    future.cancel()
+    may_go_on.set()
+    blocking.result(DEADLINE)
+    thread.run(_double(1))
+
+    assert not begun.is_set()
+
+
+def test_a_coroutine_that_cancels_itself_is_cancelled_for_its_caller(thread: LoopThread) -> None:
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(concurrent.futures.CancelledError):
+        thread.run(give_up(), timeout=DEADLINE)
+    assert concurrent.futures.wait([thread.submit(give_up())], DEADLINE).not_done == set()
+
+
+def test_a_blocking_call_on_the_own_thread_is_refused_instead_of_waiting_for_ever(
+    thread: LoopThread,
+) -> None:
+    async def call_itself() -> None:
+        assert thread.is_current
+        with pytest.raises(WrongUse, match="wait for itself"):
+            thread.run(_double(1))
+        with pytest.raises(WrongUse, match="own end"):
+            thread.stop()
+
+    thread.run(call_itself(), timeout=DEADLINE)
+
+
+def test_before_the_start_and_after_the_stop_calls_are_refused() -> None:
+    thread = LoopThread()
+
+    with pytest.raises(NotRunning, match="start it"):
+        thread.run(_double(1))
+    thread.start()
+    thread.start()
+    was_running = thread.is_running
+    thread.stop()
+    thread.stop()
+
+    assert (was_running, thread.is_running) == (True, False)
+    with pytest.raises(NotRunning):
+        thread.submit(_double(1))
+
+
+def test_a_stop_cancels_what_runs_and_tells_who_waits() -> None:
+    thread = LoopThread("orbitmq-stopping")
+    thread.start()
+    begun = threading.Event()
+    cleaned = threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.set()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(thread.run, wait())
+        assert begun.wait(DEADLINE)
+        thread.stop()
+
+        with pytest.raises(NotRunning):
+            waiting.result(DEADLINE)
+    assert cleaned.is_set()
+    assert "orbitmq-stopping" not in _names()
+
+
+def test_calls_that_race_with_the_stop_are_answered_or_refused_but_never_left_waiting() -> None:
+    for _ in range(20):
+        thread = LoopThread()
+        thread.start()
+        go = threading.Barrier(5)
+
+        def call(thread: LoopThread = thread, go: threading.Barrier = go) -> int:
+            go.wait(DEADLINE)
+            done = 0
+            try:
+                while True:
+                    thread.run(_double(1), timeout=DEADLINE)
+                    done += 1
+            except NotRunning:
+                return done
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            calls = [pool.submit(call) for _ in range(4)]
+            go.wait(DEADLINE)
+            thread.stop()
+
+            assert all(each.result(DEADLINE) >= 0 for each in calls)
+
+
+def _run_program(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONASYNCIODEBUG": "0"},
+    )
+
+
+def test_a_program_that_forgets_to_stop_ends_quietly_and_in_order() -> None:
+    ended = _run_program(
+        """
+        import asyncio
+        from orbitmq.client.loopthread import LoopThread
+
+        async def wait():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                print("cleaned up")
+
+        thread = LoopThread()
+        thread.start()
+        thread.submit(wait())
+        assert thread.run(asyncio.sleep(0, 7)) == 7
+        """
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "cleaned up\n", "")
+
+
+def test_a_forked_child_is_told_to_make_its_own() -> None:
+    ended = _run_program(
+        """
+        import asyncio, os, sys
+        from orbitmq.client.errors import UsedAfterFork
+        from orbitmq.client.loopthread import LoopThread
+        thread = LoopThread()
+        thread.start()
+        assert thread.run(asyncio.sleep(0, 7)) == 7
+        child = os.fork()
+        if child == 0:
+            try:
+                thread.run(asyncio.sleep(0, 7))
+            except UsedAfterFork:
+                thread.stop()
+                own = LoopThread()
+                own.start()
+                sys.exit(own.run(asyncio.sleep(0, 42)))
+            sys.exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 42, status
+        assert thread.run(asyncio.sleep(0, 7)) == 7
+        """
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,0 +1,330 @@
+"""Ranges read from real brokers: whole, in order, and through what brokers do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, UsedAfterFork
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import Credentials, RangeAccess
+from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
+from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
+from orbitmq.client.rangewindow import Chunk, WindowLimits
+from orbitmq.message.stored import StoredMessage, decode_messages
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import Sent, fill, forget_old, numbered, with_small_files
+
+DEADLINE = 30.0
+
+
+@pytest.fixture
+def links(orbit_shared_cluster: EmbeddedCluster) -> Iterator[RangeLinks]:
+    found = RangeLinks(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)))
+    yield found
+    found.close()
+
+
+def messages_of(chunks: Iterator[Chunk] | Sequence[Chunk]) -> list[StoredMessage]:
+    return [
+        message
+        for chunk in chunks
+        for piece in chunk.pieces
+        for message in decode_messages(bytes(piece))
+    ]
+
+
+def whole(topic: str, queue_id: int, count: int) -> QueueRange:
+    return QueueRange(Queue(topic, "broker-a", queue_id), 0, count)
+
+
+def test_ranges_come_whole_and_in_order(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(5000, queues=2))
+    ranges = [
+        QueueRange(Queue(orbit_shared_topic, "broker-a", 1), 100, 2100),
+        QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 0, 2500),
+    ]
+
+    found = messages_of(read_ranges(links, ranges, group="readers"))
+
+    assert [(each.queue_id, each.queue_offset) for each in found] == [
+        *((1, offset) for offset in range(100, 2100)),
+        *((0, offset) for offset in range(2500)),
+    ]
+    assert [int(each.body) for each in found[:3]] == [201, 203, 205]
+
+
+def test_brokers_are_read_beside_each_other() -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        for place, address in enumerate(cluster.broker_addresses):
+            fill(address, "orders", numbered(300, first=300 * place))
+        links = RangeLinks(RangeAccess(name_servers=(cluster.name_server,)))
+        ranges = [
+            QueueRange(Queue("orders", "broker-a", 0), 0, 300),
+            QueueRange(Queue("orders", "broker-b", 0), 0, 300),
+        ]
+
+        found = messages_of(read_ranges(links, ranges, group="readers"))
+        links.close()
+
+    assert [int(each.body) for each in found] == list(range(600))
+
+
+def test_a_connection_is_kept_for_the_next_reader(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(10))
+    queue = Queue(orbit_shared_topic, "broker-a", 0)
+    first = links.borrow(queue)
+    links.give_back(first)
+
+    messages_of(read_ranges(links, [QueueRange(queue, 0, 10)], group="readers"))
+
+    assert links.borrow(queue) is first
+    first.close()
+
+
+def test_a_reader_that_is_left_early_leaves_no_answers_to_the_next(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(5000))
+    reading = read_ranges(links, [whole(orbit_shared_topic, 0, 5000)], group="readers")
+
+    first = next(reading)
+    reading.close()  # type: ignore[attr-defined]  # it is a generator
+    again = messages_of(read_ranges(links, [whole(orbit_shared_topic, 0, 5000)], group="readers"))
+
+    assert first.start == 0
+    assert [each.queue_offset for each in again] == list(range(5000))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        (RangeFilter("red"), lambda number: number % 3 == 0),
+        (RangeFilter("red || green"), lambda number: number % 3 < 2),
+        (RangeFilter("absent"), lambda _: False),
+        (RangeFilter("size >= 2000", "SQL92"), lambda number: number >= 2000),
+        (RangeFilter("TAGS = 'blue' AND size < 300", "SQL92"), lambda n: n % 3 == 2 and n < 300),
+    ],
+    ids=lambda value: getattr(value, "expression", ""),
+)
+def test_the_broker_leaves_out_what_is_not_wanted(
+    links: RangeLinks,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    wanted: RangeFilter,
+    chosen: object,
+) -> None:
+    colours = ("red", "green", "blue")
+    fill(
+        orbit_shared_cluster.broker_addresses[0],
+        orbit_shared_topic,
+        [
+            Sent(b"%d" % number, 0, {"TAGS": colours[number % 3], "size": str(number)})
+            for number in range(3000)
+        ],
+    )
+
+    found = messages_of(
+        read_ranges(links, [whole(orbit_shared_topic, 0, 3000)], group="readers", wanted=wanted)
+    )
+
+    assert callable(chosen)
+    assert [int(each.body) for each in found] == [n for n in range(3000) if chosen(n)]
+
+
+def test_a_part_of_a_filtered_queue_ends_where_it_was_said(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(
+        orbit_shared_cluster.broker_addresses[0],
+        orbit_shared_topic,
+        [Sent(b"%d" % number, 0, {"TAGS": "ab"[number % 2]}) for number in range(4000)],
+    )
+    part = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 1001, 2503)
+
+    found = messages_of(read_ranges(links, [part], group="readers", wanted=RangeFilter("b")))
+
+    assert [each.queue_offset for each in found] == list(range(1001, 2503, 2))
+
+
+def test_an_offset_beyond_the_end_is_an_error_with_both_ranges(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
+    wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 50, 150)
+    settings = RangeSettings(lag_patience=0.2)
+
+    with pytest.raises(OffsetsGone) as raised:
+        messages_of(read_ranges(links, [wanted], group="readers", settings=settings))
+
+    assert (raised.value.wanted, raised.value.low, raised.value.high) == (wanted, 0, 100)
+    assert "was asked for offsets 50 to 150 (exclusive) and has 0 to 100" in str(raised.value)
+    copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  # our own
+    assert (copy.wanted, copy.low, str(copy)) == (wanted, 0, str(raised.value))
+
+
+def test_what_is_missing_at_the_end_can_be_left_out(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
+    wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 50, 150)
+    settings = RangeSettings(lag_patience=0.2, missing=Missing.SKIP)
+
+    found = messages_of(read_ranges(links, [wanted], group="readers", settings=settings))
+
+    assert [each.queue_offset for each in found] == list(range(50, 100))
+
+
+def test_messages_that_come_a_little_late_are_waited_for(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    address = orbit_shared_cluster.broker_addresses[0]
+    fill(address, orbit_shared_topic, numbered(10))
+    waits = []
+
+    def wait(pause: float) -> None:
+        waits.append(pause)
+        if len(waits) == 3:
+            fill(address, orbit_shared_topic, numbered(10, first=10))
+
+    found = messages_of(
+        read_ranges(
+            links,
+            [whole(orbit_shared_topic, 0, 20)],
+            group="readers",
+            settings=RangeSettings(lag_patience=DEADLINE),
+            wait=wait,
+        )
+    )
+
+    assert [int(each.body) for each in found] == list(range(20))
+    assert waits[:3] == sorted(waits[:3])
+
+
+def test_expired_offsets_are_an_error_or_left_out() -> None:
+    with EmbeddedCluster(adjust=with_small_files) as cluster:
+        cluster.create_topic("orders", queues=1)
+        fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
+        low = forget_old(cluster, "orders")
+        links = RangeLinks(RangeAccess(name_servers=(cluster.name_server,)))
+        wanted = whole("orders", 0, 5000)
+        skipping = RangeSettings(missing=Missing.SKIP)
+
+        with pytest.raises(OffsetsGone, match=f"has {low} to 5000"):
+            messages_of(read_ranges(links, [wanted], group="readers"))
+        found = messages_of(read_ranges(links, [wanted], group="readers", settings=skipping))
+        links.close()
+
+    assert 0 < low < 5000
+    assert [each.queue_offset for each in found] == list(range(low, 5000))
+
+
+def test_a_topic_that_is_not_there_is_named(links: RangeLinks) -> None:
+    settings = RangeSettings(patience=0.3)
+    wanted = QueueRange(Queue("no-such-topic", "broker-a", 0), 0, 1)
+
+    with pytest.raises(BrokerUnavailable, match="no broker serves topic 'no-such-topic'"):
+        messages_of(read_ranges(links, [wanted], group="readers", settings=settings))
+
+
+def test_a_queue_that_is_not_there_is_refused_at_once(
+    links: RangeLinks, orbit_shared_topic: str
+) -> None:
+    wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 77), 0, 1)
+
+    with pytest.raises(BrokerRefused, match=r"queueId\[77\] is illegal"):
+        messages_of(read_ranges(links, [wanted], group="readers"))
+
+
+def test_reading_goes_on_after_the_broker_was_restarted(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
+) -> None:
+    fill(orbit_broker, orbit_topic, numbered(20_000))
+    links = RangeLinks(RangeAccess(name_servers=(orbit_cluster.name_server,)))
+    found: list[StoredMessage] = []
+
+    reading = read_ranges(
+        links,
+        [whole(orbit_topic, 0, 20_000)],
+        group="readers",
+        settings=RangeSettings(patience=DEADLINE, window=WindowLimits(requests=4)),
+    )
+    for chunk in reading:
+        found += messages_of([chunk])
+        if 5000 <= len(found) < 5032:
+            orbit_cluster.restart_broker()
+    links.close()
+
+    assert [int(each.body) for each in found] == list(range(20_000))
+
+
+def test_a_broker_that_stays_away_is_named_when_patience_ends(
+    orbit_topic: str, orbit_cluster: EmbeddedCluster, orbit_broker: str
+) -> None:
+    fill(orbit_broker, orbit_topic, numbered(20_000))
+    links = RangeLinks(RangeAccess(name_servers=(orbit_cluster.name_server,)))
+    settings = RangeSettings(patience=0.3, window=WindowLimits(requests=4))
+    reading = read_ranges(links, [whole(orbit_topic, 0, 20_000)], group="r", settings=settings)
+
+    next(reading)
+    orbit_cluster.stop()
+
+    with pytest.raises(BrokerUnavailable, match="broker 'broker-a' is not available"):
+        messages_of(reading)
+    links.close()
+
+
+def test_progress_of_the_group_is_left_alone(
+    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
+
+    messages_of(read_ranges(links, [whole(orbit_shared_topic, 0, 100)], group="watched"))
+
+    assert orbit_shared_cluster.progress("watched", orbit_shared_topic) == {}
+
+
+def test_connections_are_refused_to_a_forked_process(
+    links: RangeLinks, orbit_shared_topic: str
+) -> None:
+    queue = Queue(orbit_shared_topic, "broker-a", 0)
+    links.give_back(links.borrow(queue))
+    reader, writer = os.pipe()
+
+    child = os.fork()
+    if not child:
+        try:
+            links.borrow(queue)
+        except UsedAfterFork:
+            os.write(writer, b"refused")
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+
+    assert os.read(reader, 100) == b"refused"
+    os.close(reader)
+
+
+def test_secrets_are_not_shown() -> None:
+    access = RangeAccess(
+        name_servers=("localhost:9876",),
+        credentials=Credentials(
+            access_key="reader",
+            secret_key="hidden-1",  # noqa: S106  # not one
+            security_token="hidden-2",  # noqa: S106
+        ),
+    )
+
+    assert "hidden" not in repr(access)
+    assert pickle.loads(pickle.dumps(access)) == access  # noqa: S301  # our own
+    assert hash(access) == hash(replace(access))

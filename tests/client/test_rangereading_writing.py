@@ -1,0 +1,168 @@
+"""Frames of messages written by a thread that makes them: stored in order, or an error."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from orbitmq.client.errors import BrokerRefused, SendFailed, SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.rangewriting import Frame, RangeWriter, WritingSettings
+from orbitmq.message.batch import BatchElement
+from orbitmq.testing.background import EmbeddedCluster
+
+
+@pytest.fixture
+def writer(orbit_shared_cluster: EmbeddedCluster) -> Iterator[RangeWriter]:
+    found = RangeWriter(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)), "writers")
+    found.start()
+    yield found
+    found.stop()
+
+
+def frame(queue: Queue, first: int, count: int, *, size: int = 0, bound: bool = False) -> Frame:
+    elements = [
+        BatchElement(b"%d" % number + b"." * size, 0, f"UNIQ_KEY\x01id-{number}\x02".encode())
+        for number in range(first, first + count)
+    ]
+    return Frame(queue, elements, f"id-{first}", may_go_elsewhere=not bound)
+
+
+def stored(cluster: EmbeddedCluster, topic: str) -> dict[int, list[int]]:
+    """The numbers in each queue, in the order of the queue."""
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for message in cluster.messages(topic):
+        number = int(message.body.rstrip(b"."))
+        found[message.queue_id].append((message.queue_offset, number))
+    return {queue: [number for _, number in sorted(pairs)] for queue, pairs in found.items()}
+
+
+def test_each_queue_keeps_the_order_of_its_frames(
+    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    queues = writer.queues(orbit_shared_topic)
+    for number in range(100):
+        writer.send(frame(queues[number % 4], number * 10, 10))
+
+    writer.finish()
+
+    found = stored(orbit_shared_cluster, orbit_shared_topic)
+    assert sorted(number for numbers in found.values() for number in numbers) == list(range(1000))
+    assert all(numbers == sorted(numbers) for numbers in found.values())
+    assert {len(numbers) for numbers in found.values()} == {250}
+
+
+def test_messages_keep_the_ids_that_they_bring(
+    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    (queue, *_) = writer.queues(orbit_shared_topic)
+    writer.send(frame(queue, 0, 5))
+    alone = BatchElement(b"5", 7, b"UNIQ_KEY\x01id-5\x02DELAY\x011\x02")
+    writer.send(Frame(queue, [alone], "id-5", is_alone=True))
+
+    writer.finish()
+    orbit_shared_cluster.advance(2.0)
+
+    found = {message.body: message for message in orbit_shared_cluster.messages(orbit_shared_topic)}
+    assert {bytes(body) for body in found} >= {b"0", b"1", b"2", b"3", b"4"}
+    assert found[b"3"].properties["UNIQ_KEY"] == "id-3"
+
+
+def test_writing_waits_while_much_is_on_its_way(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    settings = WritingSettings(ahead_bytes=100_000)
+    access = RangeAccess(name_servers=(orbit_shared_cluster.name_server,))
+    writer = RangeWriter(access, "writers", settings)
+    writer.start()
+    (queue, *_) = writer.queues(orbit_shared_topic)
+
+    for number in range(50):
+        writer.send(frame(queue, number, 1, size=60_000))
+        assert len(writer._on_their_way) <= 2
+    writer.finish()
+    writer.stop()
+
+    assert len(stored(orbit_shared_cluster, orbit_shared_topic)[queue.id]) == 50
+
+
+def test_a_restart_of_the_broker_loses_nothing_and_mixes_nothing_up(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str
+) -> None:
+    writer = RangeWriter(RangeAccess(name_servers=(orbit_cluster.name_server,)), "writers")
+    writer.start()
+    queues = writer.queues(orbit_topic)
+
+    for number in range(200):
+        writer.send(frame(queues[number % 4], number * 10, 10, bound=True))
+        if number == 100:
+            orbit_cluster.restart_broker()
+    writer.finish()
+    writer.stop()
+
+    found = stored(orbit_cluster, orbit_topic)
+    assert set().union(*found.values()) == set(range(2000))
+    for numbers in found.values():
+        # A frame whose answer was lost is there twice, but never behind a later one only.
+        first_seen = list(dict.fromkeys(numbers))
+        assert first_seen == sorted(first_seen)
+
+
+def test_what_is_refused_is_raised_and_nothing_follows_it(
+    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    queue = Queue(orbit_shared_topic, "broker-a", 77)
+
+    writer.send(frame(queue, 0, 1, bound=True))
+    writer.send(frame(queue, 1, 1, bound=True))
+    with pytest.raises((BrokerRefused, SendFailed)):
+        writer.finish()
+
+    assert stored(orbit_shared_cluster, orbit_shared_topic) == {}
+    writer.finish()  # the failure was told
+
+
+def test_after_a_failure_the_writer_can_be_used_again(
+    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    writer.send(frame(Queue(orbit_shared_topic, "broker-a", 77), 0, 1, bound=True))
+    writer.abandon()
+
+    writer.send(frame(Queue(orbit_shared_topic, "broker-a", 2), 5, 1))
+    writer.finish()
+
+    assert stored(orbit_shared_cluster, orbit_shared_topic) == {2: [5]}
+
+
+def test_a_frame_goes_elsewhere_when_its_broker_is_away() -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        settings = WritingSettings(timeout=2.0)
+        writer = RangeWriter(RangeAccess(name_servers=(cluster.name_server,)), "w", settings)
+        writer.start()
+        first, second = writer.queues("orders")
+        writer.send(frame(first, 0, 1))
+        writer.send(frame(second, 1, 1))
+        writer.finish()
+        cluster._run(cluster._cluster.brokers[1].stop())
+
+        writer.send(frame(second, 2, 1))
+        writer.finish()
+
+        kept = cluster._call(
+            lambda: cluster._cluster.brokers[0].parts.store.max_offset("orders", 0)
+        )
+        assert kept == 2
+        writer.send(frame(second, 3, 1, bound=True))
+        with pytest.raises(SendFailed):
+            writer.finish()
+        writer.stop()
+
+
+@pytest.mark.parametrize("name", ["timeout", "ahead_bytes"])
+def test_settings_must_be_positive(name: str) -> None:
+    with pytest.raises(SettingError, match=f"writing.{name} must be positive, got 0"):
+        WritingSettings(**{name: 0})

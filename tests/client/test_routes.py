@@ -1,0 +1,373 @@
+"""Routes: where topics live, as name servers say and as a client remembers it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orbitmq.client.errors import BrokerUnavailable, NoNameServer, NoRoute, NotRunning
+from orbitmq.client.queue import Queue
+from orbitmq.client.topicroute import TopicRoute, provisional_route, route_of
+from orbitmq.remoting.address import Address
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from tests.support.client import ScriptedNameServer, running_engine, topic_route
+from tests.support.remoting import until
+
+A = Address("127.0.0.1", 10911)
+A_SLAVE = Address("127.0.0.1", 10921)
+B = Address("127.0.0.1", 10931)
+C = Address("127.0.0.1", 10941)
+
+
+# ---- what a route says
+
+
+def _queues(topic: str, *counts: tuple[str, int]) -> tuple[Queue, ...]:
+    return tuple(Queue(topic, broker, place) for broker, count in counts for place in range(count))
+
+
+def test_queues_stand_in_the_order_of_their_brokers() -> None:
+    route = route_of("orders", topic_route({"broker-b": {0: B}, "broker-a": {0: A}}, queues=2))
+
+    assert route.publish_queues == _queues("orders", ("broker-a", 2), ("broker-b", 2))
+    assert route.subscribe_queues == route.publish_queues
+
+
+def test_without_its_master_a_broker_is_read_but_not_written() -> None:
+    route = route_of("orders", topic_route({"broker-a": {1: A_SLAVE}, "broker-b": {0: B}}))
+
+    assert route.publish_queues == _queues("orders", ("broker-b", 4))
+    assert route.subscribe_queues == _queues("orders", ("broker-a", 4), ("broker-b", 4))
+
+
+@pytest.mark.parametrize(("perm", "writes", "reads"), [(6, 4, 4), (4, 0, 4), (2, 4, 0), (0, 0, 0)])
+def test_permissions_are_followed(perm: int, writes: int, reads: int) -> None:
+    route = route_of("orders", topic_route({"broker-a": {0: A}}, perm=perm))
+
+    assert len(route.publish_queues) == writes
+    assert len(route.subscribe_queues) == reads
+
+
+def test_reading_and_writing_may_have_different_numbers_of_queues() -> None:
+    data = TopicRouteData(
+        broker_datas=(BrokerData(broker_name="broker-a", broker_addrs={0: str(A)}),),
+        queue_datas=(
+            QueueData(broker_name="broker-a", perm=6, read_queue_nums=8, write_queue_nums=2),
+        ),
+    )
+
+    route = route_of("orders", data)
+
+    assert (len(route.publish_queues), len(route.subscribe_queues)) == (2, 8)
+
+
+def test_an_order_configuration_names_the_queues_to_write_even_of_brokers_that_are_away() -> None:
+    data = topic_route({"broker-a": {0: A}}, order="broker-b:1;broker-a:2; bad ;worse:x;")
+
+    route = route_of("orders", data)
+
+    assert route.publish_queues == _queues("orders", ("broker-b", 1), ("broker-a", 2))
+    assert route.is_ordered
+
+
+def test_an_address_that_is_none_does_not_spoil_the_others() -> None:
+    data = TopicRouteData(
+        broker_datas=(BrokerData(broker_name="broker-a", broker_addrs={0: "?", 1: str(A_SLAVE)}),)
+    )
+
+    assert route_of("orders", data).brokers == {"broker-a": {1: A_SLAVE}}
+
+
+def test_a_topic_to_be_made_gets_at_most_the_templates_queues() -> None:
+    template = topic_route({"broker-a": {0: A}, "broker-b": {1: B}}, queues=8)
+
+    route = provisional_route("new", template, 4)
+
+    assert route.publish_queues == _queues("new", ("broker-a", 4))
+    assert route.is_provisional
+    assert len(provisional_route("new", template, 16).publish_queues) == 8
+
+
+# ---- which broker is asked
+
+
+async def test_reading_goes_to_the_wanted_broker_or_the_next_slave_or_any() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route(
+            {"broker-a": {0: A, 2: A_SLAVE}, "broker-b": {1: B}, "broker-c": {}}
+        )
+        async with running_engine(names.address) as engine:
+            routes = engine.routes
+            await routes.get("orders")
+
+            assert routes.address("broker-a") == (A, 0)
+            assert routes.address("broker-a", wanted=2, only=True) == (A_SLAVE, 2)
+            assert routes.address("broker-a", wanted=1, only=True) == (A_SLAVE, 2)
+            assert routes.address("broker-a", wanted=7) == (A, 0)
+            assert routes.address("broker-b") == (B, 1)
+            with pytest.raises(BrokerUnavailable, match="no broker id 7"):
+                routes.address("broker-a", wanted=7, only=True)
+            with pytest.raises(BrokerUnavailable, match="no master"):
+                routes.address("broker-b", only=True)
+            with pytest.raises(BrokerUnavailable, match="broker-c"):
+                routes.address("broker-c")
+
+
+async def test_writing_goes_to_masters_only() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}, "broker-b": {1: B}})
+        async with running_engine(names.address) as engine:
+            await engine.routes.get("orders")
+
+            assert engine.routes.master("broker-a") == A
+            with pytest.raises(BrokerUnavailable, match="no master now"):
+                engine.routes.master("broker-b")
+            with pytest.raises(BrokerUnavailable, match="no route names it"):
+                engine.routes.master("broker-z")
+
+
+async def test_any_broker_of_a_topic_is_a_master_if_it_has_one() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}, "broker-b": {0: B}})
+        names.routes["old"] = topic_route({"broker-c": {1: C}})
+        names.routes["nowhere"] = TopicRouteData()
+        async with running_engine(names.address) as engine:
+            chosen = {await engine.routes.broker_of("orders") for _ in range(50)}
+
+            assert chosen == {A, B}
+            assert await engine.routes.broker_of("old") == C
+            with pytest.raises(BrokerUnavailable, match="nowhere"):
+                await engine.routes.broker_of("nowhere")
+
+
+# ---- asking
+
+
+async def test_an_unknown_topic_is_told_apart_from_silent_name_servers() -> None:
+    async with ScriptedNameServer().serving() as names:
+        async with running_engine(names.address) as engine:
+            with pytest.raises(NoRoute) as unknown:
+                await engine.routes.get("orders")
+        address = names.address
+
+    async with running_engine(address) as engine:
+        with pytest.raises(NoNameServer) as silent:
+            await engine.routes.get("orders")
+
+    assert (unknown.value.topic, unknown.value.name_servers) == ("orders", (address,))
+    assert [str(tried) for tried, _ in silent.value.tried] == [address]
+
+
+async def test_lookups_of_one_topic_at_the_same_time_share_one_request() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A}})
+        async with running_engine(names.address) as engine:
+            found = await asyncio.gather(*(engine.routes.get("orders") for _ in range(50)))
+            failed = await asyncio.gather(
+                *(engine.routes.get("absent") for _ in range(50)), return_exceptions=True
+            )
+
+            assert {route.topic for route in found} == {"orders"}
+            assert names.asked("orders") == 1
+            assert names.asked("absent") == 1
+            assert all(isinstance(error, NoRoute) for error in failed)
+
+
+async def test_everyone_who_shared_a_failed_lookup_gets_an_error_of_his_own() -> None:
+    async with running_engine("127.0.0.1:1") as engine:
+        failed = await asyncio.gather(
+            *(engine.routes.get("orders") for _ in range(10)), return_exceptions=True
+        )
+
+    # They add their tracebacks to it.
+    assert all(isinstance(error, NoNameServer) for error in failed)
+    assert len({id(error) for error in failed}) == 10
+
+
+async def test_who_gives_up_waiting_does_not_take_the_answer_from_the_others() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A}})
+        async with running_engine(names.address) as engine:
+            impatient = asyncio.create_task(engine.routes.get("orders"))
+            patient = asyncio.create_task(engine.routes.get("orders"))
+            await asyncio.sleep(0)
+            impatient.cancel()
+
+            assert (await patient).topic == "orders"
+            with pytest.raises(asyncio.CancelledError):
+                await impatient
+
+
+async def test_who_waits_for_a_route_when_the_client_stops_is_told() -> None:
+    async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
+        waiting = asyncio.create_task(engine.routes.get("orders"))
+        await asyncio.sleep(0)
+
+        await engine.stop()
+
+        with pytest.raises(NotRunning):
+            await waiting
+
+
+async def test_quoted_keys_are_asked_for_and_bare_ones_are_read() -> None:
+    bare = (
+        b'{"brokerDatas":[{"brokerAddrs":{0:"127.0.0.1:10911",1:"127.0.0.1:10921"},'
+        b'"brokerName":"broker-a","cluster":"c"}],"filterServerTable":{},'
+        b'"queueDatas":[{"brokerName":"broker-a","perm":6,"readQueueNums":2,'
+        b'"topicSynFlag":0,"writeQueueNums":2}]}'
+    )
+    names = ScriptedNameServer(routes={"orders": bare})
+    async with names.serving(), running_engine(names.address) as engine:
+        route = await engine.routes.get("orders")
+
+        assert route.brokers == {"broker-a": {0: A, 1: A_SLAVE}}
+        assert len(route.publish_queues) == 2
+        assert [each.accept_standard_json_only for each in names.requests] == [True]
+
+
+async def test_known_routes_are_not_asked_for_again_unless_wanted() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A}})
+        async with running_engine(names.address) as engine:
+            first = await engine.routes.get("orders")
+            second = await engine.routes.get("orders")
+            assert names.asked("orders") == 1
+            await engine.routes.get("orders", refresh=True)
+
+            assert first is second is engine.routes.known("orders")
+            assert names.asked("orders") == 2
+
+
+# ---- topics that are made by sending
+
+
+async def test_a_producer_is_led_to_the_template_of_new_topics_until_they_exist() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["TBW102"] = topic_route({"broker-a": {0: A}}, queues=8)
+        async with running_engine(names.address) as engine:
+            heard: list[str] = []
+            engine.routes.on_change(lambda topic, _: heard.append(topic))
+            queues = await engine.routes.publish_queues("new")
+            again = await engine.routes.publish_queues("new")
+
+            assert queues == again == _queues("new", ("broker-a", 4))
+            assert names.asked("new") == 1
+            assert engine.routes.master("broker-a") == A
+            with pytest.raises(NoRoute, match="'new'"):
+                await engine.routes.subscribe_queues("new")
+
+            assert heard == []
+            names.routes["new"] = topic_route({"broker-a": {0: A}}, queues=6)
+            await engine.routes.get("new")
+            assert len(await engine.routes.publish_queues("new")) == 6
+            assert heard == ["new"]
+
+
+async def test_where_topics_are_not_made_by_sending_there_is_no_route() -> None:
+    async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
+        with pytest.raises(NoRoute, match="'new'"):
+            await engine.routes.publish_queues("new")
+        with pytest.raises(NoRoute, match="'TBW102'"):
+            await engine.routes.publish_queues("TBW102")
+
+
+async def test_a_topic_that_cannot_be_written_has_no_queues_to_publish() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A}}, perm=4)
+        async with running_engine(names.address) as engine:
+            with pytest.raises(NoRoute, match="orders"):
+                await engine.routes.publish_queues("orders")
+            assert len(await engine.routes.subscribe_queues("orders")) == 4
+
+
+# ---- keeping fresh
+
+
+def _fail(_topic: str, _route: TopicRoute) -> None:
+    raise ZeroDivisionError
+
+
+async def test_changes_of_tracked_routes_are_noticed_and_told() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A}})
+        async with running_engine(names.address, route_refresh=0.02) as engine:
+            heard: list[tuple[str, TopicRoute]] = []
+            end = engine.routes.on_change(lambda topic, route: heard.append((topic, route)))
+            engine.routes.on_change(_fail)
+            engine.routes.track("orders")
+            await engine.routes.get("orders")
+            names.routes["orders"] = topic_route({"broker-a": {0: A}, "broker-b": {0: B}})
+            await until(lambda: len(heard) == 2)
+            asked = names.asked("orders")
+            await until(lambda: names.asked("orders") > asked + 2)
+
+            assert [len(route.publish_queues) for _, route in heard] == [4, 8]
+            assert engine.routes.addresses() == {A, B}
+            end()
+            names.routes["orders"] = topic_route({"broker-b": {0: B}})
+            await until(lambda: engine.routes.addresses() == {B})
+            assert len(heard) == 2
+
+
+async def test_a_topic_that_appears_while_it_is_tracked_is_told() -> None:
+    names = ScriptedNameServer()
+    async with names.serving(), running_engine(names.address, route_refresh=0.02) as engine:
+        heard: list[str] = []
+        engine.routes.on_change(lambda topic, _: heard.append(topic))
+        engine.routes.track("orders")
+        await until(lambda: names.asked("orders") > 2)
+        names.routes["orders"] = topic_route({"broker-a": {0: A}})
+
+        await until(lambda: heard == ["orders"])
+        known = engine.routes.known("orders")
+        assert known is not None
+        assert known.brokers == {"broker-a": {0: A}}
+
+
+async def test_a_name_server_that_lost_its_memory_takes_no_route_away() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A}})
+        async with running_engine(names.address, route_refresh=0.02) as engine:
+            engine.routes.track("orders")
+            await engine.routes.get("orders")
+            names.routes.clear()
+            asked = names.asked("orders")
+            await until(lambda: names.asked("orders") > asked + 2)
+
+            assert (await engine.routes.get("orders")).brokers == {"broker-a": {0: A}}
+            assert engine.routes.master("broker-a") == A
+
+
+async def test_routes_that_nobody_tracks_are_forgotten() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A}})
+        names.routes["once"] = topic_route({"broker-b": {0: B}})
+        async with running_engine(names.address, route_refresh=0.02) as engine:
+            engine.routes.track("orders")
+            engine.routes.track("orders")
+            await engine.routes.get("orders")
+            await engine.routes.get("once")
+
+            await until(lambda: engine.routes.addresses() == {A})
+            assert engine.routes.known("once") is None
+            engine.routes.untrack("orders")
+            asked = names.asked("orders")
+            await until(lambda: names.asked("orders") > asked + 2)
+            engine.routes.untrack("orders")
+            await until(lambda: engine.routes.addresses() == frozenset())
+
+
+async def test_routes_of_a_real_cluster_name_its_brokers() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=2)
+        async with running_engine(cluster.name_server) as engine:
+            route = await engine.routes.get("orders")
+
+            assert route.publish_queues == _queues("orders", ("broker-a", 2), ("broker-b", 2))
+            assert route.addresses == {broker.address for broker in cluster.brokers}
+            assert engine.routes.addresses(slaves=False) == route.addresses
+            assert set(route.clusters.values()) == {"DefaultCluster"}
+            with pytest.raises(NoRoute):
+                await engine.routes.get("absent")
