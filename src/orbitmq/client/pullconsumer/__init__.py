@@ -1,0 +1,1 @@
+"""A consumer that the application asks for messages, instead of being called with them."""

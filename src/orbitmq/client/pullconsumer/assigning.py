@@ -1,0 +1,119 @@
+"""Queues that the application assigns itself, without a group that shares them out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.errors import SettingError
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.pulling import Puller
+    from orbitmq.client.consumer.starting import Starting
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.pullconsumer.draining import Settling
+    from orbitmq.client.queue import Queue
+
+log = logging.getLogger(__name__)
+
+#: Seconds before a queue is tried again whose start could not be worked out.
+_RETRY = 1.0
+
+
+class Assigning:
+    """Begins and ends the pulls of assigned queues. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        puller: Puller,
+        progress: ProgressStore,
+        starting: Starting,
+        settling: Settling,
+    ) -> None:
+        self._engine = engine
+        self._puller = puller
+        self._progress = progress
+        self._starting = starting
+        self._settling = settling
+        self._owned: dict[Queue, OwnedQueue] = {}
+        self._wanted: set[Queue] = set()
+        self._tracked: set[str] = set()
+
+    @property
+    def owned(self) -> Mapping[Queue, OwnedQueue]:
+        return self._owned
+
+    async def assign(self, queues: Iterable[Queue]) -> None:
+        """Exactly these from now on. Raises `NoRoute`, or `SettingError` for an unknown queue.
+
+        Where a queue begins may be unknown for a while; then it is begun later.
+        """
+        wanted = set(queues)
+        await self._check(wanted)
+        self._track({queue.topic for queue in wanted})
+        self._wanted = wanted
+        gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
+        await asyncio.gather(*(self._end(owned) for owned in gone))
+        new = [queue for queue in wanted if queue not in self._owned]
+        await asyncio.gather(*(self._begin(queue) for queue in new))
+
+    async def _check(self, queues: Iterable[Queue]) -> None:
+        for topic in {queue.topic for queue in queues}:
+            known = await self._engine.routes.subscribe_queues(topic)
+            for queue in queues:
+                if queue.topic == topic and queue not in known:
+                    named = ", ".join(str(each) for each in known) or "none that can be read"
+                    raise SettingError(f"topic {topic!r} has no queue {queue}; it has {named}")
+
+    def _track(self, topics: set[str]) -> None:
+        for topic in topics - self._tracked:
+            self._engine.routes.track(topic)
+        for topic in self._tracked - topics:
+            self._engine.routes.untrack(topic)
+        self._tracked = topics
+
+    async def _begin(self, queue: Queue) -> None:
+        try:
+            offset = await self._starting.offset(queue)
+        except OrbitError as error:
+            log.warning(
+                "where a queue begins cannot be said: %s", error, extra={"queue": str(queue)}
+            )
+            self._engine.spawn(self._begin_later(queue), f"begin {queue}")
+            return
+        if queue in self._wanted and queue not in self._owned:
+            now = self._engine.clock.monotonic()
+            owned = self._owned[queue] = OwnedQueue(queue, offset, now=now)
+            self._puller.begin(owned)
+
+    async def _begin_later(self, queue: Queue) -> None:
+        await asyncio.sleep(_RETRY)
+        if queue in self._wanted and queue not in self._owned:
+            await self._begin(queue)
+
+    async def _end(self, owned: OwnedQueue) -> None:
+        """Give a queue up; its progress is reported, as far as that is the consumer's business."""
+        owned.is_draining = True
+        self._puller.end(owned)
+        # Nobody waits for the queue, and the application knows what it does.
+        await self._settling.drain(owned, 0.0)
+        owned.drop()
+        try:
+            await self._progress.persist([owned.queue])
+        except OrbitError as error:
+            log.warning("progress not reported: %s", error, extra={"queue": str(owned.queue)})
+        self._progress.forget(owned.queue)
+        if self._owned.get(owned.queue) is owned:
+            del self._owned[owned.queue]
+
+    async def stop(self) -> None:
+        """Give everything up."""
+        self._wanted = set()
+        await asyncio.gather(*(self._end(owned) for owned in tuple(self._owned.values())))
+        self._track(set())

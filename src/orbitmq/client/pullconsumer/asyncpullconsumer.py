@@ -1,0 +1,416 @@
+"""The pull consumer for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from orbitmq.client.consumer.allocation import Strategy, strategy_named
+from orbitmq.client.consumer.starting import (
+    Beginning,
+    consume_from,
+    end_offset,
+    first_offset,
+    offset_at,
+)
+from orbitmq.client.consumer.subscription import Subscription
+from orbitmq.client.durations import Duration, Instant, epoch, seconds
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import SettingError
+from orbitmq.client.identity import ProcessCheck
+from orbitmq.client.names import check_group
+from orbitmq.client.namespaces import wrap_group, wrap_topic
+from orbitmq.client.pullconsumer.columns import chunks_to_arrow
+from orbitmq.client.pullconsumer.core import WHAT, PullCore
+from orbitmq.client.pullconsumer.settings import PollSettings
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orbitmq.client.consumer.assignmentnews import AssignmentListener
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.setbacks import Setback
+    from orbitmq.client.pullconsumer.chunks import Chunk
+    from orbitmq.clock import Clock
+
+#: What may be committed: positions, or the last message that is done.
+Commits: TypeAlias = Mapping[Queue, int] | ReceivedMessage | Iterable[ReceivedMessage]
+
+
+class AsyncPullConsumer:
+    """Fetches messages ahead, and gives them out when it is asked.
+
+    async with AsyncPullConsumer("billing", name_server="localhost:9876") as consumer:
+        consumer.subscribe("orders", "paid || refunded")
+        async for message in consumer:
+            ...
+
+    It subscribes to topics, whose queues it shares with the other members of its group, or is
+    assigned queues; not both. Nothing is retried for the application: what fails is its business.
+
+    With `auto_commit` (the default) a message counts as done when it was returned by a poll and
+    another poll has followed, and is committed within the interval after that. When the consumer is
+    stopped, everything returned counts as done, unless an error ends its `async with` block.
+    Without it, progress is what `commit` says. One task polls at a time.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        polling: PollSettings | None = None,
+        consume_from: Beginning = "last",
+        allocation: str | Strategy = "AVG",
+        rebalancing: RebalanceSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> None:
+        """`consume_from` is where a queue without progress begins: "last", "first", or a time.
+
+        `on_assignment` is called with a topic, all its queues and the own ones, after changes.
+        """
+        if name_server is not None and not isinstance(name_server, str):
+            name_server = tuple(name_server)
+        engine = Engine(resolve(name_server, client))
+        self._set_up(
+            engine, True, group, polling, consume_from, allocation, rebalancing, on_assignment
+        )
+
+    @classmethod
+    def on(
+        cls,
+        engine: Engine,
+        group: str,
+        *,
+        polling: PollSettings | None = None,
+        consume_from: Beginning = "last",
+        allocation: str | Strategy = "AVG",
+        rebalancing: RebalanceSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> AsyncPullConsumer:
+        """A consumer that shares the connections of a running client, which outlives it."""
+        consumer = cls.__new__(cls)
+        consumer._set_up(
+            engine, False, group, polling, consume_from, allocation, rebalancing, on_assignment
+        )
+        return consumer
+
+    def _set_up(
+        self,
+        engine: Engine,
+        owns_engine: bool,
+        group: str,
+        polling: PollSettings | None,
+        begin: Beginning,
+        allocation: str | Strategy,
+        rebalancing: RebalanceSettings | None,
+        listener: AssignmentListener | None,
+    ) -> None:
+        self.group = check_group(group)
+        self.settings = polling or PollSettings()
+        self._namespace = engine.settings.namespace
+        self._check_process = ProcessCheck(WHAT)
+        self._core = PullCore(
+            engine,
+            wrap_group(self._namespace, group),
+            self.settings,
+            owns_engine=owns_engine,
+            strategy=strategy_named(allocation),
+            begin=consume_from(begin),
+            rebalancing=rebalancing,
+            listener=listener,
+        )
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # What was being worked on when the error came is not done.
+        await self._core.stop(settles=error is None)
+
+    async def start(self) -> None:
+        """Join the group. Raises `SubscriptionRefused` when a broker cannot serve a condition."""
+        self._check_process()
+        await self._core.start()
+
+    async def stop(self) -> None:
+        """Commit (if that is automatic), give the queues up and leave. May be repeated."""
+        await self._core.stop()
+
+    @property
+    def client_id(self) -> str:
+        return self._core.engine.client_id
+
+    @property
+    def clock(self) -> Clock:
+        return self._core.engine.clock
+
+    # ---- which queues
+
+    def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None:
+        """Share the queues of a topic with the group; by tags (`a || b`) or by a SQL92 condition.
+
+        Replaces an earlier subscription to the topic. All members of a group must say the same.
+        """
+        self._core.subscribe(self._subscription(topic, tags, sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up; what they have returned counts as done."""
+        self._core.unsubscribe(wrap_topic(self._namespace, topic))
+
+    async def assign(
+        self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
+    ) -> None:
+        """Read exactly these queues from now on, whatever others of the group do.
+
+        Those that were assigned before and still are go on where they are; what was returned so far
+        counts as done. Raises `NoRoute`, or `SettingError` for a queue that does not exist.
+        """
+        self.plan(queues, tags, sql)
+        await self._core.assign()
+
+    def plan(
+        self, queues: Iterable[Queue], tags: str | None = None, sql: str | None = None
+    ) -> None:
+        """Before the start: be assigned these queues with it."""
+        wanted = tuple(queues)
+        for queue in wanted:
+            if not isinstance(queue, Queue):
+                raise SettingError(f"queues are Queue(topic, broker, id), got {queue!r}")
+        topics = {queue.topic for queue in wanted}
+        self._core.plan([self._subscription(topic, tags, sql) for topic in sorted(topics)], wanted)
+
+    def _subscription(self, topic: str, tags: str | None, sql: str | None) -> Subscription:
+        if tags is not None and sql is not None:
+            raise SettingError("a subscription is by tags or by a SQL92 condition, not by both")
+        topic = wrap_topic(self._namespace, topic)
+        return Subscription.by_tags(topic, tags) if sql is None else Subscription.by_sql(topic, sql)
+
+    def assignment(self) -> tuple[Queue, ...]:
+        """The queues that are this consumer's now."""
+        return tuple(
+            sorted(queue for queue, owned in self._core.owned.items() if not owned.is_draining)
+        )
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        """All queues of a topic that can be read. Raises `NoRoute`."""
+        self._core.check_running()
+        return await self._core.engine.routes.subscribe_queues(wrap_topic(self._namespace, topic))
+
+    # ---- messages
+
+    async def poll(
+        self,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # no error: there are no messages
+        *,
+        max_messages: int | None = None,
+    ) -> list[ReceivedMessage]:
+        """The next messages, of any assigned queue; none when there are none within the time."""
+        until = self.deadline(timeout)
+        while True:
+            chunks = await self.next_chunks(until, max_messages)
+            messages = self._read(chunks)
+            if messages or not chunks:
+                return messages
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        """The next message, however long it takes; ends when the consumer is stopped."""
+        core = self._core
+        while core.is_running:
+            chunks = core.chunks_now(1) or await core.next_chunks(1, None, _LONG)
+            if messages := self._read(chunks):
+                return messages[0]
+        raise StopAsyncIteration
+
+    async def poll_arrow(
+        self,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as in `poll`
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+        columns: Sequence[str] | None = None,
+        null_bad_bodies: bool = False,
+    ) -> Any:
+        """The next messages as a `pyarrow.RecordBatch`, straight from the pulled bytes.
+
+        Has no rows when there are none within the time. With `min_messages` it waits for more of
+        them to be joined, as long as the time lasts; batches of a thousand and more are what
+        columns are made for. `columns` chooses names of `orbitmq.message.arrow.MESSAGE_SCHEMA`.
+        A damaged body raises `BodyCorrupt`, and the same messages come again; with
+        `null_bad_bodies` it is null instead.
+        """
+        until = self.deadline(timeout)
+        while True:
+            chunks = await self.next_chunks(until, max_messages, max_bytes, min_messages)
+            try:
+                batch = chunks_to_arrow(chunks, columns, null_bad_bodies=null_bad_bodies)
+            except OrbitError:
+                self.give_back(chunks)
+                raise
+            if batch.num_rows or not chunks:
+                return batch
+
+    async def next_chunks(
+        self,
+        until: float,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+    ) -> list[Chunk]:
+        """What a poll is made of; not decoded yet."""
+        count = self.settings.max_messages if max_messages is None else max_messages
+        if count < 1 or (max_bytes is not None and max_bytes < 1):
+            raise SettingError(
+                f"a poll must allow at least one message and byte, got {count} and {max_bytes}"
+            )
+        left = max(0.0, until - self.clock.monotonic())
+        return await self._core.next_chunks(count, max_bytes, left, least=min(min_messages, count))
+
+    def messages_of(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
+        """Chunks as messages."""
+        group, namespace = self.group, self._namespace
+        return [m for chunk in chunks for m in chunk.messages(group, namespace)]
+
+    def give_back(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks that could not be read come again."""
+        self._core.cache.give_back(chunks)
+
+    def deadline(self, timeout: Duration | None) -> float:
+        """When a poll ends that begins now."""
+        wait = self.settings.timeout if timeout is None else seconds(timeout, "timeout")
+        return self.clock.monotonic() + wait
+
+    def _read(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
+        try:
+            return self.messages_of(chunks)
+        except OrbitError:
+            self.give_back(chunks)
+            raise
+
+    # ---- positions
+
+    def position(self, queue: Queue) -> int:
+        """The offset that the next poll of a queue begins with. Raises `QueueNotAssigned`."""
+        return self._core.position(queue)
+
+    async def seek(self, queue: Queue, offset: int) -> None:
+        """Go on from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
+        await self._core.seek({queue: offset})
+
+    async def seek_to_begin(self, *queues: Queue) -> None:
+        """Go on from the first message that is there; in all assigned queues, or in these."""
+        await self._seek_to(queues, first_offset)
+
+    async def seek_to_end(self, *queues: Queue) -> None:
+        """Go on with messages that come from now on."""
+        await self._seek_to(queues, end_offset)
+
+    async def seek_to_time(self, time: Instant, *queues: Queue) -> None:
+        """Go on from the first message stored at or after a time; from the end without one."""
+        at = epoch(time, "time")
+        await self._seek_to(queues, lambda engine, queue: offset_at(engine, queue, at))
+
+    async def _seek_to(self, queues: Sequence[Queue], find: Callable[..., Any]) -> None:
+        self._core.check_running()
+        await self._core.seek(await self._found(queues or self.assignment(), find))
+
+    def pause(self, *queues: Queue) -> None:
+        """Fetch and return nothing of these queues, or of all; they stay assigned."""
+        self._core.pause(queues or self.assignment())
+
+    def resume(self, *queues: Queue) -> None:
+        """Go on with these queues, or with all."""
+        self._core.resume(queues or self.assignment())
+
+    # ---- what brokers know
+
+    async def first_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues begin: the first message that the broker still has."""
+        return await self._found(queues, first_offset)
+
+    async def end_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues end: the offset that the next message will get."""
+        return await self._found(queues, end_offset)
+
+    async def offsets_for_time(
+        self, time: Instant, queues: Iterable[Queue] | None = None
+    ) -> dict[Queue, int]:
+        """The offsets of the first messages stored at or after a time; the end without one."""
+        at = epoch(time, "time")
+        return await self._found(queues, lambda engine, queue: offset_at(engine, queue, at))
+
+    async def _found(
+        self, queues: Iterable[Queue] | None, find: Callable[..., Any]
+    ) -> dict[Queue, int]:
+        self._core.check_running()
+        asked = tuple(self.assignment() if queues is None else queues)
+        engine = self._core.engine
+        for topic in {queue.topic for queue in asked}:
+            await engine.routes.get(topic)
+        offsets = await asyncio.gather(*(find(engine, queue) for queue in asked))
+        return dict(zip(asked, offsets, strict=True))
+
+    def lag(self) -> dict[Queue, int]:
+        """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
+        return {
+            queue.owned.queue: max(0, queue.owned.max_offset - queue.returned)
+            for queue in self._core.cache.queues
+            if queue.owned.max_offset is not None and not queue.owned.is_draining
+        }
+
+    # ---- progress
+
+    async def commit(self, done: Commits | None = None) -> dict[Queue, int]:
+        """Store progress, and return when the broker has it. Returns the positions stored.
+
+        Without an argument: everything that polls have returned. A position is the offset of the
+        next message to consume; a message stands for everything up to it. Raises what the broker
+        refuses with, and `QueueNotAssigned` for a queue that was lost meanwhile.
+        """
+        return await self._core.commit(None if done is None else _positions(done))
+
+    async def committed(self, queue: Queue) -> int | None:
+        """The group's progress in a queue, as the broker has it; None without any."""
+        self._core.check_running()
+        await self._core.engine.routes.get(queue.topic)
+        return await self._core.progress.stored(queue)
+
+    def counts(self) -> dict[tuple[Queue, Setback], int]:
+        """How often pulls were put off, by queue and reason."""
+        return self._core.puller.counts()
+
+
+#: Seconds that an iteration waits before it looks whether the consumer was stopped.
+_LONG = 3600.0
+
+
+def _positions(done: Commits) -> Mapping[Queue, int]:
+    if isinstance(done, Mapping):
+        return done
+    messages = [done] if isinstance(done, ReceivedMessage) else list(done)
+    positions: dict[Queue, int] = {}
+    for message in messages:
+        if not isinstance(message, ReceivedMessage):
+            raise SettingError(f"commit takes offsets by queue, or messages, got {message!r}")
+        queue = message.queue
+        positions[queue] = max(positions.get(queue, 0), message.queue_offset + 1)
+    return positions

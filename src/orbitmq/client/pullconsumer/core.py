@@ -1,0 +1,367 @@
+"""What both faces of the pull consumer do, on the event loop.
+
+The consumer is in one of two modes, for life: it subscribes to topics, and shares their queues with
+the other members of its group, or it is assigned queues by the application. Mixing them is an
+error, because a queue would then have two owners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from orbitmq.client.consumer.brokerprogress import BrokerProgress
+from orbitmq.client.consumer.pulling import Puller
+from orbitmq.client.consumer.rebalancing import Rebalancer
+from orbitmq.client.consumer.starting import ConsumeFrom, Starting, end_offset, first_offset
+from orbitmq.client.consumer.subscription import Subscription, Subscriptions
+from orbitmq.client.consumer.subscriptioncheck import check_subscriptions
+from orbitmq.client.errors import NotRunning, SettingError, WrongUse
+from orbitmq.client.pullconsumer.assigning import Assigning
+from orbitmq.client.pullconsumer.cache import Cache
+from orbitmq.client.pullconsumer.draining import Settling
+from orbitmq.client.pullconsumer.errors import OffsetOutOfRange, QueueNotAssigned
+from orbitmq.errors import OrbitError
+from orbitmq.wire.bodies.membership import ConsumerData, ConsumeType, MessageModel
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.allocation import Strategy
+    from orbitmq.client.consumer.assignmentnews import AssignmentListener
+    from orbitmq.client.consumer.owned import OwnedQueue
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.periodic import Periodic
+    from orbitmq.client.pullconsumer.chunks import Chunk
+    from orbitmq.client.pullconsumer.settings import PollSettings
+    from orbitmq.client.queue import Queue
+
+log = logging.getLogger(__name__)
+
+WHAT = "this pull consumer"
+
+
+class Mode(enum.Enum):
+    """How the consumer comes to its queues."""
+
+    SUBSCRIBE = "subscribe"
+    ASSIGN = "assign"
+
+
+class _State(enum.Enum):
+    NEW = enum.auto()
+    RUNNING = enum.auto()
+    STOPPED = enum.auto()
+
+
+class PullCore:
+    """A pull consumer without a face. A member of its engine; belongs to the event loop."""
+
+    producer_group = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        settings: PollSettings,
+        *,
+        owns_engine: bool,
+        strategy: Strategy,
+        begin: ConsumeFrom,
+        rebalancing: RebalanceSettings | None = None,
+        listener: AssignmentListener | None = None,
+    ) -> None:
+        """`group` is as brokers know it."""
+        self.engine = engine
+        self.group = group
+        self.settings = settings
+        self.subscriptions = Subscriptions(engine.clock.now)
+        self.progress = BrokerProgress(engine, group)
+        self._owns_engine = owns_engine
+        self._begin = begin
+        self.cache = Cache(settings, self._has_room)
+        self.puller = Puller(
+            engine,
+            group,
+            self.subscriptions,
+            self.progress,
+            self.cache,
+            settings.pull,
+            is_polled=True,
+        )
+        self._settling = Settling(self.cache, self.progress, is_automatic=settings.auto_commit)
+        self.rebalancer = Rebalancer(
+            engine,
+            group,
+            lambda: self.subscriptions.topics if self._mode is Mode.SUBSCRIBE else (),
+            progress=self.progress,
+            puller=self.puller,
+            consumption=self._settling,
+            strategy=strategy,
+            consume_from=begin,
+            settings=rebalancing,
+            listener=listener,
+        )
+        self._assigning = Assigning(
+            engine,
+            self.puller,
+            self.progress,
+            Starting(engine, self.progress, begin),
+            self._settling,
+        )
+        self._mode: Mode | None = None
+        self._planned: tuple[Queue, ...] = ()
+        self._state = _State.NEW
+        self._is_polling = False
+        self._auto_commit: Periodic | None = None
+
+    def _has_room(self, owned: OwnedQueue) -> None:
+        self.puller.has_room(owned)
+
+    def consumer_data(self) -> ConsumerData:
+        """What brokers are told; assigned queues are nobody's business but ours."""
+        is_shared = self._mode is Mode.SUBSCRIBE
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.CONSUME_ACTIVELY,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=self._begin.wire_name,
+            subscription_data_set=self.subscriptions.to_data() if is_shared else (),
+        )
+
+    # ---- life
+
+    @property
+    def is_running(self) -> bool:
+        return self._state is _State.RUNNING
+
+    def check_running(self) -> None:
+        """Raise `NotRunning` unless it is."""
+        if self._state is not _State.RUNNING:
+            raise NotRunning(WHAT, was_stopped=self._state is _State.STOPPED)
+
+    async def start(self) -> None:
+        if self._state is not _State.NEW:
+            if self.is_running:
+                raise WrongUse(f"{WHAT} was started already; start it once")
+            raise NotRunning(WHAT, was_stopped=True)
+        if self._owns_engine:
+            await self.engine.start()
+        try:
+            await self._begin_work()
+        except BaseException:
+            await self.stop(settles=False)
+            raise
+
+    async def _begin_work(self) -> None:
+        await self.progress.load()
+        self.engine.join(self)
+        self._state = _State.RUNNING
+        await check_subscriptions(self.engine, self.group, self.subscriptions)
+        await self.rebalancer.start()
+        if self._mode is Mode.ASSIGN:
+            await self._assigning.assign(self._planned)
+        settings = self.settings
+        if settings.auto_commit:
+            self._auto_commit = self.engine.every(
+                settings.auto_commit_interval,
+                self._commit_settled,
+                name=f"automatic commits of {self.group}",
+            )
+
+    async def stop(self, *, settles: bool = True) -> None:
+        """Give the queues up and leave the group; with `settles` everything returned is done."""
+        was_running = self.is_running
+        self._state = _State.STOPPED
+        self.cache.arrived.set()
+        try:
+            if was_running and self.engine.is_running:
+                await self._leave(settles=settles)
+        finally:
+            self.puller.stop()
+            if self._owns_engine:
+                await self.engine.stop()
+
+    async def _leave(self, *, settles: bool) -> None:
+        if self._auto_commit is not None:
+            self._auto_commit.stop()
+        if settles:
+            self.cache.settle()
+        self._settling.end()
+        await self._assigning.stop()
+        await self.rebalancer.stop()
+        await self.engine.leave(self)
+
+    # ---- which queues
+
+    def subscribe(self, subscription: Subscription) -> None:
+        self._enter(Mode.SUBSCRIBE)
+        self.subscriptions.put(subscription)
+        if self.is_running:
+            self.engine.spawn(self._resubscribed(), f"subscribe {self.group}")
+
+    def unsubscribe(self, topic: str) -> None:
+        self._enter(Mode.SUBSCRIBE)
+        if self.subscriptions.remove(topic) and self.is_running:
+            # Who gives queues up has done with what they gave.
+            self.cache.settle()
+            self.engine.spawn(self._resubscribed(), f"unsubscribe {self.group}")
+
+    async def _resubscribed(self) -> None:
+        self.rebalancer.wake()
+        await self.engine.heartbeat()
+        try:
+            await check_subscriptions(self.engine, self.group, self.subscriptions)
+        except OrbitError as error:
+            log.error("%s", error, extra={"group": self.group})  # noqa: TRY400  # says it all
+
+    def plan(self, subscriptions: Iterable[Subscription], queues: Iterable[Queue]) -> None:
+        """Be assigned these queues, now or with the start."""
+        self._enter(Mode.ASSIGN)
+        self._planned = tuple(dict.fromkeys(queues))
+        for subscription in subscriptions:
+            self.subscriptions.put(subscription)
+
+    async def assign(self) -> None:
+        """Begin what is planned."""
+        if self.is_running:
+            await check_subscriptions(self.engine, self.group, self.subscriptions)
+            # As with `unsubscribe`.
+            self.cache.settle()
+            await self._assigning.assign(self._planned)
+
+    def _enter(self, mode: Mode) -> None:
+        if self._state is _State.STOPPED:
+            raise NotRunning(WHAT, was_stopped=True)
+        if self._mode not in (None, mode):
+            raise WrongUse(
+                f"a pull consumer either subscribes or is assigned queues; this one has called "
+                f"{self._mode.value}() and cannot {mode.value}() as well: make another consumer"
+            )
+        self._mode = mode
+
+    @property
+    def owned(self) -> Mapping[Queue, OwnedQueue]:
+        """The assigned queues, however they came to be."""
+        return self._assigning.owned if self._mode is Mode.ASSIGN else self.rebalancer.owned
+
+    def assigned(self, queue: Queue) -> OwnedQueue:
+        """An assigned queue; raises `QueueNotAssigned`."""
+        self.check_running()
+        owned = self.owned.get(queue)
+        if owned is None or owned.is_dropped:
+            raise QueueNotAssigned(queue)
+        return owned
+
+    # ---- polling
+
+    async def next_chunks(
+        self,
+        messages: int,
+        size: int | None,
+        timeout: float,  # noqa: ASYNC109  # when it has passed there is simply nothing
+        *,
+        least: int = 1,
+    ) -> list[Chunk]:
+        """What is there, at most so much; waits for `least` messages, at most `timeout`.
+
+        What earlier calls returned is settled by this one.
+        """
+        self._begin_poll()
+        cache = self.cache
+        if not cache.has(least):
+            self._is_polling = True
+            try:
+                await self._wait(least, timeout)
+            finally:
+                self._is_polling = False
+        return cache.take(messages, size) if self.is_running else []
+
+    def chunks_now(self, messages: int) -> list[Chunk]:
+        """The same, as far as it does not need to be waited for."""
+        self._begin_poll()
+        return self.cache.take(messages)
+
+    def _begin_poll(self) -> None:
+        self.check_running()
+        if self._is_polling:
+            raise WrongUse(
+                "a pull consumer is polled by one caller at a time: what a poll returns counts as "
+                "done with the next one; make a consumer for each"
+            )
+        self.cache.settle()
+
+    async def _wait(self, least: int, timeout: float) -> None:  # noqa: ASYNC109
+        if timeout <= 0:
+            # Others get their turn: a program that polls in a circle must not starve the pulls.
+            await asyncio.sleep(0)
+            return
+        cache = self.cache
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self.is_running and not cache.has(least):
+                    cache.arrived.clear()
+                    await cache.arrived.wait()
+
+    # ---- positions
+
+    def position(self, queue: Queue) -> int:
+        return self.cache.of(self.assigned(queue)).returned
+
+    async def seek(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on from these offsets. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
+        for queue in offsets:
+            self.assigned(queue)
+        await asyncio.gather(*(self._check_range(*each) for each in offsets.items()))
+        for queue, offset in offsets.items():
+            self.place(self.assigned(queue), offset)
+
+    async def _check_range(self, queue: Queue, offset: int) -> None:
+        first, end = await asyncio.gather(
+            first_offset(self.engine, queue), end_offset(self.engine, queue)
+        )
+        if not first <= offset <= end:
+            raise OffsetOutOfRange(queue, offset, first, end)
+
+    def place(self, owned: OwnedQueue, offset: int) -> None:
+        """Go on from here; what was fetched of the queue is forgotten."""
+        self.cache.place(owned, offset)
+        owned.next_offset = offset
+        self.puller.restart(owned)
+
+    def pause(self, queues: Iterable[Queue]) -> None:
+        for owned in [self.assigned(queue) for queue in queues]:
+            owned.is_paused = True
+
+    def resume(self, queues: Iterable[Queue]) -> None:
+        for owned in [self.assigned(queue) for queue in queues]:
+            owned.is_paused = False
+            self.cache.resumed(owned)
+            self.puller.wake(owned)
+
+    # ---- commits
+
+    async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
+        """Store positions: what polls have returned, or `offsets`. Returns what was stored."""
+        self.check_running()
+        if offsets is None:
+            offsets = {queue.owned.queue: queue.returned for queue in self.cache.queues}
+        positions = dict(offsets)
+        for queue, offset in positions.items():
+            if offset < 0:
+                raise SettingError(f"an offset to commit must be 0 or more, got {offset!r}")
+            self.cache.of(self.assigned(queue)).settled = offset
+            self.progress.update(queue, offset, increase_only=False)
+        self.cache.settled.set()
+        await self.progress.persist(positions)
+        return positions
+
+    async def _commit_settled(self) -> None:
+        self._settling.note()
+        try:
+            await self.progress.persist(list(self.owned))
+        except OrbitError as error:
+            log.warning("automatic commit failed: %s", error, extra={"group": self.group})

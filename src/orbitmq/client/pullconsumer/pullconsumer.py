@@ -1,0 +1,332 @@
+"""The pull consumer for programs without an event loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from orbitmq.client.durations import Duration, Instant
+from orbitmq.client.errors import NotRunning
+from orbitmq.client.identity import ProcessCheck
+from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer, Commits
+from orbitmq.client.pullconsumer.columns import chunks_to_arrow
+from orbitmq.client.pullconsumer.core import WHAT
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.allocation import Strategy
+    from orbitmq.client.consumer.assignmentnews import AssignmentListener
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.setbacks import Setback
+    from orbitmq.client.consumer.starting import Beginning
+    from orbitmq.client.pullconsumer.chunks import Chunk
+    from orbitmq.client.pullconsumer.settings import PollSettings
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.settings import ClientSettings
+
+T = TypeVar("T")
+
+#: Seconds that an iteration waits at a time.
+_A_WHILE = 60.0
+
+
+class PullConsumer:
+    """Fetches messages ahead, and gives them out when it is asked.
+
+    with PullConsumer("billing", name_server="localhost:9876") as consumer:
+        consumer.subscribe("orders", "paid || refunded")
+        for message in consumer:
+            ...
+
+    The blocking twin of `AsyncPullConsumer`: the same names with the same meaning. Messages are
+    fetched on a thread of its own and decoded on the caller's. One thread polls at a time; the
+    other calls may come from any thread.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        polling: PollSettings | None = None,
+        consume_from: Beginning = "last",
+        allocation: str | Strategy = "AVG",
+        rebalancing: RebalanceSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> None:
+        """As for `AsyncPullConsumer`; `on_assignment` is called on the consumer's own thread."""
+        self._consumer = AsyncPullConsumer(
+            group,
+            name_server=name_server,
+            client=client,
+            polling=polling,
+            consume_from=consume_from,
+            allocation=allocation,
+            rebalancing=rebalancing,
+            on_assignment=on_assignment,
+        )
+        self.group = self._consumer.group
+        self.settings = self._consumer.settings
+        self._thread = LoopThread(f"orbitmq pull consumer {group}")
+        self._check_process = ProcessCheck(WHAT)
+        self._is_running = False
+        self._was_stopped = False
+        #: What an iteration has taken and not returned yet.
+        self._iterated: deque[tuple[Chunk, ReceivedMessage]] = deque()
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop(self._consumer.__aexit__(kind, error, trace))
+
+    def start(self) -> None:
+        """Join the group. Raises `SubscriptionRefused` when a broker cannot serve a condition."""
+        self._check_process()
+        if self._was_stopped:
+            raise NotRunning(WHAT, was_stopped=True)
+        self._thread.start()
+        try:
+            self._thread.run(self._consumer.start())
+        except BaseException:
+            if not self._is_running:
+                self._thread.stop()
+            raise
+        self._is_running = True
+
+    def stop(self) -> None:
+        """Commit (if that is automatic), give the queues up and leave. May be repeated."""
+        self._stop(self._consumer.stop())
+
+    def _stop(self, stopping: Coroutine[Any, Any, None]) -> None:
+        if self._is_running and self._check_process.is_same:
+            self._end_iteration()
+        was_running, self._is_running = self._is_running, False
+        self._was_stopped = True
+        if not was_running or not self._check_process.is_same:
+            stopping.close()
+            return
+        try:
+            self._thread.run(stopping)
+        finally:
+            self._thread.stop()
+
+    @property
+    def client_id(self) -> str:
+        return self._consumer.client_id
+
+    # ---- which queues
+
+    def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None:
+        """Share the queues of a topic with the group; by tags (`a || b`) or a SQL92 condition."""
+        self._do(lambda: self._consumer.subscribe(topic, tags, sql=sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up."""
+        self._do(lambda: self._consumer.unsubscribe(topic))
+
+    def assign(
+        self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
+    ) -> None:
+        """Read exactly these queues from now on, whatever others of the group do."""
+        if self._is_running:
+            self._run(self._consumer.assign(tuple(queues), tags, sql=sql))
+        else:
+            self._do(lambda: self._consumer.plan(queues, tags, sql))
+
+    def assignment(self) -> tuple[Queue, ...]:
+        """The queues that are this consumer's now."""
+        return self._do(self._consumer.assignment)
+
+    def queues(self, topic: str) -> tuple[Queue, ...]:
+        """All queues of a topic that can be read. Raises `NoRoute`."""
+        return self._run(self._consumer.queues(topic))
+
+    # ---- messages
+
+    def poll(
+        self, timeout: Duration | None = None, *, max_messages: int | None = None
+    ) -> list[ReceivedMessage]:
+        """The next messages, of any assigned queue; none when there are none within the time."""
+        self._end_iteration()
+        until = self._consumer.deadline(timeout)
+        while True:
+            chunks = self._run(self._consumer.next_chunks(until, max_messages))
+            messages = self._read(chunks, self._consumer.messages_of)
+            if messages or not chunks:
+                return messages
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """The messages one by one, however long it takes; ends when the consumer is stopped.
+
+        They are taken from the consumer's thread by the batch, which counts as done, for automatic
+        commits, as a whole. Whatever else is called meanwhile sees the position of the iteration.
+        """
+        while self._is_running:
+            try:
+                chunk, message = self._iterated.popleft()
+            except IndexError:
+                try:
+                    self._fill_iteration()
+                except NotRunning:
+                    return  # stopped by another thread
+                continue
+            if not chunk.owned.is_dropped:
+                yield message
+
+    def poll_arrow(
+        self,
+        timeout: Duration | None = None,
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+        columns: Sequence[str] | None = None,
+        null_bad_bodies: bool = False,
+    ) -> Any:
+        """The next messages as a `pyarrow.RecordBatch`; see `AsyncPullConsumer.poll_arrow`."""
+        self._end_iteration()
+        read = partial(chunks_to_arrow, columns=columns, null_bad_bodies=null_bad_bodies)
+        until = self._consumer.deadline(timeout)
+        while True:
+            chunks = self._run(
+                self._consumer.next_chunks(until, max_messages, max_bytes, min_messages)
+            )
+            batch = self._read(chunks, read)
+            if batch.num_rows or not chunks:
+                return batch
+
+    def _read(self, chunks: Sequence[Chunk], read: Callable[[Sequence[Chunk]], T]) -> T:
+        """Decode on this thread; what cannot be read is given back."""
+        try:
+            return read(chunks)
+        except OrbitError:
+            self._do(lambda: self._consumer.give_back(chunks))
+            raise
+
+    def _fill_iteration(self) -> None:
+        chunks = self._run(self._consumer.next_chunks(self._consumer.deadline(_A_WHILE)))
+        for chunk in chunks:
+            for message in self._read([chunk], self._consumer.messages_of):
+                self._iterated.append((chunk, message))
+
+    def _end_iteration(self) -> None:
+        """Give back what an iteration has taken and not returned: it must not pass for done."""
+        rest: dict[int, Chunk] = {}
+        # Item by item, because another thread may be iterating.
+        while self._iterated:
+            with suppress(IndexError):
+                chunk, message = self._iterated.popleft()
+                rest.setdefault(id(chunk), chunk.since(message.queue_offset))
+        if rest:
+            self._do(lambda: self._consumer.give_back(tuple(rest.values())))
+
+    # ---- positions
+
+    def position(self, queue: Queue) -> int:
+        """The offset that the next poll of a queue begins with. Raises `QueueNotAssigned`."""
+        self._end_iteration()
+        return self._do(lambda: self._consumer.position(queue))
+
+    def seek(self, queue: Queue, offset: int) -> None:
+        """Go on from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
+        self._end_iteration()
+        self._run(self._consumer.seek(queue, offset))
+
+    def seek_to_begin(self, *queues: Queue) -> None:
+        """Go on from the first message that is there; in all assigned queues, or in these."""
+        self._end_iteration()
+        self._run(self._consumer.seek_to_begin(*queues))
+
+    def seek_to_end(self, *queues: Queue) -> None:
+        """Go on with messages that come from now on."""
+        self._end_iteration()
+        self._run(self._consumer.seek_to_end(*queues))
+
+    def seek_to_time(self, time: Instant, *queues: Queue) -> None:
+        """Go on from the first message stored at or after a time; from the end without one."""
+        self._end_iteration()
+        self._run(self._consumer.seek_to_time(time, *queues))
+
+    def pause(self, *queues: Queue) -> None:
+        """Fetch and return nothing of these queues, or of all; they stay assigned."""
+        self._end_iteration()
+        self._do(lambda: self._consumer.pause(*queues))
+
+    def resume(self, *queues: Queue) -> None:
+        """Go on with these queues, or with all."""
+        self._do(lambda: self._consumer.resume(*queues))
+
+    # ---- what brokers know
+
+    def first_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues begin: the first message that the broker still has."""
+        return self._run(self._consumer.first_offsets(queues))
+
+    def end_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues end: the offset that the next message will get."""
+        return self._run(self._consumer.end_offsets(queues))
+
+    def offsets_for_time(
+        self, time: Instant, queues: Iterable[Queue] | None = None
+    ) -> dict[Queue, int]:
+        """The offsets of the first messages stored at or after a time; the end without one."""
+        return self._run(self._consumer.offsets_for_time(time, queues))
+
+    def lag(self) -> dict[Queue, int]:
+        """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
+        return self._do(self._consumer.lag)
+
+    # ---- progress
+
+    def commit(self, done: Commits | None = None) -> dict[Queue, int]:
+        """Store progress, and return when the broker has it; see `AsyncPullConsumer.commit`."""
+        self._end_iteration()
+        return self._run(self._consumer.commit(done))
+
+    def committed(self, queue: Queue) -> int | None:
+        """The group's progress in a queue, as the broker has it; None without any."""
+        return self._run(self._consumer.committed(queue))
+
+    def counts(self) -> dict[tuple[Queue, Setback], int]:
+        """How often pulls were put off, by queue and reason."""
+        return self._do(self._consumer.counts)
+
+    # ---- crossing over
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check_process()
+            if not self._is_running:
+                raise NotRunning(WHAT, was_stopped=self._was_stopped)
+        except OrbitError:
+            coroutine.close()
+            raise
+        return self._thread.run(coroutine)
+
+    def _do(self, call: Callable[[], T]) -> T:
+        """A call that does not wait, made where the state belongs."""
+        self._check_process()
+        if not self._is_running:
+            # Before the start nobody else touches it; afterwards it says so itself.
+            return call()
+        return self._thread.run(_called(call))
+
+
+async def _called(call: Callable[[], T]) -> T:
+    return call()

@@ -1,0 +1,279 @@
+"""What was fetched ahead, and the positions of a queue."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from orbitmq.client.consumer.flowcontrol import FlowReason
+from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.consumer.pullanswers import Pulled, PullStatus
+from orbitmq.client.consumer.subscription import Subscription
+from orbitmq.client.pullconsumer.cache import Cache, CachedQueue
+from orbitmq.client.pullconsumer.chunks import Chunk
+from orbitmq.client.pullconsumer.settings import PollSettings
+from orbitmq.client.queue import Queue
+from tests.support.pulling import TOPIC, record, records
+
+EVERYTHING = Subscription.by_tags(TOPIC)
+
+
+def new_cache(**changes: int) -> tuple[Cache, list[OwnedQueue]]:
+    roomy: list[OwnedQueue] = []
+    return Cache(PollSettings(**changes), roomy.append), roomy  # type: ignore[arg-type]  # ints only
+
+
+def owned(number: int = 0, offset: int = 0) -> OwnedQueue:
+    return OwnedQueue(Queue(TOPIC, "broker-a", number), offset, now=0.0)
+
+
+def pull(cache: Cache, queue: OwnedQueue, *offsets: int, next_offset: int | None = None) -> None:
+    end = offsets[-1] + 1 if next_offset is None else next_offset
+    body = records(*offsets)
+    pulled = Pulled(PullStatus.FOUND, queue.next_offset, end, 0, 100, 0, body, False)
+    cache.received(queue, pulled, EVERYTHING)
+    queue.next_offset = end
+
+
+def moved(next_offset: int, *, is_reset: bool) -> Pulled:
+    return Pulled(PullStatus.OFFSET_ILLEGAL, 0, next_offset, 0, 100, 0, b"", is_reset)
+
+
+def offsets_of(chunks: list[Chunk]) -> list[tuple[int, int]]:
+    return [
+        (chunk.owned.queue.id, message.queue_offset)
+        for chunk in chunks
+        for message in chunk.messages()
+    ]
+
+
+def test_queues_are_polled_in_turn() -> None:
+    cache, _ = new_cache()
+    first, second = owned(0), owned(1)
+    pull(cache, first, 0, 1)
+    pull(cache, first, 2, 3)
+    pull(cache, second, 0)
+
+    assert offsets_of(cache.take(2)) == [(0, 0), (0, 1)]
+    assert offsets_of(cache.take(10)) == [(1, 0), (0, 2), (0, 3)]
+    assert cache.take(10) == []
+
+
+def test_what_was_returned_is_settled_by_the_next_poll() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0, 1, next_offset=7)
+
+    cache.take(10)
+    assert (cache.of(queue).returned, cache.of(queue).settled) == (7, 0)
+
+    cache.settle()
+    assert cache.of(queue).settled == 7
+
+
+def test_bytes_bound_what_is_taken_together() -> None:
+    cache, _ = new_cache()
+    first, second = owned(0), owned(1)
+    pull(cache, first, 0, 1)
+    pull(cache, second, 0)
+    one = len(record(0))
+
+    assert offsets_of(cache.take(10, 2 * one + 1)) == [(0, 0), (0, 1)]
+    assert offsets_of(cache.take(10, 1)) == [(1, 0)], "a single message is never too large"
+
+
+def test_a_stretch_without_messages_moves_the_position_when_nothing_is_cached() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+
+    cache.passed(queue, 50)
+
+    assert (cache.of(queue).returned, cache.of(queue).settled) == (50, 50)
+
+
+def test_a_stretch_behind_cached_messages_does_not() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0)
+
+    cache.passed(queue, 50)
+
+    assert cache.of(queue).returned == 0
+
+
+def test_a_stretch_behind_messages_in_work_is_settled_with_them() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0)
+    cache.take(1)
+
+    cache.passed(queue, 50)
+    assert (cache.of(queue).returned, cache.of(queue).settled) == (50, 0)
+
+    cache.settle()
+    assert cache.of(queue).settled == 50
+
+
+def test_a_queue_with_enough_cached_is_held_back_until_some_is_polled() -> None:
+    cache, roomy = new_cache(max_cached_messages=3)
+    queue = owned()
+    pull(cache, queue, 0, 1)
+    assert cache.held_back(queue) is None
+    pull(cache, queue, 2)
+    assert cache.held_back(queue) is FlowReason.MESSAGES
+
+    cache.take(1)
+
+    assert roomy == [queue]
+    assert cache.held_back(queue) is None
+
+
+def test_bytes_hold_back_too_of_one_queue_and_of_all() -> None:
+    one = len(record(0))
+    cache, _ = new_cache(max_cached_bytes=2 * one)
+    queue = owned()
+    pull(cache, queue, 0, 1)
+    assert cache.held_back(queue) is FlowReason.BYTES
+
+    cache, _ = new_cache(max_cached_bytes_in_all=2 * one)
+    queue, other = owned(0), owned(1)
+    pull(cache, queue, 0, 1)
+    assert cache.held_back(queue) is FlowReason.BYTES
+    assert cache.held_back(other) is None, "nothing of it is here: it may be waited for"
+
+
+def test_a_paused_queue_keeps_what_is_cached_and_gives_nothing() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0)
+    queue.is_paused = True
+    assert cache.take(10) == []
+    assert not cache.has(1)
+
+    queue.is_paused = False
+    cache.resumed(queue)
+
+    assert offsets_of(cache.take(10)) == [(0, 0)]
+
+
+def test_a_queue_that_is_being_given_up_gives_nothing() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0)
+
+    queue.is_draining = True
+
+    assert cache.take(10) == []
+
+
+def test_what_could_not_be_read_comes_again_in_its_place() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0, 1, next_offset=5)
+    pull(cache, queue, 8, 9)
+    pull(cache, queue, 10)
+    taken = cache.take(4)
+
+    cache.give_back(taken)
+
+    assert cache.of(queue).returned == 0
+    assert offsets_of(cache.take(10)) == [(0, offset) for offset in (0, 1, 8, 9, 10)]
+
+
+def test_what_was_taken_before_a_seek_does_not_come_again() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0, 1)
+    taken = cache.take(2)
+    cache.place(queue, 50)
+
+    cache.give_back(taken)
+
+    assert cache.of(queue).returned == 50
+    assert cache.take(10) == []
+
+
+def test_an_offset_that_was_moved_keeps_what_is_cached_unless_it_was_reset() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0)
+
+    cache.moved(queue, moved(70, is_reset=False))
+    assert cache.of(queue).returned == 0
+
+    cache.moved(queue, moved(70, is_reset=True))
+    assert (cache.of(queue).returned, cache.of(queue).settled) == (70, 70)
+    assert cache.take(10) == []
+
+
+class CacheModel(RuleBasedStateMachine):
+    """Three queues, pulled and polled at random: nothing is skipped, repeated or settled early."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.cache, _ = new_cache()
+        self.owned = [owned(number) for number in range(3)]
+        self.pulled: list[list[int]] = [[], [], []]  # not returned yet
+        self.returned = [0, 0, 0]
+        self.in_work: list[list[int]] = [[], [], []]
+
+    def cached(self, number: int) -> CachedQueue:
+        return self.cache.of(self.owned[number])
+
+    @rule(number=st.integers(0, 2), count=st.integers(1, 6), skipped=st.integers(0, 4))
+    def pull(self, number: int, count: int, skipped: int) -> None:
+        queue = self.owned[number]
+        offsets = [queue.next_offset + place for place in range(count)]
+        pull(self.cache, queue, *offsets, next_offset=offsets[-1] + 1 + skipped)
+        self.pulled[number] += offsets
+
+    @rule(number=st.integers(0, 2), skipped=st.integers(1, 5))
+    def pass_over(self, number: int, skipped: int) -> None:
+        queue = self.owned[number]
+        self.cache.passed(queue, queue.next_offset + skipped)
+        queue.next_offset += skipped
+
+    @rule(count=st.integers(1, 10), size=st.none() | st.integers(1, 600), works=st.booleans())
+    def poll(self, count: int, size: int | None, works: bool) -> None:
+        self.cache.settle()
+        self.in_work = [[], [], []]
+        taken = self.cache.take(count, size)
+        if not works:
+            self.cache.give_back(taken)
+            return
+        for number, offset in offsets_of(taken):
+            assert self.pulled[number].pop(0) == offset
+            self.returned[number] = offset + 1
+            self.in_work[number].append(offset)
+
+    @rule(number=st.integers(0, 2), offset=st.integers(0, 50))
+    def seek(self, number: int, offset: int) -> None:
+        queue = self.owned[number]
+        self.cache.place(queue, offset)
+        queue.next_offset = offset
+        self.pulled[number].clear()
+        self.in_work[number].clear()
+        self.returned[number] = offset
+
+    @invariant()
+    def nothing_unreturned_lies_before_the_position(self) -> None:
+        for number in range(3):
+            queue = self.cached(number)
+            assert self.returned[number] <= queue.returned
+            assert queue.returned <= min(self.pulled[number], default=1 << 60)
+            assert queue.settled <= queue.returned
+
+    @invariant()
+    def what_the_last_poll_returned_is_not_settled(self) -> None:
+        for number in range(3):
+            assert self.cached(number).settled <= min(self.in_work[number], default=1 << 60)
+
+    @invariant()
+    def counts_are_those_of_what_is_cached(self) -> None:
+        for number in range(3):
+            assert self.cached(number).count == len(self.pulled[number])
+
+
+TestCacheAgainstTheModel = CacheModel.TestCase
+TestCacheAgainstTheModel.settings = settings(max_examples=60, stateful_step_count=30)

@@ -1,0 +1,699 @@
+"""Polling messages of real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import NoRoute, NotRunning, SettingError, WrongUse
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.client.pullconsumer.errors import OffsetOutOfRange, QueueNotAssigned
+from orbitmq.client.pullconsumer.settings import PollSettings
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.settings import ClientSettings
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.offsets import ResetOffsetRequest
+from tests.support.broker import RawClient, until
+from tests.support.polling import (
+    BY_HAND,
+    DEADLINE,
+    GROUP,
+    TOPIC,
+    consumer,
+    poll_count,
+    poll_until,
+    polling,
+    progress,
+    queue,
+    send,
+)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=2)
+        yield cluster
+
+
+@pytest.fixture
+async def sender(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+    client = await RawClient.open(cluster.brokers[0])
+    yield client
+    await client.close()
+
+
+def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+# ---- polling
+
+
+@pytest.mark.feature("B2")
+async def test_a_subscribed_consumer_gets_all_messages_of_its_queues_in_order(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 100, queues=2)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        found = await poll_count(reader, 100)
+
+        assert reader.assignment() == (queue(0), queue(1))
+    for number in (0, 1):
+        mine = [each.body for each in found if each.queue == queue(number)]
+        assert mine == [b"%d" % place for place in range(number, 100, 2)]
+    assert found[0].group == GROUP
+
+
+async def test_a_poll_waits_for_a_message_and_gives_up_without_an_error(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        await until(reader.assignment, DEADLINE)
+        assert await reader.poll(0.01) == []
+        assert await reader.poll(0) == []
+
+        waiting = asyncio.create_task(reader.poll(DEADLINE))
+        await sender.stored(TOPIC, b"now")
+
+        assert bodies(await waiting) == [b"now"]
+
+
+async def test_a_poll_returns_no_more_than_it_was_asked_for(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 10)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        sizes = [len(await reader.poll(DEADLINE, max_messages=3)) for _ in range(3)]
+
+        assert sizes == [3, 3, 3]
+        assert reader.position(queue(0)) == 9
+
+
+async def test_messages_come_one_by_one_until_the_consumer_is_stopped(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 5)
+    found: list[bytes] = []
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+
+        async def read() -> None:
+            async for message in reader:
+                found.append(message.body)
+
+        reading = asyncio.create_task(read())
+        await until(lambda: len(found) == 5, DEADLINE)
+        await reader.stop()
+        await asyncio.wait_for(reading, DEADLINE)
+
+    assert found == [b"%d" % number for number in range(5)]
+
+
+async def test_tags_and_conditions_choose_messages(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    for tag, amount in (("Aa", "1"), ("BB", "2"), ("c", "3")):
+        await sender.stored(TOPIC, tag.encode(), properties={"TAGS": tag, "amount": amount})
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC, "Aa || c")  # "BB" has the hash of "Aa"
+        assert bodies(await poll_count(reader, 2)) == [b"Aa", b"c"]
+        await until(lambda: reader.position(queue(0)) == 3, DEADLINE)
+
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)], sql="amount >= 2")
+        await reader.seek_to_begin()
+        assert bodies(await poll_count(reader, 2)) == [b"BB", b"c"]
+
+
+async def test_fetching_ahead_is_bounded(cluster: AsyncEmbeddedCluster, sender: RawClient) -> None:
+    await send(sender, 200)
+    few = polling(max_cached_messages=20)
+
+    async with consumer(cluster, polling=few) as reader:
+        reader.subscribe(TOPIC)
+        await until(reader.counts, DEADLINE)
+        (cached,) = [each for each in reader._core.cache.queues if each.count]
+
+        assert 20 <= cached.count < 20 + 32
+        assert len(await poll_count(reader, 200)) == 200
+
+
+async def test_two_polls_at_a_time_are_refused(cluster: AsyncEmbeddedCluster) -> None:
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        first = asyncio.create_task(reader.poll(DEADLINE))
+        await asyncio.sleep(0)
+
+        with pytest.raises(WrongUse, match="one caller at a time"):
+            await reader.poll()
+
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert await reader.poll(0) == [], "a poll that was cancelled is over"
+
+
+# ---- progress
+
+
+@pytest.mark.feature("G11")
+async def test_automatic_commits_store_what_earlier_polls_returned(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 6)
+
+    quick = polling(auto_commit_interval=0.01)
+    async with consumer(cluster, polling=quick) as reader:
+        reader.subscribe(TOPIC)
+        await reader.poll(DEADLINE, max_messages=2)
+        await reader.poll(DEADLINE, max_messages=3)
+
+        await until(lambda: progress(cluster).get(0) == 2, DEADLINE)
+        await reader._core._commit_settled()  # as the timer does
+        assert progress(cluster)[0] == 2, "the last three are in work"
+
+
+@pytest.mark.feature("G11")
+async def test_a_consumer_that_is_stopped_commits_what_it_returned(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 6)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        await reader.poll(DEADLINE, max_messages=4)
+
+    assert progress(cluster)[0] == 4
+
+
+@pytest.mark.feature("G11")
+async def test_what_was_in_work_when_an_error_came_is_not_committed(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 6)
+
+    async def work() -> None:
+        async with consumer(cluster) as reader:
+            reader.subscribe(TOPIC)
+            await reader.poll(DEADLINE, max_messages=2)
+            await reader.poll(DEADLINE, max_messages=2)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await work()
+
+    assert progress(cluster)[0] == 2
+
+
+@pytest.mark.feature("G11")
+async def test_leaving_an_iteration_commits_the_messages_that_it_gave(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 6)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        async for message in reader:
+            if message.body == b"2":
+                break
+
+    assert progress(cluster)[0] == 3
+
+
+@pytest.mark.feature("G11")
+async def test_without_automatic_commits_progress_is_what_commit_says(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 10)
+
+    async with consumer(cluster, polling=BY_HAND) as reader:
+        reader.subscribe(TOPIC)
+        await reader.poll(DEADLINE, max_messages=4)
+        assert await reader.committed(queue(0)) in (None, 0)
+        assert (await reader.commit())[queue(0)] == 4
+        assert progress(cluster)[0] == 4, "the broker has it when commit returns"
+
+        found = await reader.poll(DEADLINE, max_messages=4)
+        await reader.commit({queue(0): 5})
+        assert await reader.committed(queue(0)) == 5
+        await reader.commit(found[2])
+        assert await reader.committed(queue(0)) == 7
+        await reader.commit(found[:2])
+        assert await reader.committed(queue(0)) == 6, "it does what it is told"
+
+    assert progress(cluster)[0] == 6
+
+
+@pytest.mark.feature("G12")
+async def test_the_next_consumer_goes_on_from_what_was_committed(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 10)
+    async with consumer(cluster, polling=BY_HAND) as reader:
+        reader.subscribe(TOPIC)
+        await reader.poll(DEADLINE, max_messages=4)
+        await reader.commit()
+        await reader.poll(DEADLINE, max_messages=4)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        found = await poll_count(reader, 6)
+
+    assert bodies(found)[0] == b"4"
+
+
+async def test_commits_of_what_is_not_ours_or_not_possible_are_refused(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        with pytest.raises(QueueNotAssigned, match="orders@broker-a:1"):
+            await reader.commit({queue(1): 5})
+        with pytest.raises(SettingError, match="0 or more"):
+            await reader.commit({queue(0): -1})
+        with pytest.raises(SettingError, match="or messages"):
+            await reader.commit([b"?"])  # type: ignore[list-item]
+
+
+# ---- positions
+
+
+async def test_seeking_goes_on_from_there_and_forgets_what_was_fetched(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 50)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        await reader.poll(DEADLINE, max_messages=5)
+
+        await reader.seek(queue(0), 40)
+        assert reader.position(queue(0)) == 40
+        assert bodies(await poll_count(reader, 10))[0] == b"40"
+        await reader.seek_to_begin(queue(0))
+        assert bodies(await poll_count(reader, 50))[0] == b"0"
+        await reader.seek_to_end()
+        await sender.stored(TOPIC, b"new")
+        assert bodies(await poll_count(reader, 1)) == [b"new"]
+
+
+async def test_seeking_to_a_time_finds_the_first_message_from_then_on(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 3)
+    cluster.advance(100)
+    middle = datetime.fromtimestamp(cluster.clock.now(), UTC)
+    cluster.advance(100)
+    await send(sender, 2)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        await until(lambda: len(reader.assignment()) == 2, DEADLINE)
+        assert await reader.offsets_for_time(middle) == {queue(0): 3, queue(1): 0}
+        await reader.seek_to_time(middle.timestamp())
+        assert len(await poll_count(reader, 2)) == 2
+
+        assert await reader.first_offsets() == {queue(0): 0, queue(1): 0}
+        assert await reader.end_offsets([queue(0)]) == {queue(0): 5}
+
+
+async def test_an_offset_outside_of_the_queue_cannot_be_sought(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 3)
+
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        with pytest.raises(OffsetOutOfRange, match="0 to 3, got 4"):
+            await reader.seek(queue(0), 4)
+        with pytest.raises(QueueNotAssigned):
+            await reader.seek(queue(1), 0)
+
+        assert len(await poll_count(reader, 3)) == 3
+
+
+async def test_a_paused_queue_returns_nothing_until_it_is_resumed(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 6, queues=2)
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        await until(lambda: len(reader.assignment()) == 2, DEADLINE)
+        reader.pause(queue(0))
+        found = await poll_count(reader, 3)
+        assert {each.queue for each in found} == {queue(1)}
+        assert await reader.poll(0.01) == []
+
+        reader.resume()
+
+        assert {each.queue for each in await poll_count(reader, 3)} == {queue(0)}
+
+
+async def test_lag_is_what_was_not_returned(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 10)
+
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        await reader.poll(DEADLINE, max_messages=4)
+
+        assert reader.lag() == {queue(0): 6}
+
+
+async def test_an_illegal_offset_merely_moves_the_position(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 3)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        reader._core.place(reader._core.owned[queue(0)], 5000)
+        await until(lambda: reader.position(queue(0)) == 3, DEADLINE)
+        await sender.stored(TOPIC, b"new")
+
+        assert bodies(await poll_count(reader, 1)) == [b"new"]
+        assert reader.assignment() == (queue(0),)
+
+
+async def test_a_reset_by_an_administrator_is_followed(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 10)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        await poll_count(reader, 10)
+        reset = ResetOffsetRequest(
+            topic=TOPIC, group=GROUP, queue_id=0, offset=4, timestamp=0, is_force=True
+        )
+        answer = await sender.connection.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+        assert answer.code == 0, answer.remark
+
+        assert bodies(await poll_count(reader, 6))[0] == b"4"
+    assert progress(cluster)[0] == 10
+
+
+# ---- which queues
+
+
+@pytest.mark.feature("B2")
+async def test_assigned_queues_are_read_and_others_are_not(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 6, queues=2)
+
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(1)])
+        first = await poll_count(reader, 3)
+        await reader.assign(await reader.queues(TOPIC))
+        second = await poll_count(reader, 3)
+
+        assert {each.queue for each in first} == {queue(1)}
+        assert {each.queue for each in second} == {queue(0)}
+        assert reader.assignment() == (queue(0), queue(1))
+        await reader.assign([])
+        assert reader.assignment() == ()
+    assert progress(cluster) == {0: 3, 1: 3}
+
+
+async def test_a_consumer_subscribes_or_is_assigned_queues(cluster: AsyncEmbeddedCluster) -> None:
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        with pytest.raises(WrongUse, match=r"has called subscribe\(\) and cannot assign\(\)"):
+            await reader.assign([queue(0)])
+    other = consumer(cluster)
+    await other.assign([queue(0)])
+    with pytest.raises(WrongUse, match=r"has called assign\(\) and cannot subscribe\(\)"):
+        other.subscribe(TOPIC)
+
+
+async def test_a_queue_that_does_not_exist_cannot_be_assigned(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    async with consumer(cluster) as reader:
+        with pytest.raises(SettingError, match="it has orders@broker-a:0, orders@broker-a:1"):
+            await reader.assign([queue(7)])
+        with pytest.raises(NoRoute):
+            await reader.assign([queue(0, "nothing")])
+        with pytest.raises(SettingError, match="Queue"):
+            await reader.assign(["orders"])  # type: ignore[list-item]
+        with pytest.raises(SettingError, match="not by both"):
+            await reader.assign([queue(0)], "a", sql="b > 1")
+
+        assert reader.assignment() == ()
+
+
+async def test_a_topic_that_is_unsubscribed_from_is_given_up_with_its_progress(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 4)
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        await poll_count(reader, 4)
+
+        reader.unsubscribe(TOPIC)
+        await until(lambda: not reader._core.owned, DEADLINE)
+
+        assert progress(cluster)[0] == 4
+        assert reader.assignment() == ()
+
+
+async def test_members_share_queues_and_hand_them_over_without_repetition(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 40, queues=2)
+    seen: list[ReceivedMessage] = []
+
+    async with consumer(cluster) as first:
+        first.subscribe(TOPIC)
+        seen += await poll_until(first, lambda found: len(found) >= 20)
+        async with consumer(cluster) as second:
+            second.subscribe(TOPIC)
+
+            def is_shared() -> bool:
+                return len(first.assignment()) == 1 == len(second.assignment())
+
+            async def read(reader: AsyncPullConsumer) -> None:
+                while len(seen) < 80:
+                    seen.extend(await reader.poll(0.05, max_messages=3))
+
+            readers = [asyncio.create_task(read(reader)) for reader in (first, second)]
+            await until(is_shared, DEADLINE)
+            await send(sender, 40, queues=2)
+            await asyncio.wait_for(asyncio.gather(*readers), DEADLINE)
+        await until(lambda: len(first.assignment()) == 2, DEADLINE)
+
+    places = [(message.queue, message.queue_offset) for message in seen]
+    assert len(places) == len(set(places)) == 80
+    assert progress(cluster) == {0: 40, 1: 40}
+
+
+async def test_a_queue_is_not_handed_over_while_its_messages_are_in_work(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 20, queues=2)
+
+    async with consumer(cluster) as first:
+        first.subscribe(TOPIC)
+        in_work = await poll_count(first, 20)
+        async with consumer(cluster) as second:
+            second.subscribe(TOPIC)
+            await until(lambda: len(first.assignment()) == 1, DEADLINE)
+            (leaving,) = {queue(0), queue(1)} - set(first.assignment())
+            assert await second.poll(0.1) == []
+            assert leaving not in second.assignment(), "the application has not polled again"
+
+            await first.poll(0)  # done with what it had
+
+            await until(lambda: second.assignment() == (leaving,), DEADLINE)
+            await sender.stored(TOPIC, b"new", queue_id=leaving.id)
+            assert bodies(await poll_count(second, 1)) == [b"new"]
+    assert len(in_work) == 20
+    assert sum(progress(cluster).values()) == 21
+
+
+async def test_with_commits_by_hand_a_queue_is_handed_over_when_they_are_made(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 20, queues=2)
+
+    async with consumer(cluster, polling=BY_HAND) as first:
+        first.subscribe(TOPIC)
+        await poll_count(first, 20)
+        async with consumer(cluster, polling=BY_HAND) as second:
+            second.subscribe(TOPIC)
+            await until(lambda: len(first.assignment()) == 1, DEADLINE)
+            assert second.assignment() == ()
+
+            await first.commit()
+
+            await until(lambda: len(second.assignment()) == 1, DEADLINE)
+            assert await second.poll(0.1) == []
+
+
+async def test_an_application_that_does_not_poll_again_keeps_a_queue_for_a_bounded_time(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 20, queues=2)
+    hasty = RebalanceSettings(handover=0.2, persist=3600.0)
+
+    async with consumer(cluster, rebalancing=hasty) as first:
+        first.subscribe(TOPIC)
+        await poll_count(first, 20)
+        async with consumer(cluster, rebalancing=hasty) as second:
+            second.subscribe(TOPIC)
+            again = await poll_count(second, 10)
+
+            assert {each.queue for each in again} == set(second.assignment())
+
+
+async def test_a_listener_is_told_of_the_assignment(cluster: AsyncEmbeddedCluster) -> None:
+    told: list[tuple[str, tuple[Queue, ...], tuple[Queue, ...]]] = []
+
+    async with consumer(cluster, on_assignment=lambda *change: told.append(change)) as reader:
+        reader.subscribe(TOPIC)
+        both = (queue(0), queue(1))
+        await until(lambda: told and told[-1] == (TOPIC, both, both), DEADLINE)
+
+
+async def test_a_broker_that_restarts_loses_nothing(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 4)
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        await poll_count(reader, 4)
+
+        await cluster.restart_broker()
+        again = await RawClient.open(cluster.brokers[0])
+        await again.stored(TOPIC, b"after")
+        found = await poll_until(reader, lambda found: b"after" in bodies(found))
+        await again.close()
+
+        assert bodies(found) == [b"after"]
+
+
+# ---- life
+
+
+async def test_a_consumer_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> None:
+    reader = consumer(cluster)
+    reader.subscribe(TOPIC)
+    with pytest.raises(NotRunning, match="start it"):
+        await reader.poll()
+    await reader.start()
+    with pytest.raises(WrongUse, match="started already"):
+        await reader.start()
+    await reader.stop()
+    await reader.stop()
+
+    for call in (reader.poll, reader.commit, reader.start):
+        with pytest.raises(NotRunning, match="make a new one"):
+            await call()
+    with pytest.raises(NotRunning):
+        reader.subscribe(TOPIC)
+
+
+async def test_a_consumer_that_cannot_start_leaves_nothing_behind() -> None:
+    def unfiltered(settings: BrokerSettings) -> BrokerSettings:
+        return replace(settings, pull=replace(settings.pull, enable_property_filter=False))
+
+    async with AsyncEmbeddedCluster(adjust=unfiltered) as cluster:
+        await cluster.create_topic(TOPIC)
+        before = asyncio.all_tasks()
+        reader = consumer(cluster)
+        reader.subscribe(TOPIC, sql="amount > 5")
+
+        with pytest.raises(SubscriptionRefused):
+            await reader.start()
+
+        await until(lambda: asyncio.all_tasks() == before, DEADLINE)
+        with pytest.raises(NotRunning):
+            await reader.poll()
+
+
+async def test_progress_of_a_queue_that_was_lost_is_never_written_again(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 10)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        await poll_count(reader, 10)
+        lost = reader._core.owned[queue(0)]
+        await reader.assign([])
+        reader._core.cache.of(lost).settled = 3  # somebody asked for it once more
+
+        await reader.assign([queue(0)])
+        await reader._core._commit_settled()
+
+        assert progress(cluster)[0] == 10
+
+
+async def test_a_poll_that_waits_ends_when_the_consumer_is_stopped(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC)
+        waiting = asyncio.create_task(reader.poll(DEADLINE))
+        await until(reader.assignment, DEADLINE)
+
+        await reader.stop()
+
+        assert await asyncio.wait_for(waiting, DEADLINE) == []
+
+
+async def test_consumers_can_share_a_client(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 3)
+    async with Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine:
+        async with AsyncPullConsumer.on(engine, GROUP, consume_from="first") as reader:
+            reader.subscribe(TOPIC)
+            assert len(await poll_count(reader, 3)) == 3
+
+        assert engine.is_running
+        await engine.heartbeat()
+
+
+async def test_a_namespace_is_put_before_topics_and_groups(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await cluster.create_topic("shop%orders", queues=1)
+    await sender.stored("shop%orders", b"mine")
+    settings = ClientSettings(name_servers=(cluster.name_server,), namespace="shop")
+
+    async with consumer(cluster, name_server=None, client=settings) as reader:
+        reader.subscribe(TOPIC)
+        (message,) = await poll_count(reader, 1)
+
+        assert message.topic == TOPIC
+    assert cluster.progress("shop%billing", "shop%orders") == {("broker-a", 0): 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_messages": 0}, {"auto_commit_interval": 0}, {"timeout": -1}, {"max_cached_bytes": 0}],
+)
+def test_settings_that_cannot_work_are_refused_by_name(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+
+    with pytest.raises(SettingError, match=f"poll.{name}"):
+        PollSettings(**wrong)  # type: ignore[arg-type]  # any of its settings
