@@ -56,6 +56,7 @@ def small_settings(root: Path, **changes: Any) -> BrokerSettings:
         "server": ServerSettings(port=0),
         "store": SMALL_STORE,
         "stop_grace": 1.0,
+        "vip": False,
     }
     return BrokerSettings(**(defaults | changes))
 

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from orbitmq.client.engine import Engine
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.remoting.address import Address
@@ -28,6 +30,7 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.membership import UnregisterClientRequest
 from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.versions import OUR_VERSION
 from tests.support.remoting import serving
 
 #: Reconnects within milliseconds, so that a restart is seen soon.
@@ -146,6 +149,8 @@ class ScriptedBroker:
     leavings: list[UnregisterClientRequest] = field(default_factory=list)
     #: Heartbeats are not answered while this is set.
     is_mute: bool = False
+    #: The protocol version that it says it has.
+    version: int = OUR_VERSION
     server: Server | None = None
 
     @property
@@ -184,7 +189,8 @@ class ScriptedBroker:
 
     def _heartbeat(self, _: Connection, request: Command) -> Command | None:
         self.heartbeats.append(decode_body(HeartbeatData, bytes(request.body)))
-        return None if self.is_mute else request.answer(ResponseCode.SUCCESS)
+        answer = request.answer(ResponseCode.SUCCESS)
+        return None if self.is_mute else msgspec.structs.replace(answer, version=self.version)
 
     def _leaving(self, _: Connection, request: Command) -> Command:
         self.leavings.append(request.header(UnregisterClientRequest))

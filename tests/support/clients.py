@@ -117,8 +117,9 @@ class CppClient:
         self.until(lambda: len(self._answers) > before, f"an answer to {do}")
         return self._answers[-1]
 
-    def produce(self, group: str, name_server: str) -> None:
-        self.ask("produce", group=group, name_server=name_server)
+    def produce(self, group: str, name_server: str, keys: Sequence[str] = ()) -> None:
+        """Start a producer, with an access key and a secret key if these are given."""
+        self.ask("produce", group=group, name_server=name_server, keys=list(keys))
 
     def send(self, how: str, *messages: dict[str, Any], group: str = "makers") -> list[list[Any]]:
         done: list[list[Any]] = self.ask("send", group=group, how=how, messages=list(messages))

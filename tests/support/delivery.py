@@ -103,9 +103,9 @@ class HandBroker:
         for job in parts.background._jobs:
             job.end()
         parts.store.abandon()
-        server = self.broker._server
-        assert server is not None
-        await server.stop(grace=0)
+        doors = self.broker._doors
+        assert doors is not None
+        await doors.close(grace=0)
         await parts.background.stop()
         await parts.registration.stop()
         await self._start_again(changes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _help = re.compile(rf"# HELP ({_NAME}) (\S.*)").fullmatch
-_type = re.compile(rf"# TYPE ({_NAME}) (counter|gauge)").fullmatch
+_type = re.compile(rf"# TYPE ({_NAME}) (counter|gauge|histogram)").fullmatch
 _sample = re.compile(rf"({_NAME})\{{(.*)\}} (-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)").fullmatch
 _label = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"')
 _escaped = re.compile(r"\\(.)")
@@ -20,7 +20,10 @@ class ParsedFamily:
     """One metric."""
 
     kind: str
+    #: Of a histogram, the buckets.
     samples: dict[Labels, float] = field(default_factory=dict)
+    counts: dict[Labels, float] = field(default_factory=dict)
+    sums: dict[Labels, float] = field(default_factory=dict)
 
     def value(self, **labels: str) -> float:
         """The only sample with (at least) these labels."""
@@ -48,18 +51,51 @@ def parse_metrics(data: bytes) -> dict[str, ParsedFamily]:
             families[name] = current
             continue
         found = _sample(line)
-        if found is None or found[1] != name:
+        samples = None if found is None else _samples(name, current, found[1])
+        if found is None or samples is None:
             raise ValueError(f"not a sample of {name}: {line!r}")
         labels = _labels(found[2])
-        if labels in current.samples:
+        if labels in samples:
             raise ValueError(f"comes twice: {line!r}")
-        current.samples[labels] = float(found[3])
+        samples[labels] = float(found[3])
         if current.kind == "counter" and float(found[3]) < 0:
             raise ValueError(f"a counter below 0: {line!r}")
+    for name, family in families.items():
+        if family.kind == "histogram":
+            _check_histogram(name, family)
     empty = [name for name, family in families.items() if not family.samples]
     if empty:
         raise ValueError(f"without samples: {empty}")
     return families
+
+
+def _samples(name: str, family: ParsedFamily, found: str) -> dict[Labels, float] | None:
+    """Where a sample of this name belongs; None when it does not belong here."""
+    if family.kind != "histogram":
+        return family.samples if found == name else None
+    tables = {
+        f"{name}_bucket": family.samples,
+        f"{name}_count": family.counts,
+        f"{name}_sum": family.sums,
+    }
+    return tables.get(found)
+
+
+def _check_histogram(name: str, family: ParsedFamily) -> None:
+    """Every histogram has a count, a sum, and buckets that grow up to its count."""
+    buckets: dict[Labels, dict[float, float]] = {}
+    for labels, count in family.samples.items():
+        ((bound,), rest) = (
+            [value for key, value in labels if key == "le"],
+            frozenset(label for label in labels if label[0] != "le"),
+        )
+        buckets.setdefault(rest, {})[float(bound)] = count
+    if not buckets.keys() == family.counts.keys() == family.sums.keys():
+        raise ValueError(f"{name} lacks buckets, counts or sums")
+    for labels, found in buckets.items():
+        counts = [found[bound] for bound in sorted(found)]
+        if counts != sorted(counts) or found.get(float("inf")) != family.counts[labels]:
+            raise ValueError(f"the buckets of {name} are wrong: {found}")
 
 
 def _begun(help_line: str, type_line: str) -> tuple[str, ParsedFamily]:

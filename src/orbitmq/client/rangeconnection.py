@@ -13,7 +13,6 @@ import select
 import socket
 import ssl
 import struct
-from collections.abc import Mapping
 from typing import Final
 
 from orbitmq.client.rangeaccess import RangeAccess
@@ -42,46 +41,35 @@ class RangeConnection:
         self._timeout = access.timeout
         self._limits: WireLimits = DEFAULT_LIMITS
         self._opaques = itertools.count(1)
-        self._last_code = 0
         #: Requests that were sent and not answered.
         self.unanswered = 0
         self.is_open = True
         self._socket = _connected(address, access)
         self._input = self._socket.makefile("rb", buffering=_BUFFER)
 
-    def ask(
-        self,
-        code: int,
-        header: Header | None = None,
-        *,
-        extra: Mapping[str, str] | None = None,
-    ) -> Command:
+    def ask(self, code: int, header: Header | None = None) -> Command:
         """Ask and wait for the answer, with nothing else on its way."""
-        opaque = self.send(code, header, extra=extra)
+        opaque = self.next_opaque()
+        request = Command.request(code, header, opaque=opaque)
+        if self._credentials is not None:
+            request = sign(request, self._credentials)
+        self.send(encode_command(request, limits=self._limits), 1)
         while (answer := self.receive()).opaque != opaque:
             pass
         return answer
 
-    def send(
-        self,
-        code: int,
-        header: Header | None = None,
-        *,
-        extra: Mapping[str, str] | None = None,
-    ) -> int:
-        """Send a request and return its opaque. Raises `ConnectionLost`."""
-        opaque = next(self._opaques) & 0x7FFFFFFF
-        request = Command.request(code, header, opaque=opaque, extra=extra)
-        if self._credentials is not None:
-            request = sign(request, self._credentials)
+    def next_opaque(self) -> int:
+        """A number for a request that is made elsewhere."""
+        return next(self._opaques) & 0x7FFFFFFF
+
+    def send(self, encoded: bytes, count: int) -> None:
+        """Send so many encoded requests at once. Raises `ConnectionLost`."""
         self._check_open()
-        self._last_code = code
+        self.unanswered += count
         try:
-            self._socket.sendall(encode_command(request, limits=self._limits))
+            self._socket.sendall(encoded)
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
-        self.unanswered += 1
-        return opaque
 
     def receive(self) -> Command:
         """The next answer. Raises `ConnectionLost`, or `RequestTimedOut` when nothing comes."""
@@ -91,7 +79,7 @@ class RangeConnection:
                 command = decode_command(self._frame(), self._limits)
             except TimeoutError as error:
                 self.close()
-                raise RequestTimedOut(self.address, self._last_code, self._timeout) from error
+                raise RequestTimedOut(self.address, 0, self._timeout) from error
             except (OSError, ValueError) as error:
                 raise self._lost(str(error)) from error
             except FrameError as error:

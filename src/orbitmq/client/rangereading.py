@@ -26,6 +26,7 @@ from orbitmq.client.errors import (
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeconnection import RangeConnection
 from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangepulls import Pulls
 from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
 from orbitmq.client.rangewindow import Chunk, RangeWindow, Slot, WindowLimits
 from orbitmq.clock import Clock, SystemClock
@@ -33,7 +34,7 @@ from orbitmq.errors import OrbitError
 from orbitmq.remoting.errors import RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
+from orbitmq.wire.headers.pull import PullMessageResponse
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,6 @@ AFTER_ANSWER: Final[Mapping[int, NextStep]] = {
 }
 #: What a broker says about messages whose log file it has deleted.
 _REMOVED: Final = "MESSAGE_WAS_REMOVING"
-_BROUGHT_SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 #: While a broker restarts, a topic that lives on it alone has no route either.
 _NOBODY_THERE: Final = (RemotingError, NoNameServer, NoRoute, BrokerUnavailable)
 #: Pauses have long reached their limit by then.
@@ -142,8 +142,8 @@ class _Reading:
     ) -> None:
         self._links = links
         self._ranges = ranges
-        self._group = group
         self._filter = wanted
+        self._pulls = Pulls(group, wanted, links.access.credentials)
         self._settings = settings
         self._monotonic = clock.monotonic
         self._wait = wait
@@ -162,11 +162,13 @@ class _Reading:
         while True:
             for slot in window.due():
                 self._pull(slot)
+            self._flush()
             if (chunk := window.take()) is not None:
                 return chunk
             if window.head is None:
                 return None
-            # Everything that is due has been asked for, so an answer for the head is on its way.
+            # Everything that is due has been asked for, so an answer for the head is on its way;
+            # unless the connection was lost just now, and then all of it is due again.
             self._receive(self._peer(window.head.queue))
 
     def finish(self) -> None:
@@ -179,32 +181,32 @@ class _Reading:
     # Asking
 
     def _pull(self, slot: Slot) -> None:
+        """Make a pull ready; it is sent with the others of its broker."""
         peer = self._peer(slot.queue)
         try:
             if peer.connection is None:
                 peer.connection = self._links.borrow(slot.queue, attempt=peer.failures)
-            opaque = peer.connection.send(RequestCode.PULL_MESSAGE, self._header(slot))
         except _NOBODY_THERE as error:
             self._window.lost(slot)
             self._links.forget(slot.queue.topic)
             self._lose(peer, error)
-        else:
-            peer.slots[opaque] = slot
-
-    def _header(self, slot: Slot) -> PullMessageRequest:
-        return PullMessageRequest(
-            consumer_group=self._group,
-            topic=slot.queue.topic,
-            queue_id=slot.queue.id,
-            queue_offset=slot.at,
-            max_msg_nums=self._window.wanted(slot),
-            sys_flag=_BROUGHT_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            sub_version=0,
-            subscription=self._filter.expression,
-            expression_type=self._filter.kind,
+            return
+        opaque = peer.connection.next_opaque()
+        peer.slots[opaque] = slot
+        peer.unsent.append(
+            self._pulls.encoded(slot.queue, slot.at, self._window.wanted(slot), opaque)
         )
+
+    def _flush(self) -> None:
+        for peer in self._peers.values():
+            if not peer.unsent or peer.connection is None:
+                continue
+            count, encoded = len(peer.unsent), b"".join(peer.unsent)
+            peer.unsent.clear()
+            try:
+                peer.connection.send(encoded, count)
+            except RemotingError as error:
+                self._lose(peer, error)
 
     def _peer(self, queue: Queue) -> _Peer:
         peer = self._peers.get(queue.broker)
@@ -297,6 +299,7 @@ class _Reading:
             self._window.lost(slot)
             self._links.forget(slot.queue.topic)
         peer.slots.clear()
+        peer.unsent.clear()
         if peer.connection is not None:
             peer.connection.close()
             peer.connection = None
@@ -323,6 +326,8 @@ class _Peer:
     connection: RangeConnection | None = None
     failures: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
+    #: Encoded pulls that are sent together.
+    unsent: list[bytes] = field(default_factory=list)
 
 
 def _refusal(answer: Command, connection: RangeConnection | None) -> BrokerRefused:

@@ -105,6 +105,7 @@ class RangeWindow:
         self._next: Slot | None = next(self._coming, None)
         self._slots: deque[Slot] = deque()
         self._due: deque[Slot] = deque()
+        self._is_filling = False
 
     @property
     def is_finished(self) -> bool:
@@ -120,11 +121,15 @@ class RangeWindow:
         """The slots that a pull is to be made for now; each must come back, or be lost."""
         while self._due:
             yield self._due.popleft()
+        if not self._is_filling and not self._is_half_empty():
+            return
+        self._is_filling = True
         while self._next is not None and self._has_room():
             slot = self._next
             self._slots.append(slot)
             self._next = next(self._coming, None)
             yield slot
+        self._is_filling = False
 
     def wanted(self, slot: Slot) -> int:
         """How many messages to ask for."""
@@ -170,6 +175,11 @@ class RangeWindow:
             return False
         return not count or (count + 1) * self._sizing.slot_bytes <= self._limits.bytes
 
+    def _is_half_empty(self) -> bool:
+        """Whether it is time for more: pulls that are made together cost both sides less."""
+        most = min(self._limits.requests, self._limits.bytes / self._sizing.slot_bytes)
+        return not self._slots or 2 * len(self._slots) <= most
+
     def _cut(self, ranges: Sequence[QueueRange]) -> Iterator[Slot]:
         for each in ranges:
             start = each.start
@@ -193,7 +203,7 @@ class Sizing:
     @property
     def slot_bytes(self) -> float:
         """What a slot is expected to weigh."""
-        return self.size * self._message_bytes
+        return max(1.0, self.size * self._message_bytes)
 
     def learn(self, asked: int, covered: int, size: int) -> None:
         """An answer to a pull for `asked` messages covered so many offsets with `size` bytes."""

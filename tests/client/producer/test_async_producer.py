@@ -25,6 +25,7 @@ from orbitmq.javahash import java_hash
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.versions import Release, ordinal_of
 from tests.support.client import quick_settings
 from tests.support.producing import HANG_UP, SILENCE, scripted_cluster
 from tests.support.remoting import DEADLINE, until
@@ -144,6 +145,22 @@ async def test_one_frame_carries_a_batch() -> None:
     assert [each["TAGS"] for each in sent.elements] == [f"t{n}" for n in range(50)]
     assert [each["UNIQ_KEY"] for each in sent.elements] == [each.msg_id for each in results]
     assert [each.queue_offset for each in results] == list(range(100, 150))
+
+
+@pytest.mark.parametrize(
+    ("release", "has_id"), [(Release(4, 9, 7), False), (Release(5, 5, 0), True)]
+)
+async def test_a_batch_has_an_id_of_its_own_only_for_brokers_that_keep_it_apart(
+    release: Release, has_id: bool
+) -> None:
+    """Brokers before 5.0 add a batch's properties to each message, after the message's own."""
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        cluster.brokers["a"].version = ordinal_of(release)
+        await producer.send_batch([Message("orders", b"x"), Message("orders", b"y")])
+
+    (sent,) = cluster.sent
+    assert ("UNIQ_KEY" in sent.properties) == has_id
+    assert sent.properties["WAIT"] == "true"
 
 
 async def test_an_empty_batch_sends_nothing(producer: AsyncProducer) -> None:

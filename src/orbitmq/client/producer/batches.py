@@ -25,6 +25,9 @@ class Batch(NamedTuple):
     """One frame: what it sends, and which of the given messages those are."""
 
     draft: Draft
+    #: The same for brokers before 5.0, which add the frame's properties to those of each message:
+    #: an id among them would take the place of the messages' own.
+    before_5: Draft
     places: tuple[int, ...]
     unique_ids: tuple[str, ...]
 
@@ -74,18 +77,27 @@ def _batch(
     topic: str, wait_stored: bool, part: list[_Element], first: Message, drafting: Drafting
 ) -> Batch:
     unique_id = drafting.new_id()
-    # A batch has an id of its own, as Java's have: on some topics it is stored as one record.
-    properties = {UNIQ_KEY: unique_id, WAIT: "true" if wait_stored else "false"}
-    draft = Draft(
-        drafting.wire_topic(topic),
-        encode_batch(each.element for each in part),
-        drafting.property_string(properties),
-        unique_id,
-        code=_SEND_BATCH,
-        is_batch=True,
-        message=first,
+    body = encode_batch(each.element for each in part)
+
+    def draft(properties: dict[str, str]) -> Draft:
+        return Draft(
+            drafting.wire_topic(topic),
+            body,
+            drafting.property_string(properties),
+            unique_id,
+            code=_SEND_BATCH,
+            is_batch=True,
+            message=first,
+        )
+
+    waits = {WAIT: "true" if wait_stored else "false"}
+    return Batch(
+        # A batch has an id of its own, as Java's have: on some topics it is stored as one record.
+        draft({UNIQ_KEY: unique_id, **waits}),
+        draft(waits),
+        tuple(each.place for each in part),
+        tuple(each.unique_id for each in part),
     )
-    return Batch(draft, tuple(each.place for each in part), tuple(each.unique_id for each in part))
 
 
 def _check(place: int, message: Message) -> None:

@@ -37,9 +37,10 @@ async def send_in_batches(
         topic = drafting.wire_topic(queue.topic)
         queues[topic] = Queue(topic, queue.broker, queue.id)
     for batch in tuple(batches(messages, drafting, limit)):
+        is_old = await publisher.is_before_5(batch.draft.topic, deadline - monotonic())
         now = monotonic()
         sending = Sending(
-            batch.draft,
+            batch.before_5 if is_old else batch.draft,
             now=now,
             timeout=max(0.0, deadline - now),
             queue=queues.get(batch.draft.topic),

@@ -37,6 +37,7 @@ from orbitmq.remoting.errors import RemotingError, RequestTimedOut
 from orbitmq.remoting.pending import settling
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.versions import Release, ordinal_of
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 Done: TypeAlias = Callable[[SendResult | BaseException], None]
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
+_NEW_LINE: Final = ordinal_of(Release(5, 0, 0))
 
 
 class Attempt(NamedTuple):
@@ -254,6 +256,23 @@ class Publisher:
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         """The queues of a topic that can be sent to, as brokers know them."""
         return (await self._publications.find(topic)).queues
+
+    async def is_before_5(self, topic: str, timeout: float) -> bool:  # noqa: ASYNC109
+        """Whether a broker of the topic is of the old line, as far as they have said so.
+
+        What goes wrong here goes wrong again, and is told, when something is sent.
+        """
+        versions = self._engine.broker_versions
+        try:
+            # Half of the time, at most, is for the question: the rest is for sending.
+            async with asyncio.timeout(max(0.0, timeout / 2)):
+                brokers = {queue.broker for queue in await self.queues(topic)}
+                masters = {self._engine.routes.master(broker) for broker in brokers}
+                if not masters & versions.keys():
+                    await self._engine.heartbeat()
+        except (OrbitError, TimeoutError):
+            return False
+        return any(versions.get(where, _NEW_LINE) < _NEW_LINE for where in masters)
 
     async def _queue_for(self, sending: Sending) -> tuple[Queue, bool]:
         """Where the next attempt goes, and whether there are other brokers."""

@@ -1,0 +1,402 @@
+"""Consumer groups: listed, configured, looked into, paused.
+
+Moving their progress is in `resetting`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from orbitmq.client.admin import findings
+from orbitmq.client.admin.arguments import whole_number
+from orbitmq.client.admin.asking import Asking
+from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicNotFound
+from orbitmq.client.admin.groupconfigs import GroupConfigs, compared, group_settings
+from orbitmq.client.admin.groupvalues import (
+    GroupDetails,
+    GroupProgress,
+    GroupSettings,
+    GroupSummary,
+    TopicLag,
+)
+from orbitmq.client.admin.listing import Listing
+from orbitmq.client.admin.members import AsyncConsumers
+from orbitmq.client.admin.membervalues import Finding, Members, RunningInfo
+from orbitmq.client.admin.progress import Progress
+from orbitmq.client.admin.topics import AsyncTopics
+from orbitmq.client.admin.topicstatus import TopicInsight
+from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
+from orbitmq.client.durations import Duration, seconds
+from orbitmq.client.names import check_group, dead_letter_topic, is_system_group, retry_topic
+from orbitmq.client.queue import Queue
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.topics import DeleteGroupRequest
+
+log = logging.getLogger(__name__)
+
+#: Groups that brokers have for tools and for themselves.
+SYSTEM_GROUPS = frozenset(
+    {
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+    }
+)
+
+
+class AsyncGroups:
+    """Administration of groups."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        directory: Directory,
+        topics: AsyncTopics,
+        consumers: AsyncConsumers,
+        progress: Progress,
+    ) -> None:
+        self._asking = asking
+        self._directory = directory
+        self._consumers = consumers
+        self._progress = progress
+        self._topics = topics
+        self._insight = TopicInsight(asking, directory)
+        self._configs = GroupConfigs(asking)
+
+    # Listing.
+
+    async def list(
+        self, *, members: bool = False, times: bool = False, system: bool = False
+    ) -> Listing[GroupSummary]:
+        """All groups with their lag: two requests per broker, however many groups there are.
+
+        With `members` also who is online, one request more per group and broker; with `times`
+        also the age of what waits, one per topic and broker of the groups that are behind.
+        """
+        topology = await self._directory.look()
+
+        async def ask(
+            node: BrokerNode,
+        ) -> tuple[dict[str, SubscriptionGroupConfig], dict[str, dict[str, TopicLag]]]:
+            configs = await self._configs.all(node)
+            lags = await self._progress.of_all_groups(node, configs)
+            if times:
+                lags = await self._with_ages(node, lags)
+            return configs, lags
+
+        outcomes = await self._asking.each(topology.readers(), ask)
+        configured: dict[str, dict[str, SubscriptionGroupConfig]] = {}
+        lags: dict[str, dict[str, TopicLag]] = {}
+        for node, (configs, here) in outcomes.done.items():
+            for group, config in configs.items():
+                if system or not (group in SYSTEM_GROUPS or is_system_group(group)):
+                    configured.setdefault(group, {})[node.broker] = config
+            for group, topics in here.items():
+                _merge(lags.setdefault(group, {}), topics)
+        summaries = [
+            GroupSummary(
+                group_settings(next(iter(configs.values()))),
+                tuple(sorted(configs)),
+                tuple(lag for _, lag in sorted(lags.get(group, {}).items())),
+                is_uniform=len({compared(config) for config in configs.values()}) == 1,
+            )
+            for group, configs in sorted(configured.items())
+        ]
+        if members:
+            summaries = await self._asking.all(
+                self._with_members(summary, topology) for summary in summaries
+            )
+        return Listing(tuple(summaries), unreachable(outcomes))
+
+    async def _with_ages(
+        self, node: BrokerNode, lags: Mapping[str, Mapping[str, TopicLag]]
+    ) -> dict[str, dict[str, TopicLag]]:
+        async def aged(group: str, lag: TopicLag) -> TopicLag:
+            if not lag.lag:
+                return replace(lag, lag_seconds=0.0)
+            ages = await self._progress.ages(node, group, lag.topic)
+            known = [age for age in ages.values() if age is not None]
+            return replace(lag, lag_seconds=max(known, default=None))
+
+        places = [(group, lag) for group, topics in lags.items() for lag in topics.values()]
+        found = await self._asking.all(aged(group, lag) for group, lag in places)
+        after: dict[str, dict[str, TopicLag]] = {group: {} for group in lags}
+        for (group, _), lag in zip(places, found, strict=True):
+            after[group][lag.topic] = lag
+        return after
+
+    async def _with_members(self, summary: GroupSummary, topology: Topology) -> GroupSummary:
+        members, _ = await self._consumers.look(summary.group, topology)
+        return replace(summary, members=members, was_asked_for_members=True)
+
+    # One group.
+
+    async def settings(self, group: str) -> dict[str, GroupSettings]:
+        """How a group is configured, by broker. Raises `GroupNotFound`."""
+        topology = await self._directory.look()
+        found = await self._configs.of(topology.readers(), group)
+        return {node.broker: group_settings(config) for node, config in found.items()}
+
+    async def progress(
+        self, group: str, *, topic: str | None = None, owners: bool = True
+    ) -> GroupProgress:
+        """How far a group is, queue by queue, and who has each queue.
+
+        Owners are asked for at the members themselves, one request each; `owners=False` leaves
+        that out. Raises `GroupNotFound`.
+        """
+        topology = await self._directory.look()
+        await self._configs.of(topology.readers(), group)
+        members, _ = await self._consumers.look(group, topology)
+        running = await self._running(members, topology) if owners else {}
+        return await self._progress.of_group(
+            group,
+            topic=topic,
+            subscribed=_subscribed(members),
+            topology=topology,
+            owners=_owners(running),
+        )
+
+    async def describe(self, group: str) -> GroupDetails:
+        """Settings, members, findings and progress of a group. Raises `GroupNotFound`."""
+        topology = await self._directory.look()
+        found = await self._configs.of(topology.readers(), group)
+        members, told = await self._consumers.look(group, topology)
+        running = await self._running(members, topology)
+        progress = await self._progress.of_group(
+            group,
+            subscribed=_subscribed(members),
+            topology=topology,
+            owners=_owners(running),
+        )
+        return GroupDetails(
+            group,
+            {node.broker: group_settings(config) for node, config in found.items()},
+            members,
+            self._found(members, told, running, progress),
+            progress,
+            await self._dead_letters(topology, group),
+        )
+
+    async def findings(self, group: str) -> tuple[Finding, ...]:
+        """What is wrong inside a group: differing subscriptions, duplicate ids, stuck queues."""
+        return (await self.describe(group)).findings
+
+    def _found(
+        self,
+        members: Members | None,
+        told: Sequence[str],
+        running: Mapping[str, RunningInfo],
+        progress: GroupProgress,
+    ) -> tuple[Finding, ...]:
+        if members is None:
+            return ()
+        found = {
+            (each.kind, each.topic, each.client_id): each for each in findings.told_findings(told)
+        }
+        # What Apache's brokers do not look for; ours has said it already.
+        for each in (
+            *findings.duplicate_clients(members),
+            *findings.different_subscriptions(members.group, running),
+        ):
+            found.setdefault((each.kind, each.topic, each.client_id), each)
+        queues: tuple[Finding, ...] = ()
+        # Whether a queue has an owner is known only when every member has said what it owns, which
+        # is what members that are pushed to do.
+        is_shared = (members.model, members.consume_type) == ("clustering", "push")
+        if is_shared and running.keys() >= set(members.client_ids):
+            queues = findings.queue_findings(progress, running, self._asking.clock.now())
+        return (*found.values(), *queues)
+
+    async def _running(self, members: Members | None, topology: Topology) -> dict[str, RunningInfo]:
+        """What members say of themselves; those that do not answer are missing."""
+        if members is None:
+            return {}
+        nodes = topology.readers()
+
+        async def ask(client_id: str) -> RunningInfo:
+            return await self._consumers.running_info_of(nodes, members.group, client_id)
+
+        return dict((await self._asking.each(members.client_ids, ask)).done)
+
+    async def _dead_letters(self, topology: Topology, group: str) -> int:
+        topic = dead_letter_topic(group)
+
+        async def count(node: BrokerNode) -> int:
+            stats = await self._insight.stats(node, topic)
+            bounds = () if stats is None else stats.offset_table.values()
+            return sum(max(0, each.max_offset - each.min_offset) for each in bounds)
+
+        return sum((await self._asking.each(topology.readers(), count)).done.values())
+
+    # Making and changing.
+
+    async def create(
+        self,
+        group: str,
+        *,
+        max_retries: int = 16,
+        retry_queues: int = 1,
+        orderly: bool = False,
+        may_broadcast: bool = True,
+        consume_timeout: Duration = 900.0,
+        brokers: Collection[str] | None = None,
+        cluster: str | None = None,
+    ) -> dict[str, GroupSettings]:
+        """Make a group on all masters, those named or those of a cluster; as read back."""
+        check_group(group)
+        config = SubscriptionGroupConfig(
+            group_name=group,
+            retry_max_times=whole_number("max_retries", max_retries, 0),
+            retry_queue_nums=whole_number("retry_queues", retry_queues, 0),
+            consume_message_orderly=orderly,
+            consume_broadcast_enable=may_broadcast,
+            consume_timeout_minute=_minutes(consume_timeout),
+        )
+        masters = (await self._directory.look()).masters(brokers, cluster=cluster)
+        return await self._apply(dict.fromkeys(masters, config))
+
+    async def update(
+        self,
+        group: str,
+        *,
+        max_retries: int | None = None,
+        retry_queues: int | None = None,
+        orderly: bool | None = None,
+        may_broadcast: bool | None = None,
+        enabled: bool | None = None,
+        consume_timeout: Duration | None = None,
+        brokers: Collection[str] | None = None,
+    ) -> dict[str, GroupSettings]:
+        """Change what is given and leave the rest, where the group is; as read back.
+
+        Raises `GroupNotFound`.
+        """
+        changes = {
+            "retry_max_times": _optional_count("max_retries", max_retries),
+            "retry_queue_nums": _optional_count("retry_queues", retry_queues),
+            "consume_message_orderly": orderly,
+            "consume_broadcast_enable": may_broadcast,
+            "consume_enable": enabled,
+            "consume_timeout_minute": None
+            if consume_timeout is None
+            else _minutes(consume_timeout),
+        }
+        wanted = {name: value for name, value in changes.items() if value is not None}
+        masters = (await self._directory.look()).masters(brokers)
+        present = await self._configs.of(masters, group)
+        return await self._apply(
+            {node: msgspec.structs.replace(config, **wanted) for node, config in present.items()}
+        )
+
+    async def pause(self, group: str) -> dict[str, GroupSettings]:
+        """Stop a group from pulling, on every broker; its members stay connected and wait."""
+        paused = await self.update(group, enabled=False)
+        log.info("group paused", extra={"group": group, "brokers": sorted(paused)})
+        return paused
+
+    async def resume(self, group: str) -> dict[str, GroupSettings]:
+        """Let a group pull again."""
+        resumed = await self.update(group, enabled=True)
+        log.info("group resumed", extra={"group": group, "brokers": sorted(resumed)})
+        return resumed
+
+    async def delete(
+        self, group: str, *, forget_progress: bool = True, delete_topics: bool = False
+    ) -> None:
+        """Delete a group's settings and progress; with `delete_topics` also its dead letters.
+
+        That is its retry topic and its dead-letter topic, with what is in them. A group with
+        members online is refused: they would make it again at once. Raises `GroupNotFound`.
+        """
+        topology = await self._directory.look()
+        masters = topology.masters()
+        await self._configs.of(masters, group)
+        members, _ = await self._consumers.look(group, topology)
+        if members is not None:
+            raise BadRequest(
+                f"group {group!r} has members online ({', '.join(members.client_ids)}); stop them "
+                "first, they would create it again"
+            )
+        header = DeleteGroupRequest(group_name=group, clean_offset=forget_progress)
+
+        async def forget(node: BrokerNode) -> None:
+            await self._asking.ask(node.address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+        (await self._asking.each(masters, forget)).check(f"deleting group {group!r}")
+        left = [node for node in masters if group in await self._configs.all(node)]
+        if left:
+            names = ", ".join(map(str, left))
+            raise NotEffective(f"deleting group {group!r}", [f"{names} has it again"])
+        for topic in (retry_topic(group), dead_letter_topic(group)) if delete_topics else ():
+            with contextlib.suppress(TopicNotFound):
+                await self._topics.delete(topic)
+
+    async def _apply(
+        self, wanted: Mapping[BrokerNode, SubscriptionGroupConfig]
+    ) -> dict[str, GroupSettings]:
+        async def tell(node: BrokerNode) -> SubscriptionGroupConfig | None:
+            config = wanted[node]
+            await self._configs.put(node, config)
+            return (await self._configs.all(node)).get(config.group_name)
+
+        group = next(iter(wanted.values())).group_name
+        after = (await self._asking.each(wanted, tell)).check(f"configuring group {group!r}")
+        problems = [
+            f"{node} shows {'no such group' if found is None else group_settings(found)}"
+            for node, found in after.items()
+            if found is None or compared(found) != compared(wanted[node])
+        ]
+        if problems:
+            raise NotEffective(f"configuring group {group!r}", problems)
+        return {node.broker: group_settings(wanted[node]) for node in after}
+
+
+def _subscribed(members: Members | None) -> tuple[str, ...]:
+    return () if members is None else tuple(each.topic for each in members.subscriptions)
+
+
+def _owners(running: Mapping[str, RunningInfo]) -> dict[Queue, str]:
+    return {
+        each.queue: client_id
+        for client_id, info in running.items()
+        for each in info.queues
+        if not each.is_dropped
+    }
+
+
+def _merge(into: dict[str, TopicLag], more: Mapping[str, TopicLag]) -> None:
+    for topic, lag in more.items():
+        before = into.get(topic)
+        if before is None:
+            into[topic] = lag
+            continue
+        ages = [age for age in (before.lag_seconds, lag.lag_seconds) if age is not None]
+        into[topic] = TopicLag(
+            topic,
+            before.lag + lag.lag,
+            before.queues + lag.queues,
+            before.consume_rate + lag.consume_rate,
+            max(ages, default=None),
+        )
+
+
+def _optional_count(name: str, value: int | None) -> int | None:
+    return None if value is None else whole_number(name, value, 0)
+
+
+def _minutes(timeout: Duration) -> int:
+    minutes = round(seconds(timeout, "consume_timeout") / 60)
+    if minutes < 1:
+        raise BadRequest(f"consume_timeout must be a minute at least, got {timeout!r}")
+    return minutes

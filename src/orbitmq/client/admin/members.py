@@ -1,0 +1,349 @@
+"""Who is connected, and what single consumers hold and do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from orbitmq.client.admin.asking import Asking
+from orbitmq.client.admin.errors import (
+    BadRequest,
+    ConsumerNotOnline,
+    MessageNotFound,
+    NotSupported,
+)
+from orbitmq.client.admin.listing import Listing
+from orbitmq.client.admin.membervalues import (
+    ClientConnection,
+    DirectResult,
+    GroupSubscription,
+    Members,
+    OwnedQueueInfo,
+    RunningInfo,
+    TopicConsumption,
+)
+from orbitmq.client.admin.topicstatus import queue_of
+from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.message.errors import MessageIdInvalid
+from orbitmq.message.ids import decode_offset_id
+from orbitmq.message.stored import decode_message
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.errors import RemotingError
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.membership import (
+    Connection,
+    ConsumerConnection,
+    ProducerConnection,
+    ProducerTable,
+    SubscriptionData,
+)
+from orbitmq.wire.bodies.stats import ConsumeDirectlyResult, ConsumerRunningInfo
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.membership import (
+    GetConsumerConnectionRequest,
+    GetProducerConnectionRequest,
+)
+from orbitmq.wire.headers.pull import ViewMessageRequest
+from orbitmq.wire.headers.stats import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
+from orbitmq.wire.versions import release_of
+
+_ONLINE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.CONSUMER_NOT_ONLINE)})
+_THERE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.SYSTEM_ERROR)})
+#: A broker waits 10 s for a consumer before it says that none answers.
+RELAY_TIMEOUT = 12.0
+
+_CONSUME_TYPES = {
+    "CONSUME_ACTIVELY": "pull",
+    "CONSUME_PASSIVELY": "push",
+    "CONSUME_POP": "pop",
+}
+
+
+class AsyncConsumers:
+    """Looks at clients."""
+
+    def __init__(self, asking: Asking, directory: Directory) -> None:
+        self._asking = asking
+        self._directory = directory
+
+    # Groups of consumers.
+
+    async def members(self, group: str) -> Members:
+        """Who consumes in a group. Raises `ConsumerNotOnline`."""
+        found, _ = await self.look(group)
+        if found is None:
+            raise ConsumerNotOnline(group)
+        return found
+
+    async def look(
+        self, group: str, topology: Topology | None = None
+    ) -> tuple[Members | None, tuple[str, ...]]:
+        """The members, None when nobody is online, and what brokers say is wrong with them."""
+        nodes = (topology or await self._directory.look()).readers()
+
+        async def ask(node: BrokerNode) -> tuple[ConsumerConnection, str] | None:
+            return await self._connections(node, group)
+
+        outcomes = await self._asking.each(nodes, ask)
+        answers = [found for found in outcomes.done.values() if found is not None]
+        if not answers:
+            if outcomes.failed:
+                outcomes.check(f"asking who consumes in {group!r}")
+            return None, ()
+        members = _members(group, [body for body, _ in answers])
+        members = Members(
+            group,
+            members.clients,
+            members.consume_type,
+            members.model,
+            members.consume_from,
+            members.subscriptions,
+            unreachable(outcomes),
+        )
+        return members, tuple(text for _, text in answers if text)
+
+    async def _connections(
+        self, node: BrokerNode, group: str
+    ) -> tuple[ConsumerConnection, str] | None:
+        answer = await self._asking.ask(
+            node.address,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            GetConsumerConnectionRequest(consumer_group=group),
+            accept=_ONLINE_OR_NOT,
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return None
+        body = decode_body(ConsumerConnection, answer.body or b"{}")
+        return body, answer.ext_fields.get("findings", "")
+
+    # Producers.
+
+    async def producers(self, group: str | None = None) -> Listing[tuple[str, ClientConnection]]:
+        """Connected producers with their groups: of all groups, or of one.
+
+        Brokers before 5.0 can be asked about one group only: `NotSupported`.
+        """
+
+        async def ask(node: BrokerNode) -> Iterable[tuple[str, ClientConnection]]:
+            if group is None:
+                return await self._all_producers(node)
+            return await self._producers(node, group)
+
+        outcomes = await self._directory.of_readers(ask)
+        found = {each for part in outcomes.done.values() for each in part}
+        missing = [e for e in outcomes.failed.values() if isinstance(e, NotSupported)]
+        if missing:
+            raise missing[0]
+        return Listing(tuple(sorted(found)), unreachable(outcomes))
+
+    async def _all_producers(self, node: BrokerNode) -> Iterable[tuple[str, ClientConnection]]:
+        code = RequestCode.GET_ALL_PRODUCER_INFO
+        try:
+            table = await self._asking.told(ProducerTable, node.address, code)
+        except BrokerRefused as refused:
+            if refused.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            raise NotSupported(
+                "list all producers", str(node), "name a producer group"
+            ) from refused
+        return {
+            (group, _client(each.client_id, each.remote_ip, each.language, each.version))
+            for group, producers in table.data.items()
+            for each in producers
+        }
+
+    async def _producers(
+        self, node: BrokerNode, group: str
+    ) -> Iterable[tuple[str, ClientConnection]]:
+        answer = await self._asking.ask(
+            node.address,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST,
+            GetProducerConnectionRequest(producer_group=group),
+            accept=_THERE_OR_NOT,
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return ()
+        body = decode_body(ProducerConnection, answer.body or b"{}")
+        return {(group, _connection(each)) for each in body.connection_set}
+
+    # Single consumers.
+
+    async def running_info(self, group: str, client_id: str, *, stack: bool = False) -> RunningInfo:
+        """What a consumer holds and does; with `stack` also what its threads do now.
+
+        Raises `ConsumerNotOnline` when it is not there or does not answer.
+        """
+        nodes = (await self._directory.look()).readers()
+        return await self.running_info_of(nodes, group, client_id, stack=stack)
+
+    async def running_info_of(
+        self, nodes: Iterable[BrokerNode], group: str, client_id: str, *, stack: bool = False
+    ) -> RunningInfo:
+        """The same, through the first of these brokers that can reach it."""
+        header = GetConsumerRunningInfoRequest(
+            consumer_group=group, client_id=client_id, jstack_enable=stack
+        )
+        reason = "no broker knows it"
+        for node in nodes:
+            try:
+                body = await self._asking.told(
+                    ConsumerRunningInfo,
+                    node.address,
+                    RequestCode.GET_CONSUMER_RUNNING_INFO,
+                    header,
+                    timeout=RELAY_TIMEOUT,
+                )
+            except BrokerRefused as refused:
+                reason = refused.remark or refused.name
+                if refused.code == ResponseCode.CONSUME_MSG_TIMEOUT:
+                    break
+                continue
+            except RemotingError as error:
+                # Another broker may have a connection to it.
+                reason = str(error)
+                continue
+            return _running_info(group, client_id, body)
+        raise ConsumerNotOnline(group, client_id, reason)
+
+    async def consume_directly(self, group: str, client_id: str, offset_id: str) -> DirectResult:
+        """Have a consumer consume one stored message now, outside of its progress.
+
+        `offset_id` says where the message lies: `message.offset_id`.
+        """
+        try:
+            place = decode_offset_id(offset_id)
+        except MessageIdInvalid as error:
+            raise BadRequest(str(error)) from error
+        topology = await self._directory.look()
+        node = topology.at(Address(place.address, place.port))
+        if node is None:
+            raise BadRequest(
+                f"{offset_id} lies at {place.address}:{place.port}, and no broker of this cluster "
+                "has that address"
+            )
+        header = ConsumeDirectlyRequest(
+            consumer_group=group,
+            client_id=client_id,
+            msg_id=offset_id,
+            message_broker=node.broker,
+            # Apache's broker fails without it.
+            topic=await self._topic_of(node, offset_id, place.offset),
+        )
+        try:
+            body = await self._asking.told(
+                ConsumeDirectlyResult,
+                node.address,
+                RequestCode.CONSUME_MESSAGE_DIRECTLY,
+                header,
+                timeout=RELAY_TIMEOUT,
+            )
+        except BrokerRefused as refused:
+            raise ConsumerNotOnline(group, client_id, refused.remark) from refused
+        result = "" if body.consume_result is None else body.consume_result.value
+        return DirectResult(
+            result.removeprefix("CR_").lower(),
+            body.remark,
+            body.spent_time_mills / 1000,
+            body.order,
+        )
+
+    async def _topic_of(self, node: BrokerNode, offset_id: str, offset: int) -> str:
+        try:
+            answer = await self._asking.ask(
+                node.address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset=offset)
+            )
+        except BrokerRefused as refused:
+            raise MessageNotFound(offset_id, refused.remark) from refused
+        return decode_message(answer.body).topic
+
+
+def _members(group: str, answers: list[ConsumerConnection]) -> Members:
+    """One picture out of what several brokers say."""
+    clients: dict[tuple[str, str], ClientConnection] = {}
+    subscriptions: dict[str, GroupSubscription] = {}
+    for answer in answers:
+        here = [_connection(each) for each in answer.connection_set]
+        for client in here:
+            # Every broker sees the same client under another port; two at one broker are two.
+            same = sum(other.client_id == client.client_id for other in here)
+            key = (client.client_id, client.address if same > 1 else "")
+            clients.setdefault(key, client)
+        for data in answer.subscription_table.values():
+            subscriptions.setdefault(data.topic, _subscription(data))
+    first = answers[0]
+    return Members(
+        group,
+        tuple(sorted(clients.values())),
+        _CONSUME_TYPES.get(first.consume_type or "", ""),
+        (first.message_model or "").lower(),
+        (first.consume_from_where or "").removeprefix("CONSUME_FROM_").lower(),
+        tuple(sorted(subscriptions.values(), key=lambda each: each.topic)),
+    )
+
+
+def _connection(connection: Connection) -> ClientConnection:
+    return _client(
+        connection.client_id, connection.client_addr, connection.language, connection.version
+    )
+
+
+def _client(
+    client_id: str | None, address: str | None, language: str | None, version: int
+) -> ClientConnection:
+    release = release_of(version)
+    return ClientConnection(
+        client_id or "",
+        (address or "").removeprefix("/"),
+        str(language or "").lower(),
+        str(version) if release is None else str(release),
+    )
+
+
+def _subscription(data: SubscriptionData) -> GroupSubscription:
+    return GroupSubscription(data.topic, data.sub_string or "*", data.expression_type or "TAG")
+
+
+def _running_info(group: str, client_id: str, body: ConsumerRunningInfo) -> RunningInfo:
+    queues = (
+        OwnedQueueInfo(
+            queue=queue_of(key),
+            commit_offset=info.commit_offset,
+            cached_messages=info.cached_msg_count,
+            cached_mib=info.cached_msg_size_in_mib,
+            cached_min_offset=info.cached_msg_min_offset,
+            cached_max_offset=info.cached_msg_max_offset,
+            is_locked=info.locked,
+            is_dropped=info.is_dropped,
+            last_pull_at=_time(info.last_pull_timestamp),
+            last_consume_at=_time(info.last_consume_timestamp),
+            last_lock_at=_time(info.last_lock_timestamp),
+        )
+        for key, info in body.mq_table.items()
+    )
+    return RunningInfo(
+        group,
+        client_id,
+        tuple(sorted(queues, key=lambda each: each.queue)),
+        tuple(map(_subscription, body.subscription_set)),
+        _consumption(body),
+        dict(body.properties),
+        body.jstack,
+    )
+
+
+def _consumption(body: ConsumerRunningInfo) -> Mapping[str, TopicConsumption]:
+    return {
+        topic: TopicConsumption(
+            pull_rate=status.pull_tps,
+            pull_time=status.pull_rt / 1000,
+            ok_rate=status.consume_ok_tps,
+            failed_rate=status.consume_failed_tps,
+            consume_time=status.consume_rt / 1000,
+            failed_last_hour=status.consume_failed_msgs,
+        )
+        for topic, status in body.status_table.items()
+    }
+
+
+def _time(millis: int) -> float | None:
+    return millis / 1000 if millis > 0 else None

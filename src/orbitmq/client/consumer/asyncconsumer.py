@@ -1,0 +1,395 @@
+"""The consumer for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+
+from orbitmq.client.consumer.allocation import Strategy, strategy_named
+from orbitmq.client.consumer.core import ConsumerCore, ConsumerOptions
+from orbitmq.client.consumer.flowcontrol import FlowSettings
+from orbitmq.client.consumer.locks import LockSettings
+from orbitmq.client.consumer.pullsettings import PullSettings
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.registering import Registrations
+from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.starting import Beginning, consume_from
+from orbitmq.client.consumer.statistics import ConsumerStatistics
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import NotRunning, SettingError, WrongUse
+from orbitmq.client.identity import ProcessCheck
+from orbitmq.client.names import check_group
+from orbitmq.client.namespaces import wrap_group
+from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.wire.bodies.membership import MessageModel
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.assignmentnews import AssignmentListener
+    from orbitmq.client.consumer.handlers import HandlerFunction, ListenerFunction
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.queue import Queue
+    from orbitmq.wire.bodies.stats import ConsumerRunningInfo
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Apache's clients refuse it: it is what a group is called that has no name yet.
+_NO_GROUP: Final = "DEFAULT_CONSUMER"
+_MODELS: Final = {model.value.lower(): model for model in MessageModel}
+#: End a program that runs a consumer.
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class AsyncConsumer:
+    """A member of a consumer group, with handlers for one topic or several.
+
+    consumer = AsyncConsumer("billing", name_server="localhost:9876")
+
+    @consumer.on("orders", tags="paid || refunded")
+    async def bill(message: ReceivedMessage) -> None: ...
+
+    async with consumer:
+        ...
+
+    All members of a group subscribe to the same topics in the same way. Handlers may be `async def`
+    or `def`; the latter run in threads. What they return and raise: see `verdict`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        model: Literal["clustering", "broadcasting"] = "clustering",
+        ordered: bool = False,
+        consume_from: Beginning = "last",
+        workers: int | None = None,
+        batch_size: int | None = None,
+        max_retries: int | None = None,
+        middleware: Sequence[object] = (),
+        strategy: Strategy | str = "AVG",
+        progress: ProgressStore | None = None,
+        strict_last: bool = False,
+        consume: ConsumeSettings | None = None,
+        flow: FlowSettings | None = None,
+        pull: PullSettings | None = None,
+        rebalance: RebalanceSettings | None = None,
+        locks: LockSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> None:
+        """The settings that most people change, and objects with all the others.
+
+        `consume_from` is where a group without progress begins: "last" (only what comes from now
+        on), "first", or a time; it has no effect on a group that has some. `ordered` consumes each
+        queue in order. `max_retries` are attempts after the first, 16 unless the group has another
+        number at the broker; in order there is no limit by default. `on_assignment` is called with
+        a topic, all its queues and the own ones whenever these change.
+        """
+        self.group = _checked_group(group)
+        settings = resolve(_servers(name_server), client)
+        consume = consume or ConsumeSettings()
+        changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
+        given = {name: value for name, value in changes.items() if value is not None}
+        consume = replace(consume, **given)
+        self.options = ConsumerOptions(
+            model=_model(model),
+            ordered=ordered,
+            consume_from=_beginning(consume_from),
+            strategy=strategy_named(strategy),
+            progress=progress,
+            strict_last=strict_last,
+            consume=consume,
+            flow=flow or FlowSettings(),
+            pull=pull or PullSettings(),
+            rebalance=rebalance or RebalanceSettings(),
+            locks=locks or LockSettings(),
+            on_assignment=on_assignment,
+        )
+        self._settings = settings
+        self._registrations = Registrations(
+            group,
+            namespace=settings.namespace,
+            batch_size=consume.batch_size,
+            middleware=middleware,
+        )
+        self._check_process = ProcessCheck("this consumer")
+        self._engine: Engine | None = None
+        self._core: ConsumerCore | None = None
+        self._was_stopped = False
+        self._ended: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- handlers
+
+    def on(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch: bool | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> Callable[[F], F]:
+        """Decorates the handler of a topic, or of those messages that `tags` or `sql` choose.
+
+        A handler whose parameter is annotated as a list of messages, or with `batch`, is called
+        with up to `batch_size` messages of one queue.
+        """
+
+        def register(function: F) -> F:
+            self._check_not_started()
+            self._registrations.handler(
+                topic,
+                function,
+                tags=tags,
+                sql=sql,
+                batch=batch,
+                batch_size=batch_size,
+                middleware=middleware,
+            )
+            return function
+
+        return register
+
+    def listen(
+        self,
+        topic: str,
+        listener: ListenerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> None:
+        """The low-level way: `listener(messages, context)` must return a `Verdict`.
+
+        As with Apache's listeners, None is a failure, and the context takes an ack index, a delay
+        level, and in order whether and when to commit.
+        """
+        self._check_not_started()
+        self._registrations.listener(
+            topic, listener, tags=tags, sql=sql, batch_size=batch_size, middleware=middleware
+        )
+
+    async def subscribe(
+        self,
+        topic: str,
+        handler: HandlerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch: bool | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> None:
+        """Consume a topic from now on, or other messages of it; while running as well."""
+        registration = self._registrations.handler(
+            topic,
+            handler,
+            tags=tags,
+            sql=sql,
+            batch=batch,
+            batch_size=batch_size,
+            middleware=middleware,
+            replace=True,
+        )
+        if self._core is not None:
+            await self._core.subscribe(registration)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Consume a topic no more; what its handler is at is finished."""
+        self._registrations.remove(topic)
+        if self._core is not None:
+            await self._core.unsubscribe(self._registrations.wire_topic(topic))
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin to consume, on the running loop. Returns when brokers know the consumer."""
+        self._check_process()
+        if self._core is not None or self._was_stopped:
+            raise NotRunning("this consumer", was_stopped=self._was_stopped)
+        if not len(self._registrations):
+            raise SettingError(
+                f"consumer {self.group!r} has no handler; give it one with @consumer.on(topic)"
+            )
+        engine = Engine(self._settings, stable=self.options.is_broadcasting)
+        await engine.start()
+        core: ConsumerCore | None = None
+        try:
+            group = wrap_group(self._settings.namespace, self.group)
+            core = ConsumerCore(engine, group, self._registrations.all(), self.options)
+            self._engine, self._core = engine, core
+            self._ended, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            await core.start()
+        except BaseException:
+            self._engine = self._core = None
+            if core is not None:
+                await core.consumption.stop()
+            await engine.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Let running handlers finish, report progress, leave the group. May be repeated.
+
+        Takes as long as the handlers that run, up to `RebalanceSettings.handover` seconds.
+        """
+        self.check_may_stop()
+        engine, core = self._engine, self._core
+        self._engine = self._core = None
+        self._was_stopped = True
+        if engine is None or core is None:
+            return
+        self._check_process()
+        try:
+            await core.stop()
+        finally:
+            await engine.stop()
+            if self._ended is not None:
+                self._ended.set()
+
+    def stop_soon(self) -> None:
+        """Have `run` stop in order and return; from any thread.
+
+        For handlers, which cannot wait for their own end.
+        """
+        if self._ended is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    def check_may_stop(self) -> None:
+        """Refuse to let a handler wait for its own end."""
+        if self._core is not None and self._core.consumption.crew.is_caller:
+            raise WrongUse(
+                "a handler cannot stop its consumer, which waits for its handlers: use stop_soon()"
+            )
+
+    async def run(self) -> None:
+        """Consume until `stop` is called, the task is cancelled, or SIGINT or SIGTERM comes."""
+        loop = asyncio.get_running_loop()
+        signalled = asyncio.Event()
+        handled = []
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDINGS:
+                with suppress(NotImplementedError, ValueError):
+                    loop.add_signal_handler(number, signalled.set)
+                    handled.append(number)
+        try:
+            async with self:
+                assert self._ended is not None  # noqa: S101  # made by `start`
+                waits = [
+                    asyncio.ensure_future(signalled.wait()),
+                    asyncio.ensure_future(self._ended.wait()),
+                ]
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+                # The next signal ends the program at once.
+                for number in handled:
+                    loop.remove_signal_handler(number)
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    # ---- while it runs
+
+    @property
+    def client_id(self) -> str:
+        """The id that brokers know this member by."""
+        return self._running.engine.client_id
+
+    @property
+    def queues(self) -> frozenset[Queue]:
+        """The queues that are consumed here now, those of the retry topic as well."""
+        return frozenset(self._running.rebalancer.owned)
+
+    def positions(self) -> dict[Queue, int]:
+        """The offset up to which each queue is consumed."""
+        return self._running.progress.positions()
+
+    def statistics(self) -> ConsumerStatistics:
+        """What was consumed, how fast, and what went wrong."""
+        return self._running.snapshot()
+
+    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
+        """What administration tools are shown."""
+        return self._running.running_info(with_stacks=with_stacks)
+
+    def pause(self) -> None:
+        """Fetch nothing more until `resume`; queues stay with this member."""
+        self._running.puller.pause()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._running.puller.resume()
+
+    def resize(self, workers: int) -> None:
+        """Call so many handlers at once, from now on."""
+        self._running.consumption.crew.resize(workers)
+
+    @property
+    def workers(self) -> int:
+        """How many handlers are called at once at most."""
+        return self._running.consumption.crew.size
+
+    @property
+    def _running(self) -> ConsumerCore:
+        self._check_process()
+        if self._core is None:
+            raise NotRunning("this consumer", was_stopped=self._was_stopped)
+        return self._core
+
+    def _check_not_started(self) -> None:
+        self._check_process()
+        if self._core is not None:
+            raise WrongUse(
+                "handlers are registered before the start; while it runs, use `subscribe`"
+            )
+
+
+def _servers(name_server: str | Iterable[str] | None) -> str | tuple[str, ...] | None:
+    if name_server is None or isinstance(name_server, str):
+        return name_server
+    return tuple(name_server)
+
+
+def _checked_group(group: str) -> str:
+    if check_group(group) == _NO_GROUP:
+        raise SettingError(f"group {_NO_GROUP} is reserved; give your consumers a name")
+    return group
+
+
+def _model(model: str) -> MessageModel:
+    try:
+        return _MODELS[model.lower()]
+    except (KeyError, AttributeError):
+        raise SettingError(
+            f"model must be one of {', '.join(sorted(_MODELS))}, got {model!r}"
+        ) from None
+
+
+#: Its name is that of a parameter where it is needed.
+_beginning = consume_from

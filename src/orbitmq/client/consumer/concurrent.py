@@ -1,0 +1,313 @@
+"""Concurrent consumption: any worker takes the next message, in whatever order they finish.
+
+The way of a message: pulled and in the window -> a call of its handler waits for a worker -> the
+call runs -> what it came to is settled on the loop. Done, or sent back to the broker, the message
+leaves the window, and progress moves to the smallest offset that is unfinished. A failed message
+thus holds nothing back: its copy at the broker stands for it.
+
+When no broker takes a failed message back, it stays in the window and is tried again here after a
+pause; progress waits for it. Nothing is dropped silently, but in broadcasting, where nobody takes
+anything back and a warning is all there is.
+
+A queue may be lost while a handler runs. Its messages are looked after by the new owner, so that
+what the handler says does not count any more: neither progress nor a send-back follows from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.consumer.calls import Call
+from orbitmq.client.consumer.consuming import Consuming, Parts
+from orbitmq.client.consumer.verdict import DEAD, DONE, Failure, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.owned import OwnedQueue
+    from orbitmq.client.periodic import Periodic
+    from orbitmq.client.received import ReceivedMessage
+
+log = logging.getLogger(__name__)
+
+#: The delay level of a message whose handler took too long.
+TIMEOUT_LEVEL: Final = 3
+#: How often calls that take too long are looked for, at the most.
+_LONGEST_LOOK: Final = 60.0
+
+
+class _Work:
+    """What is under way for one queue."""
+
+    __slots__ = ("calls", "owned", "sending_back", "waiters")
+
+    def __init__(self, owned: OwnedQueue) -> None:
+        self.owned = owned
+        #: Given to workers and not settled.
+        self.calls: set[Call] = set()
+        #: Tasks that send failed messages back.
+        self.sending_back = 0
+        #: Who waits for the end of what runs.
+        self.waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything runs that was begun: calls that only wait do not count."""
+        return self.sending_back > 0 or any(call.began for call in self.calls)
+
+    def changed(self) -> None:
+        self.owned.running = len(self.calls) + self.sending_back
+        if self.waiters and not self.is_running:
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self.waiters.clear()
+
+
+class _Tally:
+    """What the calls of one queue that ended together came to."""
+
+    __slots__ = ("calls", "done", "failed", "offsets", "owned", "seconds", "work")
+
+    def __init__(self, owned: OwnedQueue, work: _Work | None) -> None:
+        self.owned = owned
+        self.work = work
+        #: Of messages that are done with.
+        self.offsets: list[int] = []
+        self.calls = 0
+        self.done = 0
+        self.failed = 0
+        self.seconds = 0.0
+
+    def add(self, call: Call, *, failed: int = 0) -> None:
+        self.calls += 1
+        self.done += len(call.messages) - failed
+        self.failed += failed
+        self.seconds += call.ended - call.began
+
+
+class ConcurrentConsumption(Consuming):
+    """Consumes messages in any order. See the head of the module."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._works: dict[OwnedQueue, _Work] = {}
+        self._looking: Periodic | None = None
+
+    async def start(self) -> None:
+        """Begin to look for calls that take too long."""
+        interval = min(self._settings.timeout / 4, _LONGEST_LOOK)
+        self._looking = self._engine.every(
+            interval, self._look_for_late, first=interval, name=f"{self._group}: late handlers"
+        )
+
+    async def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.stop()
+        await super().stop()
+
+    def accept(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Have messages of a queue consumed; they are in its window already."""
+        if owned.is_draining or self._is_stopped:
+            return
+        work = self._works.get(owned)
+        if work is None:
+            work = self._works[owned] = _Work(owned)
+        monotonic, calls = self._monotonic, work.calls
+        for binding, some in self._bindings.split(owned.queue, messages):
+            call = Call(binding, owned, some, monotonic)
+            calls.add(call)
+            self.crew.workers_for(binding.is_async).submit(call)
+        owned.running = len(calls) + work.sending_back
+
+    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
+        """Begin no call for a queue, and wait for those that run and for what is sent back."""
+        owned.is_draining = True
+        work = self._works.get(owned)
+        if work is None or not work.is_running:
+            return True
+        ended = asyncio.get_running_loop().create_future()
+        work.waiters.append(ended)
+        try:
+            async with asyncio.timeout(timeout):
+                await ended
+        except TimeoutError:
+            return False
+        finally:
+            if ended in work.waiters:
+                work.waiters.remove(ended)
+        return True
+
+    # ---- what became of calls
+
+    def _settle(self, jobs: list[Call]) -> None:
+        tallies: dict[OwnedQueue, _Tally] = {}
+        tally: _Tally | None = None
+        for call in jobs:
+            # Calls of one queue mostly end one after the other.
+            if tally is None or tally.owned is not call.owned:
+                tally = tallies.get(call.owned)
+                if tally is None:
+                    tally = tallies[call.owned] = _Tally(call.owned, self._works.get(call.owned))
+            if tally.work is not None:
+                tally.work.calls.discard(call)
+            if call.outcome is DONE and not call.is_given_up and not tally.owned.is_dropped:
+                tally.add(call)
+                for message in call.messages:
+                    tally.offsets.append(message.queue_offset)
+            else:
+                self._settle_other(call, tally)
+        now = self._monotonic()
+        for owned, tally in tallies.items():
+            owned.last_consumed = now
+            if tally.calls:
+                self.statistics.consumed(
+                    owned.queue.topic,
+                    done=tally.done,
+                    failed=tally.failed,
+                    calls=tally.calls,
+                    seconds=tally.seconds,
+                )
+            self._finish(owned, tally.offsets)
+
+    def _settle_other(self, call: Call, tally: _Tally) -> None:
+        """A call that did not simply succeed."""
+        outcome, owned, count = call.outcome, call.owned, len(call.messages)
+        if outcome is None:
+            self.statistics.passed_over += count
+            return
+        outcome = _without_order(outcome, call)
+        tally.add(call, failed=len(outcome.failed))
+        if owned.is_dropped:
+            self.statistics.duplicates += count
+        elif call.is_given_up:
+            # They were sent back when it took too long, and the window has forgotten them.
+            self.statistics.duplicates += count - len(outcome.failed)
+        elif outcome.failed:
+            tally.offsets += self._failed(owned, call, outcome)
+        else:
+            tally.offsets += [message.queue_offset for message in call.messages]
+
+    def _finish(self, owned: OwnedQueue, offsets: Sequence[int]) -> None:
+        """Forget messages that are done with, and move progress on."""
+        if offsets and not owned.is_dropped:
+            owned.window.finish(offsets)
+            self._report(owned, owned.window.commit_offset, increase_only=True)
+        work = self._works.get(owned)
+        if work is not None:
+            work.changed()
+            if not work.calls and not work.sending_back:
+                del self._works[owned]
+
+    def _failed(self, owned: OwnedQueue, call: Call, outcome: Outcome) -> list[int]:
+        """Some messages of a call failed. Returns the offsets of those that are done with."""
+        self._log_failure(owned, outcome, call.binding.name)
+        failed = {message.queue_offset for message in outcome.failed}
+        done = [
+            message.queue_offset for message in call.messages if message.queue_offset not in failed
+        ]
+        if self._sending_back is None:
+            log.warning(
+                "broadcasting: %d failed message(s) dropped",
+                len(failed),
+                extra={"group": self._group, "queue": str(owned.queue), "offset": min(failed)},
+            )
+            return done + sorted(failed)
+        self._start_sending_back(owned, outcome.failed, outcome.failure or Failure())
+        return done
+
+    # ---- sending back
+
+    def _start_sending_back(
+        self, owned: OwnedQueue, messages: Sequence[ReceivedMessage], failure: Failure
+    ) -> None:
+        if self._is_stopped:
+            return
+        work = self._works.get(owned)
+        if work is None:
+            work = self._works[owned] = _Work(owned)
+        work.sending_back += 1
+        self._engine.spawn(
+            self._send_back(work, messages, failure), f"{self._group}: send back to {owned.queue}"
+        )
+
+    async def _send_back(
+        self, work: _Work, messages: Sequence[ReceivedMessage], failure: Failure
+    ) -> None:
+        owned = work.owned
+        taken: list[int] = []
+        kept: list[ReceivedMessage] = []
+        try:
+            answers = await asyncio.gather(
+                *(self._send_one_back(owned, message, failure) for message in messages)
+            )
+            for message, is_taken in zip(messages, answers, strict=True):
+                if is_taken:
+                    taken.append(message.queue_offset)
+                else:
+                    kept.append(message.with_reconsume_times(message.reconsume_times + 1))
+        finally:
+            work.sending_back -= 1
+            self._finish(owned, taken)
+        statistics = self.statistics
+        statistics.sent_back += len(taken)
+        statistics.kept_back += len(kept)
+        if failure.level == DEAD:
+            statistics.dead_letters += len(taken)
+        if owned.is_dropped:
+            # The new owner has them as well as the retry topic.
+            statistics.duplicates += len(taken)
+        elif kept and not self._is_stopped:
+            self._later(self._settings.local_retry, self.accept, owned, kept)
+
+    async def _send_one_back(
+        self, owned: OwnedQueue, message: ReceivedMessage, failure: Failure
+    ) -> bool:
+        assert self._sending_back is not None  # noqa: S101  # told apart before
+        if message.queue_offset not in owned.window:
+            return True
+        return await self._sending_back.send_back(message, failure)
+
+    # ---- calls that take too long
+
+    async def _look_for_late(self) -> None:
+        limit = self._settings.timeout
+        now = self._monotonic()
+        for work in tuple(self._works.values()):
+            owned = work.owned
+            if owned.is_dropped or self._sending_back is None:
+                continue
+            late = [
+                call
+                for call in work.calls
+                if call.began and not call.is_given_up and now - call.began > limit
+            ]
+            for call in sorted(late, key=lambda each: each.messages[0].queue_offset):
+                self._give_up(owned, call)
+
+    def _give_up(self, owned: OwnedQueue, call: Call) -> None:
+        """Have the messages of a call tried again without waiting for its end."""
+        limit = self._settings.timeout
+        call.is_given_up = True
+        self.statistics.timed_out += len(call.messages)
+        log.warning(
+            "%s takes longer than %g s; its messages go back",
+            call.binding.name,
+            limit,
+            extra={
+                "group": self._group,
+                "queue": str(owned.queue),
+                "offset": call.messages[0].queue_offset,
+            },
+        )
+        reason = f"the handler took longer than {limit:g} s"
+        self._start_sending_back(owned, call.messages, Failure(TIMEOUT_LEVEL, reason=reason))
+
+
+def _without_order(outcome: Outcome, call: Call) -> Outcome:
+    """Verdicts that mean something in order only are a mistake here, and no success."""
+    if outcome.verdict in (Verdict.COMMIT, Verdict.ROLLBACK):
+        reason = f"{outcome.verdict.name} is for consumption in order"
+        return Outcome(Verdict.RETRY, call.messages, Failure(reason=reason))
+    return outcome

@@ -1,0 +1,320 @@
+"""The consumer for programs without an event loop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+from orbitmq.client.consumer.asyncconsumer import ENDINGS, AsyncConsumer
+from orbitmq.client.errors import NotRunning
+from orbitmq.client.identity import ProcessCheck
+from orbitmq.client.loopthread import LoopThread
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.allocation import Strategy
+    from orbitmq.client.consumer.assignmentnews import AssignmentListener
+    from orbitmq.client.consumer.flowcontrol import FlowSettings
+    from orbitmq.client.consumer.handlers import HandlerFunction, ListenerFunction
+    from orbitmq.client.consumer.locks import LockSettings
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.pullsettings import PullSettings
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.settings import ConsumeSettings
+    from orbitmq.client.consumer.starting import Beginning
+    from orbitmq.client.consumer.statistics import ConsumerStatistics
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.settings import ClientSettings
+    from orbitmq.wire.bodies.stats import ConsumerRunningInfo
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Consumer:
+    """A member of a consumer group, with handlers for one topic or several.
+
+    consumer = Consumer("billing", name_server="localhost:9876")
+
+    @consumer.on("orders", tags="paid || refunded")
+    def bill(message: ReceivedMessage) -> None: ...
+
+    consumer.run()
+
+    It works on a thread of its own; handlers run on others, or as tasks on that thread if they are
+    `async def`. Its methods may be called from any thread but those that they would wait for.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        model: Literal["clustering", "broadcasting"] = "clustering",
+        ordered: bool = False,
+        consume_from: Beginning = "last",
+        workers: int | None = None,
+        batch_size: int | None = None,
+        max_retries: int | None = None,
+        middleware: Sequence[object] = (),
+        strategy: Strategy | str = "AVG",
+        progress: ProgressStore | None = None,
+        strict_last: bool = False,
+        consume: ConsumeSettings | None = None,
+        flow: FlowSettings | None = None,
+        pull: PullSettings | None = None,
+        rebalance: RebalanceSettings | None = None,
+        locks: LockSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> None:
+        """As those of `AsyncConsumer`."""
+        self._consumer = AsyncConsumer(
+            group,
+            name_server=name_server,
+            client=client,
+            model=model,
+            ordered=ordered,
+            consume_from=consume_from,
+            workers=workers,
+            batch_size=batch_size,
+            max_retries=max_retries,
+            middleware=middleware,
+            strategy=strategy,
+            progress=progress,
+            strict_last=strict_last,
+            consume=consume,
+            flow=flow,
+            pull=pull,
+            rebalance=rebalance,
+            locks=locks,
+            on_assignment=on_assignment,
+        )
+        self.group = group
+        self.options = self._consumer.options
+        self._thread = LoopThread(f"orbitmq consumer {group}")
+        self._check_process = ProcessCheck("this consumer")
+        self._ended = threading.Event()
+        self._life = threading.Lock()
+        self._is_running = False
+        self._was_stopped = False
+
+    # ---- handlers
+
+    def on(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch: bool | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> Callable[[F], F]:
+        """As `AsyncConsumer.on`."""
+        return self._consumer.on(
+            topic,
+            tags=tags,
+            sql=sql,
+            batch=batch,
+            batch_size=batch_size,
+            middleware=middleware,
+        )
+
+    def listen(
+        self,
+        topic: str,
+        listener: ListenerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> None:
+        """As `AsyncConsumer.listen`."""
+        self._consumer.listen(
+            topic, listener, tags=tags, sql=sql, batch_size=batch_size, middleware=middleware
+        )
+
+    def subscribe(
+        self,
+        topic: str,
+        handler: HandlerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch: bool | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> None:
+        """As `AsyncConsumer.subscribe`."""
+        if not self._is_running:
+            self.on(
+                topic,
+                tags=tags,
+                sql=sql,
+                batch=batch,
+                batch_size=batch_size,
+                middleware=middleware,
+            )(handler)
+            return
+        self._thread.run(
+            self._consumer.subscribe(
+                topic,
+                handler,
+                tags=tags,
+                sql=sql,
+                batch=batch,
+                batch_size=batch_size,
+                middleware=middleware,
+            )
+        )
+
+    def unsubscribe(self, topic: str) -> None:
+        """As `AsyncConsumer.unsubscribe`."""
+        self._thread.run(self._consumer.unsubscribe(topic))
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to consume in the background. Returns when brokers know the consumer."""
+        self._check_process()
+        with self._life:
+            if self._is_running or self._was_stopped:
+                raise NotRunning("this consumer", was_stopped=self._was_stopped)
+            self._thread.start()
+            try:
+                self._thread.run(self._consumer.start())
+            except BaseException:
+                self._thread.stop()
+                raise
+            self._is_running = True
+
+    def stop(self) -> None:
+        """Let running handlers finish, report progress, leave the group. May be repeated."""
+        if not self._check_process.is_same:
+            return
+        self._consumer.check_may_stop()
+        with self._life:
+            was_running, self._is_running = self._is_running, False
+            self._was_stopped = True
+            if was_running:
+                try:
+                    self._thread.run(self._consumer.stop())
+                finally:
+                    self._thread.stop()
+        self._ended.set()
+
+    def stop_soon(self) -> None:
+        """Have `run` stop in order and return; from any thread.
+
+        For handlers, which cannot wait for their own end.
+        """
+        self._ended.set()
+
+    def run(self) -> None:
+        """Consume until `stop` is called elsewhere, or SIGINT or SIGTERM comes.
+
+        The first signal stops in order; another one, meanwhile, ends the program at once. Signals
+        are left alone when this is not the main thread.
+        """
+        with _EndingSignals(self._ended) as signals, self:
+            self._ended.wait()
+            signals.restore()
+
+    # ---- while it runs
+
+    @property
+    def client_id(self) -> str:
+        """The id that brokers know this member by."""
+        return self._call(lambda: self._consumer.client_id)
+
+    @property
+    def queues(self) -> frozenset[Queue]:
+        """The queues that are consumed here now, those of the retry topic as well."""
+        return self._call(lambda: self._consumer.queues)
+
+    def positions(self) -> dict[Queue, int]:
+        """The offset up to which each queue is consumed."""
+        return self._call(self._consumer.positions)
+
+    def statistics(self) -> ConsumerStatistics:
+        """What was consumed, how fast, and what went wrong."""
+        return self._call(self._consumer.statistics)
+
+    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
+        """What administration tools are shown."""
+        return self._call(lambda: self._consumer.running_info(with_stacks=with_stacks))
+
+    def pause(self) -> None:
+        """Fetch nothing more until `resume`; queues stay with this member."""
+        self._call(self._consumer.pause)
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._call(self._consumer.resume)
+
+    def resize(self, workers: int) -> None:
+        """Call so many handlers at once, from now on."""
+        self._call(lambda: self._consumer.resize(workers))
+
+    @property
+    def workers(self) -> int:
+        """How many handlers are called at once at most."""
+        return self._call(lambda: self._consumer.workers)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Have something looked at or done where the consumer lives."""
+        self._check_process()
+        if not self._is_running:
+            raise NotRunning("this consumer", was_stopped=self._was_stopped)
+
+        async def call() -> T:
+            return function()
+
+        return self._thread.run(call())
+
+
+class _EndingSignals:
+    """Has an event set by the signals that end a program, instead of ending it."""
+
+    def __init__(self, ended: threading.Event) -> None:
+        self._ended = ended
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDINGS:
+                self._before[number] = signal.signal(number, self._end)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Let signals do again what they did before."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before.clear()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self._ended.set()

@@ -1,0 +1,333 @@
+"""A consumer that is pushed to: everything that it consists of, put together on an event loop.
+
+    heartbeat -> rebalance -> pull -> window -> handlers -> verdict -> progress
+                     ^                                  \\-> send back -> delay -> retry topic
+
+Start: progress is loaded, workers are ready, brokers hear of the group, queues are gained. Stop is
+the way back: no queue is pulled or gained any more, handlers that run finish, progress is reported
+and acknowledged, locks are given back, and only then brokers hear that this member is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orbitmq.client.consumer.allocation import Averagely, Strategy, name_of
+from orbitmq.client.consumer.assignmentnews import AssignmentListener
+from orbitmq.client.consumer.brokerprogress import BrokerProgress
+from orbitmq.client.consumer.brokerrequests import BrokerRequests
+from orbitmq.client.consumer.concurrent import ConcurrentConsumption
+from orbitmq.client.consumer.consuming import Bindings, Parts
+from orbitmq.client.consumer.flowcontrol import FlowSettings
+from orbitmq.client.consumer.localprogress import LocalFileProgress, progress_path
+from orbitmq.client.consumer.locks import LockSettings, QueueLocks
+from orbitmq.client.consumer.orderly import OrderlyConsumption
+from orbitmq.client.consumer.pulling import Puller
+from orbitmq.client.consumer.pullsettings import PullSettings
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.rebalancing import Rebalancer
+from orbitmq.client.consumer.receiving import IntoWindow
+from orbitmq.client.consumer.runninginfo import Particulars, describe
+from orbitmq.client.consumer.sendback import SendingBack
+from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.starting import ConsumeFrom
+from orbitmq.client.consumer.statistics import ConsumerStatistics, Statistics
+from orbitmq.client.consumer.subscription import Subscription, Subscriptions
+from orbitmq.client.consumer.subscriptioncheck import check_subscriptions
+from orbitmq.client.names import retry_topic
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.wire.bodies.membership import ConsumerData, ConsumeType, MessageModel
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.calls import DirectCall
+    from orbitmq.client.consumer.owned import OwnedQueue
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.pullanswers import Pulled
+    from orbitmq.client.consumer.registering import Registration
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.wire.bodies.stats import ConsumerRunningInfo
+
+log = logging.getLogger(__name__)
+
+#: The producer of what no broker takes back, as Apache's clients call it.
+_INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """Everything about a consumer but its group, its handlers and its client."""
+
+    model: MessageModel = MessageModel.CLUSTERING
+    ordered: bool = False
+    consume_from: ConsumeFrom = ConsumeFrom.LAST
+    strategy: Strategy = field(default_factory=Averagely)
+    #: The application's own; None: the broker, or a local file for broadcasting.
+    progress: ProgressStore | None = None
+    #: Begin at the end of a young topic as well, where brokers say that a group begins at 0.
+    strict_last: bool = False
+    consume: ConsumeSettings = field(default_factory=ConsumeSettings)
+    flow: FlowSettings = field(default_factory=FlowSettings)
+    pull: PullSettings = field(default_factory=PullSettings)
+    rebalance: RebalanceSettings = field(default_factory=RebalanceSettings)
+    locks: LockSettings = field(default_factory=LockSettings)
+    on_assignment: AssignmentListener | None = None
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.model is MessageModel.BROADCASTING
+
+
+class ConsumerCore:
+    """One member of a consumer group. Belongs to the loop of its engine; started once."""
+
+    producer_group: str | None = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        registrations: Sequence[Registration],
+        options: ConsumerOptions,
+    ) -> None:
+        """On a running engine; `group` as brokers know it."""
+        self.engine = engine
+        self.group = group
+        self.options = options
+        self.is_ordered = options.ordered
+        self.subscriptions = Subscriptions(engine.clock.now)
+        for registration in registrations:
+            self.subscriptions.put(registration.subscription)
+        self.bindings = Bindings(
+            {registration.topic: registration.binding for registration in registrations}, group
+        )
+        if not options.is_broadcasting:
+            self.subscriptions.put(Subscription(retry_topic(group)))
+        own = options.progress
+        self.progress: ProgressStore = self._default_progress() if own is None else own
+        self.statistics = Statistics(engine.clock.monotonic)
+        self._producer = _InnerProducer(engine)
+        self.consumption = self._consumption()
+        self.puller = Puller(
+            engine,
+            group,
+            self.subscriptions,
+            self.progress,
+            _CountingIntoWindow(self, options),
+            options.pull,
+            is_broadcasting=options.is_broadcasting,
+        )
+        self.consumption.has_room = self.puller.has_room
+        self.locks = QueueLocks(engine, group, options.locks) if self._needs_locks else None
+        self.rebalancer = Rebalancer(
+            engine,
+            group,
+            lambda: self.subscriptions.topics,
+            progress=self.progress,
+            puller=self.puller,
+            consumption=self.consumption,
+            strategy=options.strategy,
+            consume_from=options.consume_from,
+            is_broadcasting=options.is_broadcasting,
+            locks=self.locks,
+            settings=options.rebalance,
+            listener=options.on_assignment,
+        )
+        self.puller.rebuild = self.rebalancer.rebuild
+        self._requests = BrokerRequests(engine, self)
+        self._started_at = engine.clock.now()
+
+    @property
+    def _needs_locks(self) -> bool:
+        return self.options.ordered and not self.options.is_broadcasting
+
+    def _default_progress(self) -> ProgressStore:
+        if self.options.is_broadcasting:
+            return LocalFileProgress(progress_path(self.group, self.engine.client_id))
+        return BrokerProgress(self.engine, self.group, strict_last=self.options.strict_last)
+
+    def _consumption(self) -> ConcurrentConsumption | OrderlyConsumption:
+        options = self.options
+        sending_back = None
+        if not options.is_broadcasting:
+            sending_back = SendingBack(
+                self.engine,
+                self.group,
+                self._producer,
+                max_retries=options.consume.max_retries,
+                timeout=options.consume.send_back_timeout,
+            )
+        parts = Parts(
+            self.engine,
+            self.group,
+            self.bindings,
+            self.progress,
+            sending_back,
+            options.consume,
+            self.statistics,
+        )
+        if options.ordered:
+            return OrderlyConsumption(parts, lapsed=self._lock_lapsed)
+        return ConcurrentConsumption(parts)
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Returns when brokers know the consumer, and it has begun to gain queues."""
+        await self.progress.load()
+        await check_subscriptions(self.engine, self.group, self.subscriptions)
+        await self.consumption.start()
+        self.engine.join(self)
+        self._requests.start()
+        await self.rebalancer.start()
+        log.info(
+            "consumer started",
+            extra={"group": self.group, "client": self.engine.client_id},
+        )
+
+    async def stop(self) -> None:
+        """Give everything back, in bounded time. See the head of the module."""
+        await self.rebalancer.stop()
+        self.puller.stop()
+        self._requests.stop()
+        await self.engine.leave(self)
+        await self.consumption.stop()
+        await self._producer.stop()
+        log.info(
+            "consumer stopped",
+            extra={"group": self.group, "client": self.engine.client_id},
+        )
+
+    def consumer_data(self) -> ConsumerData:
+        """What heartbeats say."""
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            message_model=self.options.model,
+            consume_from_where=self.options.consume_from.wire_name,
+            subscription_data_set=self.subscriptions.to_data(),
+        )
+
+    # ---- while it runs
+
+    async def subscribe(self, registration: Registration) -> None:
+        """Consume one topic more, or other messages of one. Raises `SubscriptionRefused`."""
+        await check_subscriptions(self.engine, self.group, [registration.subscription])
+        self.bindings.put(registration.topic, registration.binding)
+        self.subscriptions.put(registration.subscription)
+        await self._tell_subscriptions()
+        for owned in self.puller.queues:
+            if owned.queue.topic == registration.topic:
+                # What is held at the broker still waits for what was wanted before.
+                self.puller.restart(owned)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Consume a topic no more; its queues are given up in order."""
+        if self.subscriptions.remove(topic):
+            await self._tell_subscriptions()
+
+    async def _tell_subscriptions(self) -> None:
+        await self.engine.heartbeat()
+        self.rebalancer.wake()
+
+    async def reset(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on from other offsets: what runs is waited for, in bounded time, and no longer."""
+        owned = [
+            self.rebalancer.owned[queue] for queue in offsets if queue in self.rebalancer.owned
+        ]
+        limit = self.options.rebalance.handover
+        await asyncio.gather(*(self.consumption.drain(each, limit) for each in owned))
+        await self.rebalancer.reset(offsets)
+
+    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
+        """Call a handler once, with a message that an administrator chose."""
+        return await self.consumption.consume_directly(message)
+
+    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
+        """What the consumer is and does."""
+        options, crew = self.options, self.consumption.crew
+        particulars = Particulars(
+            group=self.group,
+            name_servers=self.engine.settings.name_servers,
+            model=options.model,
+            begins=options.consume_from.wire_name,
+            strategy=name_of(options.strategy),
+            is_ordered=options.ordered,
+            started_at=self._started_at,
+            consume=options.consume,
+            pull=options.pull,
+            flow=options.flow,
+        )
+        return describe(
+            self.rebalancer.running_info(),
+            particulars,
+            self.subscriptions,
+            self.statistics,
+            workers=crew.size,
+            stacks=crew.stacks() if with_stacks else None,
+        )
+
+    def snapshot(self) -> ConsumerStatistics:
+        return self.statistics.snapshot()
+
+    def _lock_lapsed(self, _: OwnedQueue) -> None:
+        """Have the locks looked at now: one that lapsed is noticed by its renewal."""
+        if self.locks is not None:
+            self.engine.spawn(self.locks.renew(), f"look at locks of {self.group}")
+
+
+class _CountingIntoWindow(IntoWindow):
+    """Takes pulled messages, and counts them."""
+
+    def __init__(
+        self,
+        core: ConsumerCore,
+        options: ConsumerOptions,
+    ) -> None:
+        super().__init__(
+            core.progress,
+            core.consumption,
+            flow=options.flow,
+            is_orderly=options.ordered,
+            group=core.group,
+            namespace=core.engine.settings.namespace,
+        )
+        self._statistics = core.statistics
+        self._monotonic = core.engine.clock.monotonic
+
+    def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
+        took = self._monotonic() - owned.last_pull
+        wanted = super().received(owned, pulled, subscription)
+        self._statistics.pulled(owned.queue.topic, wanted, took)
+        return wanted
+
+
+class _InnerProducer:
+    """A producer that is started when it is needed for the first time, which may be never."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._producer: AsyncProducer | None = None
+
+    async def forward(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+    ) -> object:
+        if self._producer is None:
+            self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
+            await self._producer.start()
+        return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
+
+    async def stop(self) -> None:
+        if self._producer is not None:
+            await self._producer.stop()

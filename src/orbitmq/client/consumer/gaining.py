@@ -1,0 +1,266 @@
+"""Gaining queues: claim, wait until nobody else holds them, work out where they begin, begin.
+
+The order of these steps is the guarantee. Progress is read after the former owner let go, and, in
+orderly consumption, after the lock was taken; what was left in memory from an earlier ownership is
+forgotten before. A step that fails leaves the claim as it is, and it is tried again; a claim that
+was dropped meanwhile, because the queue went to somebody else, ends at the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from orbitmq.client.consumer.handover import Inquiry
+from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.consumer.ownership import Claim, Ownership
+from orbitmq.client.consumer.spells import Spells
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.allocation import Strategy
+    from orbitmq.client.consumer.locks import QueueLocks
+    from orbitmq.client.consumer.members import GroupMembers
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.starting import Starting
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.queue import Queue
+
+log = logging.getLogger(__name__)
+
+#: How much slower a question is repeated each time.
+_SLOWER = 1.5
+#: A lock that was refused is not asked for again sooner.
+_LOCK_POLL = 0.1
+_SLOWEST_LOCK_POLL = 0.5
+
+
+class Beginning(Protocol):
+    """Where messages of an owned queue come from."""
+
+    def begin(self, owned: OwnedQueue) -> None: ...
+
+    def end(self, owned: OwnedQueue) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A topic and its group as one round of rebalancing saw them."""
+
+    queues: tuple[Queue, ...]
+    members: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Gain:
+    """The claims of one topic on their way."""
+
+    view: View
+    #: None when nobody has to be asked.
+    inquiry: Inquiry | None
+    news: asyncio.Event
+    task: asyncio.Task[None] | None = None
+
+
+class Gaining:
+    """Turns claims into owned queues, topic by topic."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        ownership: Ownership,
+        *,
+        members: GroupMembers | None,
+        starting: Starting,
+        progress: ProgressStore,
+        puller: Beginning,
+        strategy: Strategy,
+        locks: QueueLocks | None,
+        settings: RebalanceSettings,
+        on_gained: Callable[[str], None],
+        look_again: Callable[[], None],
+    ) -> None:
+        """Without `members` nobody is asked: broadcasting. With `locks` the broker is: orderly."""
+        self._engine = engine
+        self._group = group
+        self._ownership = ownership
+        self._members = members
+        self._starting = starting
+        self._progress = progress
+        self._puller = puller
+        self._strategy = strategy
+        self._locks = locks
+        self._settings = settings
+        self._on_gained = on_gained
+        self._look_again = look_again
+        self._gains: dict[str, _Gain] = {}
+        self._spells = Spells(log)
+
+    def claim(
+        self, topic: str, wanted: Iterable[Queue], view: View, former: tuple[str, ...] = ()
+    ) -> None:
+        """Claim exactly these queues of a topic; others that were claimed are so no longer."""
+        wanted = list(wanted)
+        claims = self._ownership.claims
+        self._drop(topic, keep=set(wanted))
+        now = self._engine.clock.monotonic()
+        fresh = [queue for queue in wanted if queue not in claims]
+        for queue in fresh:
+            claims[queue] = Claim(queue, now, former)
+        gain = self._gains.get(topic)
+        if not wanted:
+            if gain is not None:
+                gain.news.set()
+            return
+        if gain is None or gain.task is None or gain.task.done():
+            self._gains[topic] = self._begin_gain(topic, view)
+            return
+        is_news = bool(fresh) or set(view.members) != set(gain.view.members)
+        gain.view = view
+        if is_news:
+            if gain.inquiry is not None:
+                gain.inquiry.again()
+            gain.news.set()
+
+    def drop(self, topic: str) -> None:
+        """Claim nothing of a topic any more."""
+        self._drop(topic, keep=frozenset())
+
+    async def stop(self) -> None:
+        """Claim nothing at all; what is half-way is given back."""
+        self._ownership.claims.clear()
+        tasks = [gain.task for gain in self._gains.values() if gain.task is not None]
+        self._gains.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _drop(self, topic: str, *, keep: set[Queue] | frozenset[Queue]) -> None:
+        for claim in self._ownership.claims_of(topic):
+            if claim.queue in keep:
+                continue
+            del self._ownership.claims[claim.queue]
+            if claim.lock is not None:
+                self._engine.spawn(self._give_back(claim), f"unlock {claim.queue}")
+
+    def _begin_gain(self, topic: str, view: View) -> _Gain:
+        inquiry = None
+        if self._members is not None and self._locks is None:
+            inquiry = Inquiry(
+                self._members, topic, self._strategy, self._settings, self._engine.clock
+            )
+        gain = _Gain(view, inquiry, asyncio.Event())
+        gain.task = self._engine.spawn(
+            self._gain(topic, gain), f"gain queues of {topic} for {self._group}"
+        )
+        return gain
+
+    async def _gain(self, topic: str, gain: _Gain) -> None:
+        """Go on until every claim of a topic is owned or dropped."""
+        first, slowest = self._pace()
+        pause = first
+        while claims := self._ownership.claims_of(topic):
+            gain.news.clear()
+            now = self._engine.clock.monotonic()
+            due = [claim for claim in claims if claim.not_before <= now]
+            if not due:
+                await self._wait(gain, min(claim.not_before for claim in claims) - now)
+                continue
+            try:
+                free = await self._free(topic, gain, due)
+            except OrbitError as error:
+                self._spells.trouble(topic, "queues of %s cannot be begun: %s", topic, error)
+                await self._wait(gain, self._settings.retry)
+                continue
+            self._spells.over(topic)
+            await asyncio.gather(*(self._begin(claim) for claim in free))
+            if len(free) == len(due):
+                continue
+            has_news = await self._wait(gain, pause)
+            pause = first if has_news else min(pause * _SLOWER, slowest)
+
+    def _pace(self) -> tuple[float, float]:
+        if self._locks is not None:
+            return _LOCK_POLL, _SLOWEST_LOCK_POLL
+        return self._settings.first_poll, self._settings.slowest_poll
+
+    async def _wait(self, gain: _Gain, pause: float) -> bool:
+        """Wait for news, or a while; whether there are news."""
+        try:
+            async with asyncio.timeout(pause):
+                await gain.news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _free(self, topic: str, gain: _Gain, claims: list[Claim]) -> list[Claim]:
+        """The claims that can be begun now."""
+        if self._locks is not None:
+            return await self._locked(self._locks, claims)
+        if self._members is None or gain.inquiry is None:
+            return claims
+        # The second look, after claiming: see `handover`.
+        view = gain.view
+        if set(await self._members.of(topic)) != set(view.members):
+            gain.inquiry.again()
+            self._look_again()
+            return []
+        others = [member for member in view.members if member != self._engine.client_id]
+        free, overdue = await gain.inquiry.free(claims, others, view.queues)
+        for claim in overdue:
+            self._ownership.counts.overdue += 1
+            log.warning(
+                "somebody else does not let go of a queue; it is begun all the same",
+                extra={"group": self._group, "queue": str(claim.queue)},
+            )
+        return free + overdue
+
+    async def _locked(self, locks: QueueLocks, claims: list[Claim]) -> list[Claim]:
+        granted = await locks.acquire(claim.queue for claim in claims)
+        for claim in claims:
+            claim.lock = granted.get(claim.queue)
+        return [claim for claim in claims if claim.lock is not None]
+
+    async def _begin(self, claim: Claim) -> None:
+        """Begin a queue, if it is still to be begun and can be said where."""
+        queue = claim.queue
+        if not self._is_current(claim):
+            await self._give_back(claim)
+            return
+        self._progress.forget(queue)
+        try:
+            offset = await self._starting.offset(queue)
+        except OrbitError as error:
+            self._ownership.counts.postponed += 1
+            self._spells.trouble(queue, "where %s begins cannot be said: %s", queue, error)
+            claim.not_before = self._engine.clock.monotonic() + self._settings.retry
+            return
+        self._spells.over(queue)
+        if not self._is_current(claim):
+            await self._give_back(claim)
+            return
+        owned = OwnedQueue(queue, offset, now=self._engine.clock.monotonic(), lock=claim.lock)
+        # One step: whoever asks sees the claim or the owner, never neither.
+        del self._ownership.claims[queue]
+        self._ownership.owned[queue] = owned
+        self._ownership.counts.gained += 1
+        log.info(
+            "queue gained",
+            extra={"group": self._group, "queue": str(queue), "offset": offset},
+        )
+        self._puller.begin(owned)
+        self._on_gained(queue.topic)
+
+    def _is_current(self, claim: Claim) -> bool:
+        return self._ownership.claims.get(claim.queue) is claim
+
+    async def _give_back(self, claim: Claim) -> None:
+        """A claim that was dropped half-way keeps nothing."""
+        lock, claim.lock = claim.lock, None
+        if self._locks is not None and lock is not None and self._locks.get(claim.queue) is lock:
+            await self._locks.release([claim.queue])

@@ -1,0 +1,131 @@
+"""Queues change hands without anybody in the middle, and are never in two hands.
+
+A member that loses a queue holds it until its handler calls are done and its progress is with the
+broker, and says so whenever it is asked what it holds. A member that gains a queue first *claims*
+it, which it says when asked as well, and then asks everybody else; it begins when nobody holds or
+claims the queue. Asking goes through the broker, with the request that tools use to look at a
+consumer (GET_CONSUMER_RUNNING_INFO), so that Java members and Apache's brokers take part.
+
+Why two members never both begin a queue, although each works out its share by itself and their
+views of the group may differ for a moment:
+
+* Both claim before they ask. Of two who claim the same queue, the later asker is told of the
+  other's claim, or of its ownership, and waits. Both waiting is possible, and ends as soon as the
+  views agree: for one of them the queue is then not its own, and the claim is dropped.
+* Asking presupposes that one knows the other. So the members are read once more *after* claiming.
+  A newcomer registers before it asks anything: either it is in that second list, and everything is
+  worked out again, or it registered later and finds our claim.
+
+What ends the wait otherwise: a member that holds a queue longer than it may (`handover`) and a
+little; and one that does not answer. The latter is waited for as long as that only if the queue was
+its own before, by the strategy; else for one `answer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from orbitmq.client.consumer.allocation import AllocationError, Strategy, share
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.members import GroupMembers
+    from orbitmq.client.consumer.ownership import Claim
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.queue import Queue
+    from orbitmq.clock import Clock
+
+log = logging.getLogger(__name__)
+
+#: What is added to the longest hand-over, for the way of the last report and the next question.
+_ALLOWANCE = 1.0
+
+
+class Inquiry:
+    """Asks the other members of a group what they hold, until nothing stands against a claim.
+
+    A member that holds nothing of what is claimed is not asked again: should the queue become its
+    own later, it will ask us.
+    """
+
+    def __init__(
+        self,
+        members: GroupMembers,
+        topic: str,
+        strategy: Strategy,
+        settings: RebalanceSettings,
+        clock: Clock,
+    ) -> None:
+        self._members = members
+        self._topic = topic
+        self._strategy = strategy
+        self._settings = settings
+        self._clock = clock
+        self._cleared: set[str] = set()
+        self._time = 0
+
+    def again(self) -> None:
+        """Something was claimed since, or somebody came: everybody is to be asked."""
+        self._cleared.clear()
+        self._time += 1
+
+    async def free(
+        self, claims: Iterable[Claim], others: Iterable[str], queues: Iterable[Queue]
+    ) -> tuple[list[Claim], list[Claim]]:
+        """The claims that nobody else stands against, and those that were waited for long enough.
+
+        `others` are the other members, `queues` all of the topic.
+        """
+        time = self._time
+        asked = [member for member in dict.fromkeys(others) if member not in self._cleared]
+        answers = await asyncio.gather(*(self._holdings(member) for member in asked))
+        claims = list(claims)
+        wanted = {claim.queue for claim in claims}
+        held: set[Queue] = set()
+        silent: list[str] = []
+        for member, holdings in zip(asked, answers, strict=True):
+            if holdings is None:
+                silent.append(member)
+            elif theirs := holdings & wanted:
+                held |= theirs
+            elif time == self._time:
+                # Unless there is more to ask about than when this was asked.
+                self._cleared.add(member)
+        free, overdue = [], []
+        now = self._clock.monotonic()
+        for claim in claims:
+            waited = now - claim.since
+            is_blocked = claim.queue in held or self._may_be_held(claim, silent, queues, waited)
+            if not is_blocked:
+                free.append(claim)
+            elif waited >= self._settings.handover + _ALLOWANCE:
+                overdue.append(claim)
+        return free, overdue
+
+    async def _holdings(self, member: str) -> frozenset[Queue] | None:
+        try:
+            return await self._members.holdings(member, self._topic)
+        except OrbitError as error:
+            log.debug("%s does not say what it holds: %s", member, error)
+            return None
+
+    def _may_be_held(
+        self, claim: Claim, silent: list[str], queues: Iterable[Queue], waited: float
+    ) -> bool:
+        """Whether a member that does not answer has to be waited for."""
+        if not silent:
+            return False
+        if waited < self._settings.answer:
+            return True
+        return any(self._was_owner(member, claim, queues) for member in silent)
+
+    def _was_owner(self, member: str, claim: Claim, queues: Iterable[Queue]) -> bool:
+        if member not in claim.former:
+            return False
+        try:
+            return claim.queue in share(self._strategy, queues, claim.former, member)
+        except AllocationError:
+            return True

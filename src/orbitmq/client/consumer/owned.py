@@ -1,0 +1,93 @@
+"""A queue that this consumer owns: what pulling, consuming and rebalancing know about it together.
+
+Its life: gained (made by the rebalancer with the offset to begin at) -> pulled and consumed ->
+draining (nothing new is begun; what runs may finish) -> dropped (results no longer count). It never
+comes back: a queue that is gained again is a new object, so that late results of the old one cannot
+be mistaken for results of the new one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from orbitmq.client.consumer.window import Window
+from orbitmq.client.names import is_retry_topic
+
+if TYPE_CHECKING:
+    from orbitmq.client.queue import Queue
+
+
+class HeldLock(Protocol):
+    """The lock of an orderly consumer on its queue."""
+
+    def is_held(self, now: float) -> bool:
+        """Whether it may be relied on at `now`, by the clock's `monotonic`."""
+
+
+class OwnedQueue:
+    """One owned queue. Belongs to the event loop; compared by identity."""
+
+    __slots__ = (
+        "is_draining",
+        "is_dropped",
+        "is_paused",
+        "last_consumed",
+        "last_pull",
+        "lock",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+        "queue",
+        "running",
+        "window",
+    )
+
+    def __init__(
+        self, queue: Queue, next_offset: int, *, now: float, lock: HeldLock | None = None
+    ) -> None:
+        """`next_offset` is where to begin; `now` is by the clock's `monotonic`."""
+        self.queue = queue
+        self.window = Window()
+        #: Where the next pull begins.
+        self.next_offset = next_offset
+        #: The bounds of the queue as the last pull told them; the end is the next message's offset.
+        self.min_offset: int | None = None
+        self.max_offset: int | None = None
+        #: No longer ours: pulls end, results are ignored. Set by `drop`.
+        self.is_dropped = False
+        #: About to be given up: no pull and no handler call is begun.
+        self.is_draining = False
+        #: The application wants no messages of it for now.
+        self.is_paused = False
+        #: When a pull was last begun or put off: not at all for long means that pulling is broken.
+        self.last_pull = now
+        #: When a handler last finished.
+        self.last_consumed = now
+        #: Orderly consumption only.
+        self.lock = lock
+        #: Handler calls in flight.
+        self.running = 0
+
+    def __repr__(self) -> str:
+        state = "dropped" if self.is_dropped else "draining" if self.is_draining else "owned"
+        return (
+            f"<OwnedQueue {self.queue} {state} next={self.next_offset} cached={len(self.window)}>"
+        )
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it holds messages that failed before."""
+        return is_retry_topic(self.queue.topic)
+
+    @property
+    def lag(self) -> int | None:
+        """Messages in the queue that are not finished; None before the first answer to a pull."""
+        if self.max_offset is None:
+            return None
+        done = self.window.commit_offset
+        return max(0, self.max_offset - (self.next_offset if done is None else done))
+
+    def drop(self) -> None:
+        """It is no longer ours."""
+        self.is_dropped = True
+        self.is_draining = True

@@ -1,0 +1,106 @@
+"""The queues of one consumer: owned, and claimed on the way to that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orbitmq.client.consumer.members import CLAIMS, claims_text
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ProcessQueueInfo
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.locks import QueueLock
+    from orbitmq.client.consumer.owned import OwnedQueue
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.queue import Queue
+    from orbitmq.clock import Clock
+
+_MIB = 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A queue that belongs to us by the rules, and that we have not begun yet."""
+
+    queue: Queue
+    since: float  #: by the clock's `monotonic`
+    #: The members before the change that made the queue ours.
+    former: tuple[str, ...] = ()
+    lock: QueueLock | None = None
+    #: Not tried again before, because where the queue begins could not be said.
+    not_before: float = float("-inf")
+
+
+@dataclass(slots=True)
+class RebalanceCounts:
+    """What has happened to the queues of a consumer since it was made."""
+
+    rounds: int = 0
+    failed_rounds: int = 0  #: a topic that was left as it was, for want of an answer
+    gained: int = 0
+    released: int = 0
+    stalled: int = 0  #: queues begun anew because their pull had stopped
+    postponed: int = 0  #: attempts to begin a queue whose start could not be worked out
+    overdue: int = 0  #: queues begun while somebody else still held them, after the longest wait
+    #: Messages whose handler outlived the loss of their queue: they come a second time.
+    abandoned: int = 0
+
+
+@dataclass(slots=True)
+class Ownership:
+    """What is owned and what is claimed; a queue is never both."""
+
+    owned: dict[Queue, OwnedQueue] = field(default_factory=dict)
+    claims: dict[Queue, Claim] = field(default_factory=dict)
+    counts: RebalanceCounts = field(default_factory=RebalanceCounts)
+
+    def of(self, topic: str) -> list[OwnedQueue]:
+        """The owned queues of a topic, also those that are being given up."""
+        return [owned for queue, owned in self.owned.items() if queue.topic == topic]
+
+    def claims_of(self, topic: str) -> list[Claim]:
+        return [claim for queue, claim in self.claims.items() if queue.topic == topic]
+
+    def running_info(self, progress: ProgressStore, clock: Clock) -> ConsumerRunningInfo:
+        """What others are told when they ask (307). A queue is in it until it is given up."""
+        return ConsumerRunningInfo(
+            mq_table={
+                _wire(queue): _described(owned, progress.read(queue), clock)
+                for queue, owned in self.owned.items()
+            },
+            properties={CLAIMS: claims_text(self.claims)} if self.claims else {},
+        )
+
+
+def _wire(queue: Queue) -> MessageQueue:
+    return MessageQueue(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)
+
+
+def _described(owned: OwnedQueue, position: int | None, clock: Clock) -> ProcessQueueInfo:
+    window = owned.window
+    least, most = window.bounds or (0, 0)
+    taken_least, taken_most = window.taken_bounds or (0, 0)
+    lock = owned.lock
+    times = _epoch_millis(clock, pull=owned.last_pull, consumed=owned.last_consumed)
+    return ProcessQueueInfo(
+        cached_msg_count=len(window),
+        cached_msg_max_offset=most,
+        cached_msg_min_offset=least,
+        cached_msg_size_in_mib=window.size // _MIB,
+        commit_offset=-1 if position is None else position,
+        is_dropped=owned.is_dropped,
+        last_consume_timestamp=times["consumed"],
+        last_pull_timestamp=times["pull"],
+        locked=lock is not None and lock.is_held(clock.monotonic()),
+        transaction_msg_count=window.taken_count,
+        transaction_msg_max_offset=taken_most,
+        transaction_msg_min_offset=taken_least,
+    )
+
+
+def _epoch_millis(clock: Clock, **instants: float) -> Mapping[str, int]:
+    """Instants of the clock that never goes back, as times of the day."""
+    offset = clock.now() - clock.monotonic()
+    return {name: round((instant + offset) * 1000) for name, instant in instants.items()}

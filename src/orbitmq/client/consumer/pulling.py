@@ -1,0 +1,168 @@
+"""The pull loop: every owned queue has one pull, which is asked again and again.
+
+There is no task and no thread per queue. A pull is an object; it is stepped by the answer to its
+last request or by a timer, and each step ends with a request on its way, a timer set, or the pull
+waiting for a connection that others wait for too. Thousands of queues therefore cost a request
+each and nothing else.
+
+Whatever happens, a step is followed by another one, until the queue is no longer ours: a broker
+that is gone, an answer that cannot be read or a bug in a receiver puts the pull off and is tried
+again from the same offset. Nothing is ever skipped to get on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orbitmq.client.consumer.pullanswers import AFTER_POLLED_PULL, AFTER_PULL
+from orbitmq.client.consumer.pullrequests import PullRequests
+from orbitmq.client.consumer.pullsettings import PullSettings
+from orbitmq.client.consumer.queuepull import QueuePull
+from orbitmq.client.consumer.setbacks import Setback, SetbackCounts, delays
+from orbitmq.client.consumer.sharedwaits import SharedWaits
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.owned import OwnedQueue
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.receiving import Receiver
+    from orbitmq.client.consumer.subscription import Subscriptions
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.queue import Queue
+
+log = logging.getLogger(__name__)
+
+
+class Puller:
+    """Pulls the owned queues of one consumer. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        subscriptions: Subscriptions,
+        progress: ProgressStore,
+        receiver: Receiver,
+        settings: PullSettings | None = None,
+        *,
+        is_broadcasting: bool = False,
+        is_polled: bool = False,
+        rebuild: Callable[[OwnedQueue], None] | None = None,
+    ) -> None:
+        """`is_polled`: the application polls, keeps its own position and is merely moved.
+
+        `rebuild` is called with a queue that was dropped because its offset was illegal, when the
+        corrected offset has been stored: it is to be gained anew.
+        """
+        self.engine = engine
+        self.group = group
+        self.subscriptions = subscriptions
+        self.progress = progress
+        self.receiver = receiver
+        self.settings = settings or PullSettings()
+        self.delays = delays(self.settings)
+        self.after = AFTER_POLLED_PULL if is_polled else AFTER_PULL
+        self.is_polled = is_polled
+        self.requests = PullRequests(
+            group,
+            self.settings,
+            is_polled=is_polled,
+            progress=None if is_broadcasting or is_polled else progress,
+        )
+        self.rebuild = rebuild
+        self.is_paused = False
+        self.shared = SharedWaits(engine)
+        self._pulls: dict[OwnedQueue, QueuePull] = {}
+        self._counts: dict[Queue, SetbackCounts] = {}
+
+    def begin(self, owned: OwnedQueue) -> None:
+        """Pull a queue from its `next_offset` on, for as long as it is ours."""
+        if owned in self._pulls:
+            return
+        counts = self._counts.setdefault(owned.queue, SetbackCounts())
+        pull = self._pulls[owned] = QueuePull(self, owned, counts)
+        self.receiver.queues_changed(len(self._pulls))
+        pull.step()
+
+    def end(self, owned: OwnedQueue) -> None:
+        """Pull a queue no longer. What is on its way will be ignored."""
+        pull = self._pulls.pop(owned, None)
+        if pull is not None:
+            pull.end()
+            self.receiver.queues_changed(len(self._pulls))
+
+    def restart(self, owned: OwnedQueue) -> None:
+        """Pull from another `next_offset`; what is on its way will be ignored."""
+        self.end(owned)
+        self.begin(owned)
+
+    def wake(self, owned: OwnedQueue) -> None:
+        """Look again now whether a queue that is put off can be pulled."""
+        pull = self._pulls.get(owned)
+        if pull is not None:
+            pull.wake()
+
+    def has_room(self, owned: OwnedQueue) -> None:
+        """Messages of a queue are done with: pull it now if it was held back because of them.
+
+        Without this it would be looked at when its timer ends, and a fast consumer would have
+        nothing to do meanwhile. Costs little when nothing is held back.
+        """
+        pull = self._pulls.get(owned)
+        if pull is not None:
+            pull.has_room()
+
+    def pause(self) -> None:
+        """Begin no pull until `resume`. Queues stay ours."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on at once."""
+        self.is_paused = False
+        for pull in tuple(self._pulls.values()):
+            pull.wake()
+
+    def stop(self) -> None:
+        """End all pulls."""
+        for owned in tuple(self._pulls):
+            self.end(owned)
+
+    @property
+    def queues(self) -> tuple[OwnedQueue, ...]:
+        """What is pulled."""
+        return tuple(self._pulls)
+
+    def owned(self, queue: Queue) -> OwnedQueue | None:
+        """The queue as it is pulled now, if it is."""
+        return next((owned for owned in self._pulls if owned.queue == queue), None)
+
+    def counts(self) -> dict[tuple[Queue, Setback], int]:
+        """How often pulls were put off, by queue and reason, since the consumer was made."""
+        return {
+            (queue, setback): count
+            for queue, counts in self._counts.items()
+            for setback, count in counts.totals().items()
+        }
+
+    # ---- for the pulls
+
+    def correct(self, owned: OwnedQueue) -> None:
+        """A queue is dropped because its offset is illegal; begin it anew from the right one."""
+        # Frozen now: handlers that still run must not move it with what they finish.
+        self.progress.freeze(owned.queue, owned.next_offset)
+        self.engine.spawn(self._correct(owned), f"correct the progress of {owned.queue}")
+
+    async def _correct(self, owned: OwnedQueue) -> None:
+        try:
+            await self.progress.persist([owned.queue])
+        except OrbitError as error:
+            # Begun anew from what the store has, the queue is told the same again.
+            log.warning(
+                "corrected progress could not be stored: %s",
+                error,
+                extra={"group": self.group, "queue": str(owned.queue)},
+            )
+        if self.rebuild is not None:
+            self.rebuild(owned)

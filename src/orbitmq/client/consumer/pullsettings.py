@@ -1,0 +1,43 @@
+"""How queues are pulled: sizes, waits, and what is put off for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orbitmq.client.errors import SettingError
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSettings:
+    """Every interval of a pull, in seconds."""
+
+    batch_size: int = 32  #: messages asked for at once; Apache's brokers give no more than 32
+    batch_bytes: int = 256 * KIB  #: bytes asked for at once
+    hold: float = 15.0  #: how long the broker may keep an empty pull
+    timeout: float = 30.0  #: when the client gives a pull up; above `hold`
+    interval: float = 0.0  #: between messages that were fetched and the next pull
+    error_delay: float = 1.0  #: after a pull that failed
+    busy_delay: float = 0.02  #: after a broker that asks for less (FLOW_CONTROL)
+    flow_delay: float = 0.05  #: while too much is cached
+    paused_delay: float = 1.0  #: while the application wants nothing
+    #: Send the subscription with every pull: brokers then serve groups that they do not know.
+    post_subscription: bool = False
+
+    def __post_init__(self) -> None:
+        _within("batch_size", self.batch_size, 1, 1024)
+        _within("batch_bytes", self.batch_bytes, 1, 1024 * KIB * KIB)
+        _within("hold", self.hold, 0, 3600)
+        _within("interval", self.interval, 0, 65.535)
+        for name in ("error_delay", "busy_delay", "flow_delay", "paused_delay"):
+            _within(name, getattr(self, name), 0.001, 3600)
+        if not self.hold < self.timeout:
+            raise SettingError(
+                f"pull.timeout must be above pull.hold ({self.hold:g} s), got {self.timeout:g}"
+            )
+
+
+def _within(name: str, value: float, least: float, largest: float) -> None:
+    if not least <= value <= largest:
+        raise SettingError(f"pull.{name} must be from {least:g} to {largest:g}, got {value:g}")

@@ -1,0 +1,321 @@
+"""The one pull of a queue: what speaks against asking, and what an answer leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from orbitmq.client.consumer.pullanswers import (
+    MENDED_BY_HEARTBEAT,
+    NextStep,
+    Pulled,
+    read_pulled,
+)
+from orbitmq.client.consumer.setbacks import Setback, SetbackCounts, tell
+from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.client.topicroute import MASTER
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.errors import RemotingError
+from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.command import Command
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.owned import OwnedQueue
+    from orbitmq.client.consumer.pulling import Puller
+    from orbitmq.client.consumer.subscription import Subscription
+    from orbitmq.remoting.address import Address
+    from orbitmq.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class QueuePull:
+    """A pull, recycled: at any time it is on its way, waits for a timer, or for a connection."""
+
+    __slots__ = (
+        "_address",
+        "_broker_id",
+        "_connection",
+        "_counts",
+        "_has_gone_back",
+        "_is_held_back",
+        "_is_over",
+        "_loop",
+        "_offset",
+        "_puller",
+        "_sent_at",
+        "_subscription",
+        "_timer",
+        "owned",
+    )
+
+    def __init__(self, puller: Puller, owned: OwnedQueue, counts: SetbackCounts) -> None:
+        self.owned = owned
+        self._puller = puller
+        self._counts = counts
+        self._loop = asyncio.get_running_loop()
+        #: Which of the brokers of one name is asked, as the last answer suggested.
+        self._broker_id = MASTER
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self._has_gone_back = False
+        #: Whether it waits because too much is cached.
+        self._is_held_back = False
+        # Of the request that is on its way.
+        self._offset = owned.next_offset
+        self._sent_at = 0.0
+        self._address: Address | None = None
+        self._connection: Connection | None = None
+        self._subscription: Subscription | None = None
+
+    def end(self) -> None:
+        """Ask no more; what is on its way is ignored."""
+        self._is_over = True
+        self._cancel_timer()
+
+    def wake(self) -> None:
+        """If a timer is set, do not wait for it."""
+        if self._timer is not None:
+            self._cancel_timer()
+            self.step()
+
+    def has_room(self) -> None:
+        """If it waits because too much is cached, look whether that is still so."""
+        if self._is_held_back and self._puller.receiver.held_back(self.owned) is None:
+            self.wake()
+
+    # ---- asking
+
+    def step(self) -> None:
+        """Send the next request, if nothing speaks against it."""
+        self._timer = None
+        self._is_held_back = False
+        if not self._goes_on():
+            return
+        try:
+            if (against := self._against()) is not None:
+                self._put_off(*against)
+            else:
+                self._ask()
+        except Exception as error:  # noqa: BLE001  # the loop of a queue survives whatever happens
+            self._failed(error)
+
+    def _against(self) -> tuple[Setback, object] | None:
+        """What speaks against a pull now, in the order in which Java clients look at it."""
+        puller, owned = self._puller, self.owned
+        owned.last_pull = puller.engine.clock.monotonic()
+        if not puller.engine.is_running:
+            return Setback.NOT_RUNNING, "the client is not running"
+        if puller.is_paused or owned.is_paused:
+            return Setback.PAUSED, "until resumed"
+        if (reason := puller.receiver.held_back(owned)) is not None:
+            self._is_held_back = True
+            return Setback(reason), f"next offset {owned.next_offset}"
+        if owned.lock is not None and not owned.lock.is_held(owned.last_pull):
+            return Setback.NOT_LOCKED, "the broker has not confirmed the lock"
+        self._subscription = puller.subscriptions.get(owned.queue.topic)
+        if self._subscription is None:
+            return Setback.NOT_SUBSCRIBED, "the topic is not subscribed to"
+        return None
+
+    def _ask(self) -> None:
+        puller, owned = self._puller, self.owned
+        queue = owned.queue
+        try:
+            address, broker_id = puller.engine.routes.address(queue.broker, wanted=self._broker_id)
+        except BrokerUnavailable as error:
+            puller.shared.refresh_route(queue.topic)
+            self._put_off(Setback.NO_BROKER, error)
+            return
+        connection = puller.engine.open_connection(address)
+        if connection is None:
+            puller.shared.wait_for(address, self)
+            return
+        assert self._subscription is not None  # noqa: S101  # looked at just before
+        self._address, self._connection = address, connection
+        self._offset = owned.next_offset
+        self._sent_at = owned.last_pull
+        try:
+            connection.submit_encoded(
+                puller.requests.code,
+                puller.requests.encoder(owned, self._subscription, broker_id, connection),
+                self._answered,
+                timeout=puller.settings.timeout,
+            )
+        except OrbitError as error:
+            self._put_off(Setback.NOT_SENT, error)
+
+    def not_connected(self, error: OrbitError) -> None:
+        """The connection that this pull waited for could not be made."""
+        if self._goes_on():
+            self._broker_is_lost()
+            self._put_off(Setback.NOT_SENT, error)
+
+    # ---- being answered
+
+    def _answered(self, outcome: Command | RemotingError) -> None:
+        if not self._goes_on():
+            return
+        try:
+            if isinstance(outcome, RemotingError):
+                self._broker_is_lost()
+                self._put_off(Setback.NO_ANSWER, outcome)
+            else:
+                self._judge(outcome)
+        except Exception as error:  # noqa: BLE001  # as in `step`
+            self._failed(error)
+
+    def _judge(self, answer: Command) -> None:
+        try:
+            pulled = read_pulled(answer, self._offset)
+        except OrbitError as error:
+            self._put_off(Setback.UNREADABLE, error)
+            return
+        if pulled is None:
+            self._refused(answer)
+            return
+        owned = self.owned
+        self._broker_id = pulled.suggested_broker
+        owned.min_offset, owned.max_offset = pulled.min_offset, pulled.max_offset
+        self._STEPS[self._puller.after[pulled.status]](self, pulled)
+
+    def _refused(self, answer: Command) -> None:
+        if answer.code == ResponseCode.GO_AWAY and self._address and self._connection:
+            # The broker is stopping, or wants us on another connection: not an error yet.
+            self._puller.engine.went_away(self._address, self._connection)
+            self._pull_after(self._puller.settings.busy_delay)
+            return
+        if answer.code == ResponseCode.FLOW_CONTROL:
+            self._put_off(Setback.BROKER_BUSY, answer.remark)
+            return
+        if answer.code in MENDED_BY_HEARTBEAT:
+            self._puller.shared.heartbeat()
+        self._put_off(Setback.REFUSED, f"code {answer.code}: {answer.remark}")
+
+    def _consume(self, pulled: Pulled) -> None:
+        assert self._subscription is not None  # noqa: S101  # it was sent with the request
+        try:
+            wanted = self._puller.receiver.received(self.owned, pulled, self._subscription)
+        except OrbitError as error:
+            # Never skipped: the next answer to the same question may be whole.
+            self._put_off(Setback.UNREADABLE, error)
+            return
+        self.owned.next_offset = pulled.next_offset
+        if pulled.next_offset <= pulled.offset:
+            self._note_going_back(pulled)
+            self._set_timer(self._puller.delays[Setback.WENT_BACK])
+        else:
+            self._counts.served()
+            self._pull_after(self._puller.settings.interval if wanted else 0.0)
+
+    def _pass(self, pulled: Pulled) -> None:
+        self._puller.receiver.passed(self.owned, pulled.next_offset)
+        self.owned.next_offset = pulled.next_offset
+        if pulled.next_offset < pulled.offset:
+            self._note_going_back(pulled)
+        else:
+            self._counts.served()
+        waited = self._puller.engine.clock.monotonic() - self._sent_at
+        if pulled.next_offset <= pulled.offset and waited < self._puller.settings.flow_delay:
+            # Nothing new, and not held until there is: this must not go round in circles.
+            self._put_off(Setback.NOT_HELD, "an empty pull was answered at once")
+        else:
+            self.step()
+
+    def _move(self, pulled: Pulled) -> None:
+        self._note_illegal(pulled)
+        self._puller.receiver.moved(self.owned, pulled)
+        self.owned.next_offset = pulled.next_offset
+        self._pull_after(self._puller.settings.flow_delay)
+
+    def _drop(self, pulled: Pulled) -> None:
+        self._note_illegal(pulled)
+        self.owned.next_offset = pulled.next_offset
+        self.owned.drop()
+        self._puller.correct(self.owned)
+        self._goes_on()
+
+    _STEPS: ClassVar[Mapping[NextStep, Callable[[QueuePull, Pulled], None]]] = {
+        NextStep.CONSUME_AND_PULL: _consume,
+        NextStep.PASS_AND_PULL: _pass,
+        NextStep.MOVE_AND_PULL: _move,
+        NextStep.DROP_AND_CORRECT: _drop,
+    }
+
+    # ---- going on
+
+    def _goes_on(self) -> bool:
+        """Whether the queue is still to be pulled; if not, the puller is told."""
+        if self._is_over:
+            return False
+        if self.owned.is_draining or self.owned.is_dropped:
+            self._puller.end(self.owned)
+            return False
+        return True
+
+    def _note_going_back(self, pulled: Pulled) -> None:
+        """Say once that a broker does not lead on: it may have lost the end of its log."""
+        self._counts.note(Setback.WENT_BACK)
+        if self._has_gone_back:
+            return
+        self._has_gone_back = True
+        log.warning(
+            "the broker goes back: asked for offset %d it names %d as next",
+            pulled.offset,
+            pulled.next_offset,
+            extra={
+                "group": self._puller.group,
+                "queue": str(self.owned.queue),
+                "broker": str(self._address),
+            },
+        )
+
+    def _note_illegal(self, pulled: Pulled) -> None:
+        self._counts.note(Setback.ILLEGAL_OFFSET)
+        log.warning(
+            "offset %d is %s, the queue has %d to %d: going on from %d",
+            pulled.offset,
+            "replaced by an administrator" if pulled.is_reset else "illegal",
+            pulled.min_offset,
+            pulled.max_offset,
+            pulled.next_offset,
+            extra={"group": self._puller.group, "queue": str(self.owned.queue)},
+        )
+
+    def _broker_is_lost(self) -> None:
+        """Do not insist on a slave that is gone, and find out whether the queue has moved."""
+        self._broker_id = MASTER
+        self._puller.shared.refresh_route(self.owned.queue.topic)
+
+    def _failed(self, error: Exception) -> None:
+        log.error(
+            "pulling failed; trying again",
+            exc_info=error,
+            extra={"group": self._puller.group, "queue": str(self.owned.queue)},
+        )
+        if self._goes_on():
+            self._put_off(Setback.FAILED, error)
+
+    def _put_off(self, setback: Setback, detail: object) -> None:
+        count = self._counts.note(setback)
+        # To have fetched enough ahead is what a consumer that is polled is for.
+        if count and not (self._puller.is_polled and self._is_held_back):
+            tell(self._puller.group, self.owned.queue, setback, count, detail)
+        self._set_timer(self._puller.delays[setback])
+
+    def _pull_after(self, pause: float) -> None:
+        if pause > 0:
+            self._set_timer(pause)
+        else:
+            self.step()
+
+    def _set_timer(self, pause: float) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_later(pause, self.step)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

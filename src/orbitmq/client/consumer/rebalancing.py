@@ -1,0 +1,397 @@
+"""Keeps the queues of one consumer what its group's strategy says they are.
+
+A round looks at every subscribed topic: its queues, its members, our share. Queues that are not in
+the share any more are released, those that are new in it are claimed (`releasing`, `gaining`; why
+that is safe, in `handover`). Rounds are at the start, every 20 s, 1 s after one that left something
+undone, and at once when there are news: members came or went, a route or a subscription changed, a
+broker was connected to. Whatever cannot be found out leaves the topic as it is.
+
+Broadcasting takes every queue and asks nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from orbitmq.client.consumer.allocation import Averagely, Strategy, in_order, share
+from orbitmq.client.consumer.assignmentnews import AssignmentListener, AssignmentNews
+from orbitmq.client.consumer.gaining import Beginning, Gaining, View
+from orbitmq.client.consumer.members import GroupMembers
+from orbitmq.client.consumer.ownership import Ownership, RebalanceCounts
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.releasing import Draining, Releasing
+from orbitmq.client.consumer.spells import Spells
+from orbitmq.client.consumer.starting import ConsumeFrom, Starting
+from orbitmq.client.errors import NoRoute
+from orbitmq.client.names import is_retry_topic
+from orbitmq.client.serving import NOT_MINE, NotMine
+from orbitmq.errors import OrbitError
+from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.membership import NotifyConsumerIdsChangedRequest
+from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.locks import QueueLocks
+    from orbitmq.client.consumer.owned import OwnedQueue
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.periodic import Periodic
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.topicroute import TopicRoute
+    from orbitmq.remoting.address import Address
+    from orbitmq.remoting.connection import Connection
+    from orbitmq.wire.bodies.stats import ConsumerRunningInfo
+    from orbitmq.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+#: Adds to what others are told when they ask what this consumer does.
+Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
+
+_NOBODY = View((), ())
+
+
+class Rebalancer:
+    """Gains and releases the queues of one consumer. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        topics: Callable[[], Iterable[str]],
+        *,
+        progress: ProgressStore,
+        puller: Beginning,
+        consumption: Draining,
+        strategy: Strategy | None = None,
+        consume_from: ConsumeFrom = ConsumeFrom.LAST,
+        is_broadcasting: bool = False,
+        locks: QueueLocks | None = None,
+        settings: RebalanceSettings | None = None,
+        listener: AssignmentListener | None = None,
+        describe: Describe | None = None,
+    ) -> None:
+        """`topics` are those subscribed to now; with `locks` queues are consumed in order."""
+        self._engine = engine
+        self._group = group
+        self._topics = topics
+        self._progress = progress
+        self._strategy: Strategy = strategy or Averagely()
+        self._settings = settings = settings or RebalanceSettings()
+        self._locks = None if is_broadcasting else locks
+        self._describe = describe
+        self._members = (
+            None if is_broadcasting else GroupMembers(engine, group, answer_within=settings.answer)
+        )
+        self._ownership = Ownership()
+        self._news = AssignmentNews(engine, group, listener, self._assignment)
+        self._gaining = Gaining(
+            engine,
+            group,
+            self._ownership,
+            members=self._members,
+            starting=Starting(engine, progress, consume_from),
+            progress=progress,
+            puller=puller,
+            strategy=self._strategy,
+            locks=self._locks,
+            settings=settings,
+            on_gained=self._news.changed,
+            look_again=self.wake,
+        )
+        self._releasing = Releasing(
+            engine,
+            group,
+            self._ownership,
+            progress=progress,
+            puller=puller,
+            consumption=consumption,
+            locks=self._locks,
+            settings=settings,
+            on_released=self._released,
+        )
+        if self._locks is not None:
+            self._locks.on_lost = self._lock_lost
+        self._spells = Spells(log)
+        self._views: dict[str, View] = {}
+        self._tracked: set[str] = set()
+        #: How often a topic was looked for in vain.
+        self._missing: dict[str, int] = {}
+        self._is_stopping = False
+        self._timers: list[Periodic] = []
+        self._rounds: Periodic | None = None
+        self._last_round = float("-inf")
+        self._undo: list[Callable[[], None]] = []
+        self._connected_to: set[Address] = set()
+        self._returned_at = float("-inf")
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Be known to the brokers, and begin."""
+        engine, settings = self._engine, self._settings
+        self._undo = [
+            engine.serve(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._ids_changed),
+            engine.serve(RequestCode.GET_CONSUMER_RUNNING_INFO, self._asked),
+            engine.routes.on_change(self._route_changed),
+            engine.on_connected(self._connected),
+        ]
+        self._track(set(self._topics()))
+        # Others must be able to find us before we look at them: see `handover`.
+        await asyncio.gather(*(self._queues(topic) for topic in self._tracked))
+        await engine.heartbeat()
+        if self._locks is not None:
+            self._locks.start()
+        self._rounds = engine.every(
+            settings.interval, self._round, first=0.0, name=f"rebalance {self._group}"
+        )
+        self._timers = [
+            self._rounds,
+            engine.every(settings.persist, self._persist, name=f"progress of {self._group}"),
+        ]
+
+    async def stop(self, *, within: float | None = None) -> None:
+        """Give everything up: handlers finish, progress is reported, locks are given back.
+
+        Handlers that run longer than `within` (unless given, a hand-over) are not waited for.
+        """
+        self._is_stopping = True
+        for timer in self._timers:
+            timer.stop()
+        await self._gaining.stop()
+        await self._releasing.release_all("the consumer stops", within=within)
+        if self._locks is not None:
+            self._locks.stop()
+            kept = {owned.queue for owned in self._ownership.owned.values()}
+            await self._locks.release(set(self._locks.queues) - kept)
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self._track(set())
+        await self._news.stop()
+
+    def wake(self) -> None:
+        """Have a round soon: at once, unless the last one was just now."""
+        if self._rounds is not None and not self._is_stopping:
+            self._rounds.wake()
+
+    # ---- what is owned
+
+    @property
+    def counts(self) -> RebalanceCounts:
+        return self._ownership.counts
+
+    @property
+    def owned(self) -> Mapping[Queue, OwnedQueue]:
+        """The owned queues, also those that are being given up."""
+        return self._ownership.owned
+
+    @property
+    def claimed(self) -> frozenset[Queue]:
+        """The queues that are ours by the strategy, and that we wait for."""
+        return frozenset(self._ownership.claims)
+
+    def rebuild(self, owned: OwnedQueue) -> None:
+        """Begin a queue anew that was dropped, and whose progress is settled."""
+        self._releasing.release(owned, "it is begun anew", reports=False)
+
+    async def reset(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on from other offsets, as an administrator wants; what runs does not count.
+
+        Offsets of queues that are not ours are left to those whose they are.
+        """
+        owned = self._ownership.owned
+        mine = {queue: owned[queue] for queue in offsets if queue in owned}
+        for queue, each in mine.items():
+            each.drop()
+            self._progress.freeze(queue, offsets[queue])
+        try:
+            await self._progress.persist(mine)
+        finally:
+            going = [
+                self._releasing.release(each, "its progress was reset", reports=False)
+                for queue, each in mine.items()
+                if owned.get(queue) is each
+            ]
+            await asyncio.gather(*going, return_exceptions=True)
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What others are told when they ask what this consumer does."""
+        info = self._ownership.running_info(self._progress, self._engine.clock)
+        return info if self._describe is None else self._describe(info)
+
+    # ---- a round
+
+    async def _round(self) -> float | None:
+        clock, settings = self._engine.clock, self._settings
+        early = self._last_round + settings.spacing - clock.monotonic()
+        if early > 0:
+            await asyncio.sleep(early)
+        topics = set(self._topics())
+        self._track(topics)
+        self._release_others(topics)
+        self.counts.rounds += 1
+        pauses = await asyncio.gather(*(self._balance(topic) for topic in sorted(topics)))
+        self._last_round = clock.monotonic()
+        return min(pauses, default=settings.interval)
+
+    async def _balance(self, topic: str) -> float:
+        """Look at a topic; in how many seconds it should be looked at again."""
+        settings = self._settings
+        queues = await self._queues(topic)
+        if queues is None:
+            self.counts.failed_rounds += 1
+            # A topic that is made on demand comes soon after its first user, or not for long.
+            times = self._missing[topic] = self._missing.get(topic, 0) + 1
+            return min(settings.interval, settings.retry * (1 << min(times - 1, 10)))
+        self._missing.pop(topic, None)
+        try:
+            members = await self._member_ids(topic)
+            if members is None:
+                return settings.retry
+            own = (
+                tuple(queues)
+                if self._members is None
+                else share(self._strategy, queues, members, self._engine.client_id)
+            )
+        except OrbitError as error:
+            self.counts.failed_rounds += 1
+            self._spells.trouble(
+                ("share", topic), "the share of %s stays as it is: %s", topic, error
+            )
+            return settings.retry
+        self._spells.over(("share", topic))
+        if self._is_stopping or topic not in self._tracked:
+            return settings.interval
+        is_done = self._apply(topic, View(tuple(in_order(queues)), members), own)
+        return settings.interval if is_done else settings.retry
+
+    async def _queues(self, topic: str) -> tuple[Queue, ...] | None:
+        about = ("route", topic)
+        try:
+            queues = await self._engine.routes.subscribe_queues(topic)
+        except NoRoute as error:
+            if is_retry_topic(topic):
+                # Brokers make it when they hear of the group, which is just now.
+                log.debug("%s", error)
+            else:
+                self._spells.trouble(about, "%s", error)
+            return None
+        except OrbitError as error:
+            self._spells.trouble(about, "the route of %s cannot be had: %s", topic, error)
+            return None
+        self._spells.over(about)
+        return queues
+
+    async def _member_ids(self, topic: str) -> tuple[str, ...] | None:
+        """The members of the group; None when it is better to wait for some of them."""
+        if self._members is None:
+            return ()
+        members = await self._members.of(topic)
+        if self._engine.client_id not in members:
+            # A broker that was restarted, or has thought us dead, hears of us before we believe it.
+            await self._engine.heartbeat()
+            members = await self._members.of(topic)
+        missing = set(self._views.get(topic, _NOBODY).members) - set(members)
+        since_return = self._engine.clock.monotonic() - self._returned_at
+        if missing and since_return < self._settings.return_grace:
+            # The broker knows those who have returned to it. Its list is no proof yet that the
+            # others are gone, and they go on consuming what they own.
+            return None
+        return members
+
+    def _apply(self, topic: str, view: View, own: tuple[Queue, ...]) -> bool:
+        """Release and claim; whether nothing is left to be done."""
+        former = self._former(topic, view)
+        if self._views.get(topic, _NOBODY).queues != view.queues:
+            self._news.changed(topic)
+        self._views[topic] = view
+        share_now = set(own)
+        for owned in self._ownership.of(topic):
+            if owned.queue not in share_now:
+                self._releasing.release(owned, "it belongs to somebody else")
+            elif self._is_stalled(owned):
+                self.counts.stalled += 1
+                self._releasing.release(owned, "its pull has stopped")
+        missing = [queue for queue in own if queue not in self._ownership.owned]
+        self._gaining.claim(topic, missing, view, former)
+        return share_now == set(self._ownership.owned) & set(view.queues)
+
+    def _former(self, topic: str, view: View) -> tuple[str, ...]:
+        """The members before the latest change; before we joined, all but us."""
+        before = self._views.get(topic)
+        if before is None:
+            return tuple(each for each in view.members if each != self._engine.client_id)
+        return before.members
+
+    def _is_stalled(self, owned: OwnedQueue) -> bool:
+        idle = self._engine.clock.monotonic() - owned.last_pull
+        return idle > self._settings.stalled and not self._releasing.is_going(owned)
+
+    def _release_others(self, topics: set[str]) -> None:
+        """Give up what is not subscribed to any more."""
+        for owned in list(self._ownership.owned.values()):
+            if owned.queue.topic not in topics:
+                self._releasing.release(owned, "its topic is not subscribed to any more")
+        for topic in set(self._views) - topics:
+            self._gaining.drop(topic)
+            del self._views[topic]
+
+    def _track(self, topics: set[str]) -> None:
+        routes = self._engine.routes
+        for topic in topics - self._tracked:
+            routes.track(topic)
+        for topic in self._tracked - topics:
+            routes.untrack(topic)
+        self._tracked = topics
+
+    # ---- news
+
+    def _ids_changed(self, _: Connection, request: Command) -> Command | NotMine | None:
+        header = request.header(NotifyConsumerIdsChangedRequest)
+        if header.consumer_group != self._group:
+            return NOT_MINE
+        self.wake()
+        return None if request.is_one_way else request.answer(ResponseCode.SUCCESS)
+
+    def _asked(self, _: Connection, request: Command) -> Command | NotMine:
+        if request.header(GetConsumerRunningInfoRequest).consumer_group != self._group:
+            return NOT_MINE
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(self.running_info()))
+
+    def _route_changed(self, topic: str, _: TopicRoute) -> None:
+        if topic in self._tracked:
+            self.wake()
+
+    def _connected(self, where: Address) -> None:
+        if where in self._connected_to:
+            self._returned_at = self._engine.clock.monotonic()
+        self._connected_to.add(where)
+        self.wake()
+
+    def _lock_lost(self, queue: Queue) -> None:
+        owned = self._ownership.owned.get(queue)
+        if owned is not None:
+            self._releasing.release(owned, "its lock was lost")
+
+    def _released(self, topic: str) -> None:
+        self._news.changed(topic)
+        self.wake()
+
+    # ---- progress
+
+    async def _persist(self) -> None:
+        try:
+            await self._progress.persist(list(self._ownership.owned))
+        except OrbitError as error:
+            self._spells.trouble("progress", "progress cannot be put by: %s", error)
+        else:
+            self._spells.over("progress")
+
+    def _assignment(self, topic: str) -> tuple[tuple[Queue, ...], tuple[Queue, ...]]:
+        own = in_order(owned.queue for owned in self._ownership.of(topic))
+        return self._views.get(topic, _NOBODY).queues, tuple(own)

@@ -1,0 +1,211 @@
+"""Failed messages on their way back to the broker.
+
+A failed message is sent back to the broker that stored it (36), which keeps a copy for the group
+and delivers it later, or makes it a dead letter. When that broker does not take it, a copy is sent
+to the group's retry topic as an ordinary message, to any broker. When that fails as well, whoever
+asked keeps the message and tries again.
+
+A consumer in order retries in place and gives a message up after its attempts. It sends the copy to
+the retry topic as well; a broker makes it a dead letter at once, because the group holds locks on
+queues. The attempts were counted in memory only, and that way they are told.
+
+Beyond what Apache's clients send: the reason of the failure, which ends up in dead letters, and an
+exact delay. Brokers of Apache do not know the two fields and take the delay level, which is the
+first one that is not shorter.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
+from orbitmq.client.names import retry_topic
+from orbitmq.errors import OrbitError
+from orbitmq.message.wellknown import (
+    DELAY,
+    MAX_RECONSUME_TIMES,
+    ORIGIN_MESSAGE_ID,
+    RECONSUME_TIME,
+    RETRY_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+)
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+
+if TYPE_CHECKING:
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.received import ReceivedMessage
+
+log = logging.getLogger(__name__)
+
+#: The level of the first retry; each further one is a level up.
+FIRST_LEVEL: Final = 3
+#: Retries that brokers allow unless the group says otherwise.
+DEFAULT_RETRIES: Final = 16
+#: What "no limit" is on the wire.
+NO_LIMIT: Final = 2**31 - 1
+
+#: Fields of a send-back, and the property of a copy, that OrbitMQ's broker knows.
+_REASON_FIELD: Final = "reason"
+_DELAY_FIELD: Final = "delayMs"
+_REASON_PROPERTY: Final = "DLQ_REASON"
+
+#: What must not count once more in a copy.
+_SPENT: Final = (TRANSACTION_PREPARED, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
+
+
+class Resending(Protocol):
+    """What sending back needs of a producer."""
+
+    async def forward(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+    ) -> object:
+        """Send a message that exists already to another topic; raises `OrbitError`."""
+
+
+def level_for(delay: float) -> int:
+    """The first delay level that is not shorter; the longest one if all are."""
+    return min(bisect.bisect_left(DELAY_LEVELS, delay), len(DELAY_LEVELS) - 1) + 1
+
+
+class SendingBack:
+    """Sends failed messages of one group back."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        producer: Resending,
+        *,
+        max_retries: int | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        """`group` as brokers know it; `max_retries` None: as the group is set at the broker."""
+        self._engine = engine
+        self._group = group
+        self._producer = producer
+        self._max_retries = max_retries
+        self._timeout = timeout
+
+    async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
+        """Have a message delivered again later, or given up; False when no broker took it."""
+        try:
+            await self._ask(message, failure)
+        except OrbitError as error:
+            log.warning(
+                "the broker did not take a message back, sending it to the retry topic: %s",
+                error,
+                extra=self._fields(message),
+            )
+        else:
+            return True
+        if failure.level == DEAD:
+            # In a retry topic it would be consumed again. Its broker will be there again.
+            return False
+        times = message.reconsume_times
+        level = failure.level or FIRST_LEVEL + times
+        if failure.delay is not None:
+            level = level_for(failure.delay)
+        allowed = DEFAULT_RETRIES if self._max_retries is None else self._max_retries
+        return await self._resend(message, failure, level=level, allowed=allowed)
+
+    async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
+        """Make a message of a group that holds locks a dead letter; False when it was not taken."""
+        level = FIRST_LEVEL + message.reconsume_times
+        allowed = NO_LIMIT if self._max_retries is None else self._max_retries
+        if await self._resend(message, failure, level=level, allowed=allowed):
+            return True
+        try:
+            await self._ask(message, Failure(DEAD, reason=failure.reason))
+        except OrbitError as error:
+            log.warning("a message could not be given up: %s", error, extra=self._fields(message))
+            return False
+        return True
+
+    async def _ask(self, message: ReceivedMessage, failure: Failure) -> None:
+        stored = message.stored
+        level, extra = failure.level, {}
+        if failure.delay is not None:
+            level = level_for(failure.delay)
+            extra[_DELAY_FIELD] = str(round(failure.delay * 1000))
+        if failure.reason:
+            extra[_REASON_FIELD] = failure.reason
+        header = ConsumerSendBackRequest(
+            offset=stored.physical_offset,
+            group=self._group,
+            delay_level=level,
+            origin_msg_id=message.msg_id,
+            # Brokers of 5.5 fail without it.
+            origin_topic=_origin_topic(message),
+            max_reconsume_times=self._max_retries,
+        )
+        await self._engine.ask(
+            self._engine.routes.master(message.queue.broker),
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            header,
+            extra=extra,
+            timeout=self._timeout,
+        )
+
+    async def _resend(
+        self, message: ReceivedMessage, failure: Failure, *, level: int, allowed: int
+    ) -> bool:
+        stored = message.stored
+        properties = {
+            name: value for name, value in stored.properties.items() if name not in _SPENT
+        }
+        properties |= {
+            RETRY_TOPIC: _origin_topic(message),
+            ORIGIN_MESSAGE_ID: message.origin_id,
+            RECONSUME_TIME: str(message.reconsume_times + 1),
+            MAX_RECONSUME_TIMES: str(allowed),
+            DELAY: str(level),
+        }
+        if failure.reason:
+            properties[_REASON_PROPERTY] = _one_value(failure.reason)
+        try:
+            await self._producer.forward(
+                retry_topic(self._group),
+                stored.stored_body,
+                properties,
+                flag=stored.flag,
+                sys_flag=stored.sys_flag,
+            )
+        except OrbitError as error:
+            log.warning(
+                "a failed message could not be sent to the retry topic: %s",
+                error,
+                extra=self._fields(message),
+            )
+            return False
+        return True
+
+    def _fields(self, message: ReceivedMessage) -> dict[str, object]:
+        return {
+            "group": self._group,
+            "queue": str(message.queue),
+            "offset": message.queue_offset,
+            "message_id": message.msg_id,
+        }
+
+
+def _origin_topic(message: ReceivedMessage) -> str:
+    """The topic that a message was sent to, as brokers know it."""
+    return message.get(RETRY_TOPIC) or message.stored.topic
+
+
+def _one_value(text: str) -> str:
+    """Text that can be the value of a property: without the characters that separate them."""
+    return "".join(each if each.isprintable() else " " for each in text)

@@ -1,0 +1,34 @@
+"""Trouble that lasts is one event: told when it begins, now and then, and when it is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+
+#: While a spell lasts, every so many times it is told again.
+_EVERY = 1000
+
+
+class Spells:
+    """Spells of trouble, each known by what it is about."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._times: dict[Hashable, int] = {}
+
+    def trouble(self, about: Hashable, text: str, *values: object) -> None:
+        """It is there, or still there."""
+        times = self._times[about] = self._times.get(about, 0) + 1
+        if times == 1:
+            self._log.warning(text, *values)
+        elif times % _EVERY == 0:
+            self._log.warning(text + " (%d times)", *values, times)
+
+    def over(self, about: Hashable) -> None:
+        """All is well."""
+        times = self._times.pop(about, 0)
+        if times:
+            self._log.info("trouble with %s is over after %d times", about, times)
+
+    def is_in_trouble(self, about: Hashable) -> bool:
+        return about in self._times

@@ -1,0 +1,183 @@
+"""Where a queue begins: at its group's progress, and only without any, where `consume_from` says.
+
+| no progress, `consume_from` | ordinary topic          | retry topic |
+|-----------------------------|-------------------------|-------------|
+| last (the default)          | the end                 | 0           |
+| first                       | the first message       | 0           |
+| a time                      | the first at or after it| the end     |
+
+A group's retry topic begins at 0 because everything in it is the group's own. With a time it does
+not, as with Apache, whose clients of the same group must not begin elsewhere.
+
+A question that cannot be answered is an error; the queue is not begun and tried again later. There
+is no third outcome: a guess here is a silent loss, or everything twice.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from orbitmq.client.durations import Instant, epoch
+from orbitmq.client.errors import SettingError
+from orbitmq.client.names import is_retry_topic
+from orbitmq.wire.bodies.membership import ConsumeFromWhere
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.offsets import (
+    GetMaxOffsetRequest,
+    GetMinOffsetRequest,
+    OffsetResponse,
+    SearchOffsetRequest,
+)
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.queue import Queue
+    from orbitmq.wire.headers.base import Header
+
+
+class Begin(enum.Enum):
+    """Which message of a queue is meant."""
+
+    LAST = "last"
+    FIRST = "first"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeFrom:
+    """Where a group without progress begins; has no effect on a queue that has some."""
+
+    begin: Begin
+    time: float | None = None  #: seconds since the epoch
+
+    LAST: ClassVar[ConsumeFrom]
+    FIRST: ClassVar[ConsumeFrom]
+
+    @property
+    def wire_name(self) -> ConsumeFromWhere:
+        """As heartbeats say it."""
+        return _WIRE_NAMES[self.begin]
+
+    def __str__(self) -> str:
+        return self.begin.value if self.time is None else f"time {self.time:.3f}"
+
+
+ConsumeFrom.LAST = ConsumeFrom(Begin.LAST)
+ConsumeFrom.FIRST = ConsumeFrom(Begin.FIRST)
+
+_WIRE_NAMES: Mapping[Begin, ConsumeFromWhere] = {
+    Begin.LAST: ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    Begin.FIRST: ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    Begin.TIME: ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+}
+
+#: What users may give: a `ConsumeFrom`, "last", "first", or a time.
+Beginning: TypeAlias = ConsumeFrom | str | Instant
+
+_NAMES: Mapping[str, ConsumeFrom] = {
+    "last": ConsumeFrom.LAST,
+    "first": ConsumeFrom.FIRST,
+    ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET.value: ConsumeFrom.LAST,
+    ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET.value: ConsumeFrom.FIRST,
+}
+_JAVA_TIME = re.compile(r"[0-9]{14}")
+
+
+def consume_from(given: Beginning, name: str = "consume_from") -> ConsumeFrom:
+    """What a user gave as a `ConsumeFrom`; a text of digits is a local time, yyyyMMddHHmmss."""
+    if isinstance(given, ConsumeFrom):
+        return given
+    if not isinstance(given, str):
+        return ConsumeFrom(Begin.TIME, epoch(given, name))
+    if (named := _NAMES.get(given)) is not None:
+        return named
+    if _JAVA_TIME.fullmatch(given):
+        try:
+            # Without a zone, and so in local time: Java reads it like that.
+            at = datetime.strptime(given, "%Y%m%d%H%M%S")  # noqa: DTZ007
+        except ValueError:
+            pass
+        else:
+            return ConsumeFrom(Begin.TIME, at.timestamp())
+    raise SettingError(
+        f"{name} must be 'last', 'first', a time as yyyyMMddHHmmss, a datetime or seconds since "
+        f"the epoch, got {given!r}"
+    )
+
+
+class _Point(enum.Enum):
+    """What is asked from the broker."""
+
+    ZERO = enum.auto()
+    FIRST = enum.auto()
+    END = enum.auto()
+    TIME = enum.auto()
+
+
+#: Where a queue without progress begins: an ordinary topic's, and a retry topic's.
+WITHOUT_PROGRESS: Mapping[Begin, tuple[_Point, _Point]] = {
+    Begin.LAST: (_Point.END, _Point.ZERO),
+    Begin.FIRST: (_Point.FIRST, _Point.ZERO),
+    Begin.TIME: (_Point.TIME, _Point.END),
+}
+
+
+class Starting:
+    """Works out where queues begin."""
+
+    def __init__(
+        self, engine: Engine, progress: ProgressStore, begin: ConsumeFrom = ConsumeFrom.LAST
+    ) -> None:
+        self._engine = engine
+        self._progress = progress
+        self._begin = begin
+
+    async def offset(self, queue: Queue) -> int:
+        """The offset of the first message to pull. Raises when it cannot be worked out."""
+        stored = await self._progress.fetch(queue)
+        if stored is not None:
+            return stored
+        ordinary, retry = WITHOUT_PROGRESS[self._begin.begin]
+        point = retry if is_retry_topic(queue.topic) else ordinary
+        if point is _Point.ZERO:
+            return 0
+        if point is _Point.FIRST:
+            return await first_offset(self._engine, queue)
+        if point is _Point.END:
+            return await end_offset(self._engine, queue)
+        return await offset_at(self._engine, queue, self._begin.time or 0.0)
+
+
+async def first_offset(engine: Engine, queue: Queue) -> int:
+    """The offset of the first message that the broker still has."""
+    header = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.id, broker_name=queue.broker)
+    return await _ask(engine, queue, RequestCode.GET_MIN_OFFSET, header)
+
+
+async def end_offset(engine: Engine, queue: Queue) -> int:
+    """The offset that the next message will get."""
+    header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.id, broker_name=queue.broker)
+    return await _ask(engine, queue, RequestCode.GET_MAX_OFFSET, header)
+
+
+async def offset_at(engine: Engine, queue: Queue, time: float) -> int:
+    """The offset of the first message stored at or after a time; the end if there is none."""
+    header = SearchOffsetRequest(
+        topic=queue.topic,
+        queue_id=queue.id,
+        timestamp=round(time * 1000),
+        broker_name=queue.broker,
+    )
+    return await _ask(engine, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+
+async def _ask(engine: Engine, queue: Queue, code: RequestCode, header: Header) -> int:
+    # Masters only: a slave's end lies behind, and what it does not have yet would come twice.
+    answer = await engine.ask(engine.routes.master(queue.broker), code, header)
+    return answer.header(OffsetResponse).offset

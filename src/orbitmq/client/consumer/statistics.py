@@ -1,0 +1,195 @@
+"""What a consumer has done, by topic: messages, failures, times, per second and in all.
+
+Rates and mean times are those of the last minute, as Apache's tools show them. A sum over time is
+kept in slots of fixed length, of which the oldest is used again: no timer runs for it, and adding
+costs the same however much is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from orbitmq.wire.bodies.stats import ConsumeStatus
+
+#: Rates are taken over so many slots of so many seconds.
+_MINUTE: Final = (12, 5.0)
+_HOUR: Final = (60, 60.0)
+
+
+class Meter:
+    """Counts events and adds values up, over a stretch of time that moves along."""
+
+    __slots__ = ("_began", "_counts", "_slot", "_slots", "_sums", "_width", "count", "total")
+
+    def __init__(self, now: float, slots: int, width: float) -> None:
+        self._slots = slots
+        self._width = width
+        self._began = now
+        self._slot = int(now // width)
+        self._counts = [0] * slots
+        self._sums = [0.0] * slots
+        #: All events ever, and their values.
+        self.count = 0
+        self.total = 0.0
+
+    def add(self, now: float, count: int = 1, value: float = 0.0) -> None:
+        self._move_to(now)
+        place = self._slot % self._slots
+        self._counts[place] += count
+        self._sums[place] += value
+        self.count += count
+        self.total += value
+
+    def recent(self, now: float) -> int:
+        """Events within the stretch."""
+        self._move_to(now)
+        return sum(self._counts)
+
+    def rate(self, now: float) -> float:
+        """Events per second within the stretch, or since the beginning if that is shorter."""
+        lasted = min(now - self._began, self._slots * self._width)
+        return self.recent(now) / max(lasted, 1.0)
+
+    def mean(self, now: float) -> float:
+        """The mean value of the events within the stretch; of all ever if there were none."""
+        count = self.recent(now)
+        if count:
+            return sum(self._sums) / count
+        return self.total / self.count if self.count else 0.0
+
+    def _move_to(self, now: float) -> None:
+        slot = int(now // self._width)
+        passed = min(slot - self._slot, self._slots)
+        for step in range(1, passed + 1):
+            place = (self._slot + step) % self._slots if passed < self._slots else step - 1
+            self._counts[place] = 0
+            self._sums[place] = 0.0
+        if passed > 0:
+            self._slot = slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStatistics:
+    """What a consumer has done with a topic. Rates and times are those of the last minute."""
+
+    consumed: int = 0  #: messages that handlers were done with, ever
+    failed: int = 0  #: messages that handlers failed on, ever
+    failed_last_hour: int = 0
+    pulled: int = 0  #: messages fetched, ever
+    consumed_per_second: float = 0.0
+    failed_per_second: float = 0.0
+    pulled_per_second: float = 0.0
+    consume_time: float = 0.0  #: mean seconds of a handler call
+    pull_time: float = 0.0  #: mean seconds from asking for messages to having some
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStatistics:
+    """What a consumer has done."""
+
+    topics: Mapping[str, TopicStatistics]
+    #: Messages of queues that were lost before their handler was called: the new owner has them.
+    passed_over: int = 0
+    #: Messages consumed here whose queue was lost meanwhile: they are delivered a second time.
+    duplicates: int = 0
+    #: Failed messages that the broker took back, and those that it did not: tried again here.
+    sent_back: int = 0
+    kept_back: int = 0
+    #: Messages whose handler took too long.
+    timed_out: int = 0
+    #: Messages given up, as far as this consumer knows: brokers count attempts by themselves.
+    dead_letters: int = 0
+
+
+class _Topic:
+    __slots__ = ("calls", "consumed", "failed", "failed_hour", "pulled", "pulls")
+
+    def __init__(self, now: float) -> None:
+        self.consumed = Meter(now, *_MINUTE)
+        self.failed = Meter(now, *_MINUTE)
+        self.failed_hour = Meter(now, *_HOUR)
+        self.calls = Meter(now, *_MINUTE)
+        self.pulled = Meter(now, *_MINUTE)
+        self.pulls = Meter(now, *_MINUTE)
+
+
+class Statistics:
+    """Where a consumer counts. Belongs to its event loop."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._topics: dict[str, _Topic] = {}
+        self.passed_over = 0
+        self.duplicates = 0
+        self.sent_back = 0
+        self.kept_back = 0
+        self.timed_out = 0
+        self.dead_letters = 0
+
+    def consumed(self, topic: str, *, done: int, failed: int, calls: int, seconds: float) -> None:
+        """Handlers were called `calls` times, and took `seconds` together."""
+        now = self._monotonic()
+        counts = self._topic(topic, now)
+        counts.calls.add(now, calls, seconds)
+        if done:
+            counts.consumed.add(now, done)
+        if failed:
+            counts.failed.add(now, failed)
+            counts.failed_hour.add(now, failed)
+
+    def pulled(self, topic: str, messages: int, seconds: float) -> None:
+        """A pull found messages, after so many seconds."""
+        now = self._monotonic()
+        counts = self._topic(topic, now)
+        counts.pulled.add(now, messages)
+        counts.pulls.add(now, 1, seconds)
+
+    def topic(self, topic: str) -> TopicStatistics:
+        """What was counted for a topic."""
+        counts = self._topics.get(topic)
+        if counts is None:
+            return TopicStatistics()
+        now = self._monotonic()
+        return TopicStatistics(
+            consumed=counts.consumed.count,
+            failed=counts.failed.count,
+            failed_last_hour=counts.failed_hour.recent(now),
+            pulled=counts.pulled.count,
+            consumed_per_second=counts.consumed.rate(now),
+            failed_per_second=counts.failed.rate(now),
+            pulled_per_second=counts.pulled.rate(now),
+            consume_time=counts.calls.mean(now),
+            pull_time=counts.pulls.mean(now),
+        )
+
+    def snapshot(self) -> ConsumerStatistics:
+        """Everything, as it is now."""
+        return ConsumerStatistics(
+            topics={topic: self.topic(topic) for topic in self._topics},
+            passed_over=self.passed_over,
+            duplicates=self.duplicates,
+            sent_back=self.sent_back,
+            kept_back=self.kept_back,
+            timed_out=self.timed_out,
+            dead_letters=self.dead_letters,
+        )
+
+    def status(self, topic: str) -> ConsumeStatus:
+        """As running info carries it: times in milliseconds."""
+        counted = self.topic(topic)
+        return ConsumeStatus(
+            consume_failed_msgs=counted.failed_last_hour,
+            consume_failed_tps=counted.failed_per_second,
+            consume_ok_tps=counted.consumed_per_second,
+            consume_rt=counted.consume_time * 1000,
+            pull_rt=counted.pull_time * 1000,
+            pull_tps=counted.pulled_per_second,
+        )
+
+    def _topic(self, topic: str, now: float) -> _Topic:
+        counts = self._topics.get(topic)
+        if counts is None:
+            counts = self._topics[topic] = _Topic(now)
+        return counts

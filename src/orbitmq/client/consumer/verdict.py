@@ -1,0 +1,222 @@
+"""What a handler says about the messages that it was given, and what that means for them.
+
+A handler says it by what it returns or raises:
+
+    returns None or True        all of them are done
+    returns False               all of them failed and come again
+    returns a `Verdict`         as it says
+    returns an index            of a batch: those after the index failed; -1: all of them
+    raises `Retry`              all failed and come again, when it says so
+    raises `DeadLetter`         all are given up and go to the dead letters
+    raises anything else        all failed and come again
+
+Anything else that it returns is a mistake that must not pass for success; it counts as raised.
+
+A low-level listener must say something: None is a failure there, as with Apache's clients.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.durations import Duration, seconds
+from orbitmq.client.errors import ClientError, SettingError
+
+if TYPE_CHECKING:
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.received import ReceivedMessage
+
+#: Seconds of the delay levels, from level 1 on, as brokers have them unless configured otherwise.
+DELAY_LEVELS: Final = (
+    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
+)  # fmt: skip
+#: Bytes of a reason that travel with a failed message.
+LONGEST_REASON: Final = 1024
+#: What a send-back says for a delay level: the broker chooses by the attempts; dead at once.
+BY_ATTEMPTS: Final = 0
+DEAD: Final = -1
+_SILENCE: Final = "the listener returned no verdict"
+
+
+class Verdict(enum.Enum):
+    """What a handler or listener says about all messages of a call."""
+
+    SUCCESS = enum.auto()
+    #: They come again: through the broker, or in order after a pause with their queue waiting.
+    RETRY = enum.auto()
+    #: Listeners in order that commit by themselves: everything up to here is done.
+    COMMIT = enum.auto()
+    #: Listeners in order that commit by themselves: everything since the last commit comes again.
+    ROLLBACK = enum.auto()
+
+
+class Retry(Exception):
+    """Raised by a handler: the messages come again, after a delay of its choice."""
+
+    def __init__(
+        self, reason: str = "", *, delay: Duration | None = None, level: int | None = None
+    ) -> None:
+        """`delay` is exact with OrbitMQ's broker, else rounded up to a level; `level` is 1 to 18.
+
+        With neither, the delay grows with the attempts.
+        """
+        if delay is not None and level is not None:
+            raise SettingError("give Retry a delay or a level, not both")
+        #: Seconds.
+        self.delay = None if delay is None else seconds(delay, "Retry.delay")
+        if self.delay is not None and self.delay < 0:
+            raise SettingError(f"Retry.delay must not be negative, got {self.delay}")
+        if level is not None and (isinstance(level, bool) or level < 1):
+            raise SettingError(f"Retry.level must be 1 or more, got {level!r}")
+        self.reason = reason
+        self.level = level
+        super().__init__(reason)
+
+
+class DeadLetter(Exception):
+    """Raised by a handler: trying again is of no use, the messages go to the dead letters."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class AnswerInvalid(ClientError):
+    """A handler returned something that says nothing about its messages."""
+
+    def __init__(self, handler: str, answer: object, *, is_batch: bool) -> None:
+        self.handler = handler
+        self.answer = repr(answer)[:200]
+        allowed = "None, True, False or a Verdict"
+        if is_batch:
+            allowed += ", or the index of the last message that succeeded (-1: none)"
+        super().__init__(f"{handler} returned {self.answer}; it may return {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What shall happen to messages that failed."""
+
+    #: `BY_ATTEMPTS`, `DEAD`, or the delay level of the next attempt.
+    level: int = BY_ATTEMPTS
+    #: Seconds until the next attempt, in the place of a level.
+    delay: float | None = None
+    #: One line for whoever looks at the message later.
+    reason: str | None = None
+    #: What was raised, for the log; None for a verdict or a signal.
+    error: BaseException | None = None
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether a listener said nothing at all."""
+        return self.reason == _SILENCE
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until the next attempt, if the handler named a delay or a level."""
+        if self.delay is not None or self.level <= 0:
+            return self.delay
+        return float(DELAY_LEVELS[min(self.level, len(DELAY_LEVELS)) - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the messages of one call."""
+
+    verdict: Verdict
+    #: Those that failed; the others of the call are done.
+    failed: Sequence[ReceivedMessage] = ()
+    failure: Failure | None = None
+    #: A listener in order may say how long its queue pauses.
+    suspend: float | None = None
+    auto_commit: bool = True
+
+
+#: Nearly every call ends so.
+DONE: Final = Outcome(Verdict.SUCCESS)
+_RETURNED_RETRY: Final = Failure(reason="the handler asked for a retry")
+_LEFT_OUT: Final = Failure(reason="the handler acknowledged only the messages before it")
+
+
+@dataclass(slots=True)
+class ConsumeContext:
+    """What a low-level listener is told, and where it says more than its verdict."""
+
+    group: str
+    queue: Queue
+    #: With `SUCCESS`: the index of the last message that succeeded. None: all did.
+    ack_index: int | None = None
+    #: With `RETRY`: -1 dead letter, 0 by the attempts, else the delay level.
+    delay_level: int = BY_ATTEMPTS
+    #: In order: with False, only `COMMIT` moves progress on, and `ROLLBACK` is possible.
+    auto_commit: bool = True
+    #: In order: seconds that the queue pauses after a failure. None: as the consumer is set.
+    suspend: float | None = None
+
+
+def outcome_of_answer(
+    answer: object, messages: Sequence[ReceivedMessage], handler: str, *, is_batch: bool
+) -> Outcome:
+    """What a handler's answer means. Raises `AnswerInvalid`."""
+    if answer is None or answer is True or answer is Verdict.SUCCESS:
+        return DONE
+    if answer is False or answer is Verdict.RETRY:
+        return Outcome(Verdict.RETRY, messages, _RETURNED_RETRY)
+    if is_batch and isinstance(answer, int) and answer >= -1:
+        return _acknowledged(answer, messages, _LEFT_OUT)
+    raise AnswerInvalid(handler, answer, is_batch=is_batch)
+
+
+def outcome_of_error(error: BaseException, messages: Sequence[ReceivedMessage]) -> Outcome:
+    """What it means that a handler or a listener raised something."""
+    return Outcome(Verdict.RETRY, messages, _failure_of(error))
+
+
+def outcome_of_verdict(
+    verdict: object, context: ConsumeContext, messages: Sequence[ReceivedMessage], listener: str
+) -> Outcome:
+    """What a low-level listener's verdict means. Raises `AnswerInvalid`."""
+    if verdict is Verdict.SUCCESS:
+        index = context.ack_index
+        if index is not None:
+            return _acknowledged(max(-1, index), messages, Failure(context.delay_level))
+        return DONE if context.auto_commit else Outcome(Verdict.SUCCESS, auto_commit=False)
+    if verdict is None or verdict is Verdict.RETRY:
+        reason = _SILENCE if verdict is None else _RETURNED_RETRY.reason
+        return Outcome(
+            Verdict.RETRY,
+            messages,
+            Failure(context.delay_level, reason=reason),
+            suspend=context.suspend,
+            auto_commit=context.auto_commit,
+        )
+    if isinstance(verdict, Verdict):
+        return Outcome(verdict, suspend=context.suspend, auto_commit=context.auto_commit)
+    raise AnswerInvalid(listener, verdict, is_batch=False)
+
+
+def reason_of(error: BaseException) -> str:
+    """The kind of an error and the first line of its text, short enough to travel."""
+    lines = str(error).splitlines()
+    text = type(error).__name__ + (f": {lines[0]}" if lines else "")
+    return text.encode("utf-8", "replace")[:LONGEST_REASON].decode("utf-8", "ignore")
+
+
+def _acknowledged(index: int, messages: Sequence[ReceivedMessage], failure: Failure) -> Outcome:
+    failed = messages[index + 1 :]
+    if not failed:
+        return DONE
+    return Outcome(Verdict.SUCCESS, failed, failure)
+
+
+def _failure_of(error: BaseException) -> Failure:
+    match error:
+        case Retry(delay=delay, level=level):
+            return Failure(level or BY_ATTEMPTS, delay, error.reason or _RETURNED_RETRY.reason)
+        case DeadLetter():
+            return Failure(DEAD, reason=error.reason or "the handler gave it up")
+        case _:
+            return Failure(reason=reason_of(error), error=error)

@@ -1,0 +1,373 @@
+"""Where handlers run: threads for `def` handlers, tasks for `async def` ones.
+
+**Threads.** Jobs reach them through one `SimpleQueue`, at a fraction of a microsecond each where an
+executor's `submit` takes ten. What is done goes back through a deque. The first job that is done
+after a pause wakes the event loop; while more follow, the loop looks by itself every millisecond.
+A busy consumer therefore crosses from threads to the loop a thousand times a second, not once for
+every message.
+
+Two facts make this right without a lock. A thread appends to the deque first and looks at the flag
+afterwards; the loop lowers the flag first and looks at the deque afterwards: nothing stays behind.
+And a thread marks a job as begun first and looks whether its queue is being given up afterwards,
+while whoever gives a queue up marks the queue first and looks at the jobs afterwards: a job that
+neither runs nor was passed over cannot be.
+
+Handlers that compute without a pause take the interpreter from the event loop for up to a switch
+interval (5 ms) at a time. `sys.setswitchinterval` belongs to the application: 0.0005 helps there.
+
+**Tasks.** A few long-lived tasks take jobs from a deque. Only one is woken for new jobs; another
+follows when its handler waits for something. Handlers that never wait are thus called in a row by
+one task, at the price of a function call, and at most `size` wait at the same time.
+
+In both, a handler runs in a copy of the context that the consumer was started in: what it sets in
+context variables is not seen by the next message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+log = logging.getLogger(__name__)
+
+#: How often the loop looks for what is done, while things are.
+SETTLE_PAUSE: Final = 0.001
+#: How long a task may go on with handlers that never wait, before the loop gets its turn.
+ON_END: Final = 0.005
+
+
+class Job(Protocol):
+    """Something to do in a worker. It never raises; what came of it is kept in it."""
+
+    #: Whether someone waits for the end of this very job.
+    is_urgent: bool
+
+    def run(self) -> None:
+        """In a thread."""
+
+    async def run_async(self) -> None:
+        """On the loop."""
+
+
+Finished: TypeAlias = Callable[[list[Any]], None]
+
+
+class Workers(Protocol):
+    """Runs jobs, and tells on the event loop which are done."""
+
+    @property
+    def size(self) -> int:
+        """How many jobs run at once at most."""
+
+    def submit(self, job: Job) -> None:
+        """Have a job done; from the loop."""
+
+    def resize(self, size: int) -> None:
+        """Have more or fewer at once, from now on."""
+
+    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109  # not only awaited
+        """Begin nothing more, and wait for what runs; returns how many jobs still run."""
+
+
+class ThreadWorkers:
+    """Threads that do jobs."""
+
+    def __init__(self, size: int, finished: Finished, *, name: str) -> None:
+        """Made on the loop that `finished` is called on, with lists of done jobs."""
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._name = name
+        self._tell = finished
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: deque[Job] = deque()
+        self._is_settling = False
+        self._timer: asyncio.TimerHandle | None = None
+        # One entry for each thread that shall end; whoever takes one does.
+        self._ends: list[None] = []
+        self._threads: set[threading.Thread] = set()
+        self._size = 0
+        self._numbers = 0
+        self._all_ended: asyncio.Event = asyncio.Event()
+        self._is_stopping = False
+        self.resize(size)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def submit(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def resize(self, size: int) -> None:
+        for _ in range(self._size, size):
+            if self._may_end():
+                # Instead of it, one that was told to end goes on.
+                continue
+            self._numbers += 1
+            thread = threading.Thread(
+                target=self._work, name=f"{self._name}-{self._numbers}", daemon=True
+            )
+            self._threads.add(thread)
+            thread.start()
+        for _ in range(size, self._size):
+            self._ends.append(None)
+            # For one that waits: a busy one sees its end after its job.
+            self._jobs.put(None)
+        self._size = size
+
+    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
+        self._is_stopping = True
+        self.resize(0)
+        deadline = self._loop.time() + timeout
+        while self._threads and (left := deadline - self._loop.time()) > 0:
+            self._all_ended.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._all_ended.wait()
+            except TimeoutError:
+                break
+        self._settle()
+        if self._timer is not None:
+            self._timer.cancel()
+        return len(self._threads)
+
+    def threads(self) -> list[threading.Thread]:
+        """The threads, those that wait for a job as well."""
+        return list(self._threads)
+
+    def _work(self) -> None:
+        """The life of a thread."""
+        jobs, done, ends, loop = self._jobs, self._done, self._ends, self._loop
+        copy = self._context.copy
+        try:
+            while True:
+                job = jobs.get()
+                if job is not None:
+                    if self._is_stopping:
+                        continue
+                    copy().run(job.run)
+                    done.append(job)
+                    if job.is_urgent or not self._is_settling:
+                        self._is_settling = True
+                        loop.call_soon_threadsafe(self._settle)
+                    # A thread that waits must not keep what it did last.
+                    job = None
+                if ends and self._may_end():
+                    break
+            loop.call_soon_threadsafe(self._ended, threading.current_thread())
+        except RuntimeError:
+            # The loop is closed: nobody is left who would like to know.
+            log.debug("a worker outlived its event loop")
+
+    def _may_end(self) -> bool:
+        """Take one of the ends that are left."""
+        try:
+            self._ends.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _ended(self, thread: threading.Thread) -> None:
+        self._threads.discard(thread)
+        if not self._threads:
+            self._all_ended.set()
+
+    def _settle(self) -> None:
+        """Tell what is done, and look again soon; on the loop."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        done = self._done
+        if not done:
+            self._is_settling = False
+            # One may have come between the look and the flag.
+            if not done:
+                return
+            self._is_settling = True
+        jobs = []
+        while done:
+            jobs.append(done.popleft())
+        self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
+        self._tell(jobs)
+
+
+class TaskWorkers:
+    """Tasks that do jobs."""
+
+    def __init__(self, size: int, finished: Finished, *, name: str) -> None:
+        """Made on the loop that it works on; `finished` is called with lists of done jobs."""
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._name = name
+        self._tell = finished
+        self._jobs: deque[Job] = deque()
+        self._done: list[Job] = []
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._is_waking = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = 0
+        self._size = 0
+        self._is_stopping = False
+        #: What each busy task is at.
+        self._at_work: dict[str, Coroutine[Any, Any, None]] = {}
+        self.resize(size)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def submit(self, job: Job) -> None:
+        self._jobs.append(job)
+        if not self._is_waking:
+            self._wake_one()
+
+    def resize(self, size: int) -> None:
+        self._size = size
+        while len(self._tasks) < size and not self._is_stopping:
+            self._hire()
+        # Those that are too many notice it after their job, or now.
+        for _ in range(len(self._tasks) - size):
+            self._wake_one()
+
+    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
+        self._is_stopping = True
+        self._size = 0
+        self._jobs.clear()
+        for waiter in self._idle:
+            if not waiter.done():
+                waiter.set_result(None)
+        tasks = set(self._tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=timeout)
+            self._settle()
+            return len(late)
+        return 0
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The tasks, those that wait for a job as well."""
+        return list(self._tasks)
+
+    def at_work(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What each busy task is at, by its name."""
+        return dict(self._at_work)
+
+    def _hire(self) -> None:
+        self._numbers += 1
+        task = self._loop.create_task(self._work(), name=f"{self._name}-task-{self._numbers}")
+        self._tasks.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a worker task failed", exc_info=error)
+        if not self._is_stopping and len(self._tasks) < self._size:
+            self._hire()
+
+    async def _work(self) -> None:
+        """The life of a task."""
+        name = cast("asyncio.Task[None]", asyncio.current_task()).get_name()
+        while not self._is_stopping:
+            self._is_waking = False
+            began = self._loop.time()
+            while self._jobs and len(self._tasks) <= self._size:
+                await self._do(self._jobs.popleft(), name)
+                if self._loop.time() - began > ON_END:
+                    await asyncio.sleep(0)
+                    began = self._loop.time()
+            if len(self._tasks) > self._size:
+                # Somebody else goes on with what is left.
+                self._tasks.remove(cast("asyncio.Task[None]", asyncio.current_task()))
+                self._wake_one()
+                return
+            await self._wait()
+
+    async def _do(self, job: Job, name: str) -> None:
+        self._at_work[name] = coroutine = job.run_async()
+        try:
+            await _Isolated(coroutine, self._context.copy(), self._wake_one)
+        except asyncio.CancelledError:
+            self._forgive_cancelling()
+        finally:
+            del self._at_work[name]
+        self._done.append(job)
+        if len(self._done) == 1:
+            self._loop.call_soon(self._settle)
+
+    def _forgive_cancelling(self) -> None:
+        """A handler that cancelled its own task ends that call only; a stop ends the task."""
+        if self._is_stopping:
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._idle:
+                self._idle.remove(waiter)
+
+    def _wake_one(self) -> None:
+        """Have one more task look for jobs, if one is idle."""
+        if not self._jobs and len(self._tasks) <= self._size:
+            return
+        while self._idle:
+            waiter = self._idle.popleft()
+            if not waiter.done():
+                self._is_waking = True
+                waiter.set_result(None)
+                return
+
+    def _settle(self) -> None:
+        jobs, self._done = self._done, []
+        if jobs:
+            self._tell(jobs)
+
+
+class _Isolated:
+    """Awaits a coroutine in a context of its own, and says when it has to wait for something.
+
+    A task of its own would do the same at forty times the price.
+    """
+
+    __slots__ = ("_context", "_coroutine", "_waits")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, None],
+        context: contextvars.Context,
+        waits: Callable[[], None],
+    ) -> None:
+        self._coroutine = coroutine
+        self._context = context
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        send, throw = self._coroutine.send, self._coroutine.throw
+        run = self._context.run
+        try:
+            waited_for = run(send, None)
+            while True:
+                self._waits()
+                try:
+                    value = yield waited_for
+                except BaseException as error:  # noqa: BLE001  # it is the coroutine's
+                    waited_for = run(throw, error)
+                else:
+                    waited_for = run(send, value)
+        except StopIteration:
+            return

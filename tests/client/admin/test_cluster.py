@@ -1,0 +1,278 @@
+"""The cluster as a whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from orbitmq.broker.errors import Refused
+from orbitmq.client.admin import (
+    AsyncAdmin,
+    BadRequest,
+    BrokerNotFound,
+    NotEffective,
+    PartlyDone,
+)
+from orbitmq.client.admin.runtime import runtime_info
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerRefused, NoNameServer, NotRunning, SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.client.settings import ClientSettings
+from orbitmq.remoting.settings import ChannelSettings
+from orbitmq.wire.codes import ResponseCode
+from tests.support.client_admin import World
+
+A0 = Queue("orders", "broker-a", 0)
+
+
+async def test_all_brokers_and_name_servers_are_shown_with_their_state(world: World) -> None:
+    await world.fill(A0, 3)
+
+    status = await world.admin.cluster()
+
+    assert [str(each.node) for each in status.brokers] == ["broker-a", "broker-b"]
+    assert [each.node.address for each in status.brokers] == [
+        broker.address for broker in world.cluster.brokers
+    ]
+    assert status.clusters == ("DefaultCluster",)
+    assert status.is_healthy, status.warnings
+    (server,) = status.name_servers
+    assert str(server.address) == world.cluster.name_server
+    assert server.brokers == ("broker-a", "broker-b")
+    assert server.config
+    runtime = status.brokers[0].runtime
+    assert runtime is not None
+    assert runtime.version == "5.3.3"
+    assert runtime.is_orbitmq
+    assert runtime.in_today == 3
+    assert runtime.log_end is not None
+    assert runtime.log_end > 0
+    assert runtime.dispatch_behind == 0
+    assert runtime.disk_used is not None
+    assert 0 < runtime.disk_used < 1
+
+
+async def test_a_broker_that_cannot_be_reached_is_shown_and_hides_nothing(world: World) -> None:
+    await world.register_ghost("broker-g")
+
+    status = await world.admin.cluster()
+
+    assert [(str(each.node), each.is_up) for each in status.brokers] == [
+        ("broker-a", True),
+        ("broker-b", True),
+        ("broker-g", False),
+    ]
+    (warning,) = status.warnings
+    assert warning.startswith("broker-g: it is registered and cannot be reached")
+    topics = await world.admin.topics.list()
+    groups = await world.admin.groups.list()
+    for listing in (topics, groups):
+        assert not listing.is_complete
+        assert [each.server for each in listing.unreachable] == ["broker-g"]
+    assert "orders" in [topic.name for topic in topics]
+
+
+async def test_a_broker_that_answers_and_does_not_tell_is_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, "no samples yet")
+
+    monkeypatch.setattr("orbitmq.broker.handlers.statistics.runtime_info", refuse)
+
+    status = await world.admin.cluster()
+
+    assert [(each.is_up, each.runtime) for each in status.brokers] == [(True, None)] * 2
+    assert all("no samples yet" in text for text in status.warnings)
+
+
+async def test_an_admin_may_share_the_connections_of_an_engine(world: World) -> None:
+    engine = Engine(ClientSettings(name_servers=(world.cluster.name_server,)))
+    await engine.start()
+    try:
+        admin = AsyncAdmin.on(engine)
+        assert (await admin.cluster()).is_healthy
+        await admin.stop()
+        assert engine.is_running
+        with pytest.raises(NotRunning):
+            await admin.cluster()
+    finally:
+        await engine.stop()
+
+
+async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_did(
+    world: World,
+) -> None:
+    await world.register_ghost("broker-g")
+
+    with pytest.raises(PartlyDone, match="done on broker-a, broker-b and failed on broker-g"):
+        await world.admin.groups.create("new")
+
+    assert set(await world.admin.groups.settings("new")) == {"broker-a", "broker-b"}
+
+
+async def test_a_name_server_that_does_not_answer_is_named(world: World) -> None:
+    dead = "127.0.0.1:1"
+    client = ClientSettings(name_servers=(world.cluster.name_server, dead))
+    async with AsyncAdmin(client=client) as admin:
+        status = await admin.cluster()
+
+    down = [server for server in status.name_servers if not server.is_up]
+    assert [str(server.address) for server in down] == [dead]
+    assert any(dead in text for text in status.warnings)
+
+
+async def test_without_any_name_server_the_error_names_those_tried() -> None:
+    channel = ChannelSettings(connect_timeout=1.0)
+    client = ClientSettings(name_servers=("127.0.0.1:1",), channel=channel)
+    async with AsyncAdmin(client=client) as admin:
+        with pytest.raises(NoNameServer, match=r"127\.0\.0\.1:1"):
+            await admin.cluster()
+
+
+async def test_an_admin_that_is_not_started_or_stopped_says_so(world: World) -> None:
+    admin = AsyncAdmin(name_server=world.cluster.name_server)
+    with pytest.raises(NotRunning, match="start it"):
+        await admin.cluster()
+    await admin.start()
+    await admin.cluster()
+    await admin.stop()
+
+    with pytest.raises(NotRunning, match="stopped"):
+        await admin.cluster()
+
+
+async def test_name_servers_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORBITMQ_NAME_SERVER", raising=False)
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+
+    with pytest.raises(SettingError, match="name server"):
+        AsyncAdmin()
+
+
+async def test_one_broker_is_found_by_name_or_address(world: World) -> None:
+    by_name = await world.admin.runtime("broker-b")
+    by_address = await world.admin.runtime(str(world.cluster.brokers[1].address))
+
+    assert by_name.started_at == by_address.started_at
+    with pytest.raises(BrokerNotFound, match="broker-a, broker-b"):
+        await world.admin.runtime("broker-x")
+
+
+def test_runtime_information_of_other_releases_is_read_as_far_as_it_goes() -> None:
+    raw = {
+        "putTps": "1.5 2.5 3.5",
+        "getTransferedTps": "9 8 7",
+        "earliestMessageTimeStamp": "-1",
+        "commitLogDiskRatio": "0.91",
+        "dispatchBehindBytes": "not a number",
+        "brokerVersionDesc": "V4_9_8",
+    }
+
+    info = runtime_info(raw, 409)
+
+    assert (info.version, info.in_rate, info.out_rate) == ("4.9.8", 1.5, 9.0)
+    assert (info.earliest_message_at, info.dispatch_behind) == (None, None)
+    assert not info.is_orbitmq
+    assert info.findings == ()
+    (warning,) = info.warnings
+    assert "91%" in warning
+
+
+# Settings.
+
+
+async def test_settings_of_a_broker_are_changed_and_read_back(world: World) -> None:
+    config = world.admin.config
+    before = await config.broker("broker-a")
+
+    after = await config.update_broker("broker-a", {"maxMessageSize": "1000000"})
+
+    assert before["maxMessageSize"] != "1000000"
+    assert after["maxMessageSize"] == "1000000"
+    assert (await config.broker("broker-a"))["maxMessageSize"] == "1000000"
+    assert (await config.broker("broker-b"))["maxMessageSize"] == before["maxMessageSize"]
+
+
+async def test_a_setting_that_cannot_be_changed_is_refused(world: World) -> None:
+    config = world.admin.config
+
+    with pytest.raises(BrokerRefused, match="brokerName"):
+        await config.update_broker("broker-a", {"brokerName": "other"})
+    with pytest.raises(BadRequest, match="no setting"):
+        await config.update_broker("broker-a", {})
+    with pytest.raises(BadRequest, match="text"):
+        await config.update_broker("broker-a", {"maxMessageSize": 5})  # type: ignore[dict-item]
+
+
+async def test_a_change_that_a_broker_does_not_show_is_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A broker that takes the change and does nothing.
+    monkeypatch.setattr(
+        "orbitmq.broker.handlers.configuration.changed", lambda settings, *_: settings
+    )
+
+    with pytest.raises(NotEffective, match=r"maxMessageSize is '\d+' and not '77'"):
+        await world.admin.config.update_broker("broker-a", {"maxMessageSize": "77"})
+
+
+async def test_settings_of_name_servers(world: World) -> None:
+    config = world.admin.config
+
+    shown = await config.name_server()
+
+    assert shown == await config.name_server(world.cluster.name_server)
+    with pytest.raises(BadRequest, match="none of the name servers"):
+        await config.name_server("127.0.0.1:1")
+    with pytest.raises(BadRequest, match="no setting"):
+        await config.update_name_servers({})
+
+
+async def test_texts_by_key_are_kept_and_forgotten(world: World) -> None:
+    config = world.admin.config
+
+    await config.put_value("places", "here", "there")
+
+    assert await config.value("places", "here") == "there"
+    assert await config.values("places") == {"here": "there"}
+    await config.delete_value("places", "here")
+    assert await config.value("places", "here") is None
+    assert await config.values("nowhere") == {}
+    with pytest.raises(BadRequest, match="value must not be empty"):
+        await config.put_value("places", "here", "")
+
+
+async def test_cleaning_is_done_on_all_brokers_or_those_named(world: World) -> None:
+    config = world.admin.config
+
+    assert await config.clean_expired_queues() == ("broker-a", "broker-b")
+    assert await config.clean_unused_topics("broker-b") == ("broker-b",)
+    assert await config.delete_expired_log() == ("broker-a", "broker-b")
+    with pytest.raises(BrokerNotFound):
+        await config.clean_expired_queues("broker-x")
+
+
+async def test_a_broker_is_taken_out_of_the_routes_of_producers_and_back(world: World) -> None:
+    config = world.admin.config
+
+    wiped = await config.set_writable("broker-a", False)
+
+    route = await world.admin.topics.route("orders")
+    letters = {part.broker: part.permission.letters for part in route.brokers}
+    assert wiped > 0
+    assert letters == {"broker-a": "r", "broker-b": "rw"}
+    assert await config.set_writable("broker-a", True) > 0
+    route = await world.admin.topics.route("orders")
+    assert {part.permission.letters for part in route.brokers} == {"rw"}
+
+
+async def test_what_is_shown_can_be_kept_in_sets_and_compared(world: World) -> None:
+    first, second = await world.admin.topics.list(), await world.admin.topics.list()
+    await world.admin.groups.create("billing")
+
+    assert first == second
+    assert set(first) == set(second)
+    assert len({*(await world.admin.groups.settings("billing")).values()}) == 1
+    assert {await world.admin.groups.describe("billing")}
+    assert {await world.admin.topics.route("orders")}
+    assert {(await world.admin.cluster()).name_servers}

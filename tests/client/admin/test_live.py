@@ -1,0 +1,173 @@
+"""Administration of groups whose consumers really consume."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from orbitmq.client.admin import DeadLetterFilter, Fate, GroupState, ResendResult, ResetTo
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.verdict import DeadLetter
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from tests.support.broker import until
+from tests.support.client_admin import GROUP, World
+
+DEADLINE = 30.0
+
+
+@asynccontextmanager
+async def _consuming(
+    world: World, handle: Callable[[ReceivedMessage], Awaitable[None]]
+) -> AsyncIterator[AsyncConsumer]:
+    consumer = AsyncConsumer(
+        GROUP,
+        name_server=world.cluster.name_server,
+        consume_from="first",
+        rebalance=RebalanceSettings(persist=0.2),
+    )
+    consumer.on("orders")(handle)
+    await consumer.start()
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+async def _produce(world: World, count: int) -> None:
+    async with AsyncProducer("makers", name_server=world.cluster.name_server) as producer:
+        for number in range(count):
+            await producer.send("orders", b"%d" % number, keys=f"k{number}")
+
+
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while not await condition():  # noqa: ASYNC110  # asks a broker
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.feature("L3")
+async def test_a_group_at_work_goes_back_and_gets_everything_again(world: World) -> None:
+    got: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        got.append(message.body)
+
+    await _produce(world, 20)
+    async with _consuming(world, handle):
+        await until(lambda: len(got) == 20, DEADLINE)
+
+        async def is_reported() -> bool:
+            return (await world.admin.groups.progress(GROUP)).lag == 0
+
+        await _until(is_reported)
+        plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.begin())
+        report = await world.admin.progress.apply(plan)
+        await until(lambda: len(got) == 40, DEADLINE)
+
+    assert plan.replayed == 20
+    assert report.is_effective
+    assert sorted(got, key=int) == sorted(got[:20] * 2, key=int)
+
+
+async def test_the_owner_of_every_queue_is_known(world: World) -> None:
+    async def handle(_: ReceivedMessage) -> None:
+        return None
+
+    async with _consuming(world, handle) as first, _consuming(world, handle) as second:
+        await until(lambda: len(first.queues) == len(second.queues) >= 2, DEADLINE)
+        await _produce(world, 8)
+        ids = {first.client_id, second.client_id}
+
+        async def is_known() -> bool:
+            progress = await world.admin.groups.progress(GROUP, topic="orders")
+            owners = [each.owner for each in progress.queues]
+            return len(owners) == 4 and set(owners) == ids
+
+        await _until(is_known)
+        details = await world.admin.groups.describe(GROUP)
+        info = await world.admin.consumers.running_info(GROUP, first.client_id, stack=True)
+
+    assert details.state is GroupState.ONLINE
+    assert details.members is not None
+    assert set(details.members.client_ids) == ids
+    assert {each.language for each in details.members.clients} == {"python"}
+    assert details.findings == ()
+    assert {each.queue for each in info.queues if each.queue.topic == "orders"} <= {
+        Queue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in (0, 1)
+    }
+    assert info.stack is not None
+
+
+async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world: World) -> None:
+    got: list[tuple[str, bytes]] = []
+    is_mended = False
+
+    async def handle(message: ReceivedMessage) -> None:
+        if not is_mended:
+            raise DeadLetter("no such account")
+        got.append((message.topic, message.body))
+
+    await _produce(world, 3)
+    async with _consuming(world, handle):
+
+        async def are_dead() -> bool:
+            return (await world.admin.dead_letters.summary(GROUP)).count == 3
+
+        await _until(are_dead)
+        (letter,) = await world.admin.dead_letters.sample(GROUP, 1, DeadLetterFilter(keys=["k1"]))
+        assert "no such account" in letter.reason
+        tracks = await world.admin.messages.track(letter.message)
+        assert [each.fate for each in tracks] == [Fate.DEAD]
+        is_mended = True
+        report = await world.admin.dead_letters.resend(GROUP)
+        await until(lambda: len(got) == 3, DEADLINE)
+
+    assert report.counts == {ResendResult.SENT: 3}
+    assert sorted(got) == [("orders", b"0"), ("orders", b"1"), ("orders", b"2")]
+
+
+async def test_a_message_is_consumed_on_demand(world: World) -> None:
+    got: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        got.append(message.body)
+
+    await _produce(world, 1)
+    async with _consuming(world, handle) as consumer:
+        await until(lambda: got == [b"0"], DEADLINE)
+        (message,) = [m async for m in world.admin.messages.browse("orders")]
+        result = await world.admin.consumers.consume_directly(
+            GROUP, consumer.client_id, message.offset_id
+        )
+
+    assert result.is_success
+    assert got == [b"0", b"0"]
+
+
+async def test_a_paused_group_waits_and_goes_on(world: World) -> None:
+    got: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        got.append(message.body)
+
+    async with _consuming(world, handle):
+        await _produce(world, 1)
+        await until(lambda: len(got) == 1, DEADLINE)
+        await world.admin.groups.pause(GROUP)
+        await _produce(world, 5)
+
+        async def is_behind() -> bool:
+            return (await world.admin.groups.progress(GROUP, owners=False)).lag >= 5
+
+        await _until(is_behind)
+        held_back = len(got)
+        await world.admin.groups.resume(GROUP)
+        await until(lambda: len(got) == 6, DEADLINE)
+
+    assert held_back == 1

@@ -1,0 +1,135 @@
+"""Connected clients, and what single consumers hold and do."""
+
+from __future__ import annotations
+
+import pytest
+
+from orbitmq.client.admin import BadRequest, ConsumerNotOnline, MessageNotFound, NotSupported
+from orbitmq.client.queue import Queue
+from orbitmq.message.stored import decode_message
+from orbitmq.wire.bodies.stats import ConsumeResult, ProcessQueueInfo
+from orbitmq.wire.codes import RequestCode
+from tests.support.client_admin import GROUP, World, forget_code
+
+A0 = Queue("orders", "broker-a", 0)
+B1 = Queue("orders", "broker-b", 1)
+
+
+async def test_members_are_shown_once_however_many_brokers_they_are_connected_to(
+    world: World,
+) -> None:
+    await world.consumer("c1", subscriptions={"orders": "paid || refunded"})
+    await world.consumer("c2", subscriptions={"orders": "paid || refunded"})
+
+    members = await world.admin.consumers.members(GROUP)
+
+    assert members.client_ids == ("c1", "c2")
+    assert [(each.language, each.version) for each in members.clients] == [("python", "5.3.3")] * 2
+    assert all(each.address.startswith("127.0.0.1:") for each in members.clients)
+    assert members.consume_from == "last_offset"
+    (subscription,) = members.subscriptions
+    assert (subscription.topic, subscription.expression) == ("orders", "paid || refunded")
+    with pytest.raises(ConsumerNotOnline, match="'nobody' is not online"):
+        await world.admin.consumers.members("nobody")
+
+
+@pytest.mark.feature("L5")
+async def test_a_consumer_tells_what_it_holds_and_does(world: World) -> None:
+    held = ProcessQueueInfo(
+        cached_msg_count=7,
+        cached_msg_size_in_mib=2,
+        cached_msg_min_offset=3,
+        cached_msg_max_offset=9,
+        commit_offset=3,
+        locked=True,
+        last_pull_timestamp=1_700_000_000_500,
+    )
+    await world.consumer("c1", owns={B1: held, A0: ProcessQueueInfo()})
+
+    info = await world.admin.consumers.running_info(GROUP, "c1")
+
+    assert [each.queue for each in info.queues] == [A0, B1]
+    owned = info.queues[1]
+    assert (owned.cached_messages, owned.cached_mib, owned.commit_offset) == (7, 2, 3)
+    assert (owned.cached_min_offset, owned.cached_max_offset) == (3, 9)
+    assert (owned.is_locked, owned.is_dropped) == (True, False)
+    assert (owned.last_pull_at, owned.last_consume_at) == (1_700_000_000.5, None)
+    assert info.cached_messages == 7
+    assert (info.topics["orders"].ok_rate, info.topics["orders"].pull_time) == (2.5, 0.02)
+    assert [each.topic for each in info.subscriptions] == ["orders"]
+    assert not info.is_orderly
+    assert info.stack is None
+    connection = await world.admin.consumers.members(GROUP)
+    assert connection.client_ids == ("c1",)
+
+
+@pytest.mark.feature("L5")
+async def test_the_stack_of_a_consumer_is_told_on_request(world: World) -> None:
+    await world.consumer("c1")
+
+    info = await world.admin.consumers.running_info(GROUP, "c1", stack=True)
+
+    assert info.stack == "main: waiting"
+
+
+async def test_a_broker_that_is_gone_does_not_hide_a_consumer_of_another(world: World) -> None:
+    await world.register_ghost("broker-0")
+    await world.consumer("c1")
+
+    assert (await world.admin.consumers.running_info(GROUP, "c1")).client_id == "c1"
+
+
+async def test_a_consumer_that_is_not_there_is_named(world: World) -> None:
+    await world.consumer("c1")
+
+    with pytest.raises(ConsumerNotOnline, match="consumer 'c9' of 'billing' is not online"):
+        await world.admin.consumers.running_info(GROUP, "c9")
+    sent = await world.send(A0)
+    with pytest.raises(ConsumerNotOnline, match="c9"):
+        await world.admin.consumers.consume_directly(GROUP, "c9", sent.msg_id)
+
+
+async def test_a_consumer_consumes_a_message_on_demand(world: World) -> None:
+    good = await world.consumer("c1")
+    await world.consumer("c2", result=ConsumeResult.CR_THROW_EXCEPTION)
+    sent = await world.send(B1, b"this one")
+    consumers = world.admin.consumers
+
+    done = await consumers.consume_directly(GROUP, "c1", sent.msg_id)
+    failed = await consumers.consume_directly(GROUP, "c2", sent.msg_id)
+
+    assert (done.result, done.is_success, done.seconds) == ("success", True, 1.5)
+    assert done.remark == "as told"
+    assert (failed.result, failed.is_success) == ("throw_exception", False)
+    assert [decode_message(record).body for record in good.consumed] == [b"this one"]
+    with pytest.raises(MessageNotFound):
+        await consumers.consume_directly(GROUP, "c1", sent.msg_id[:16] + f"{10**9:016X}")
+    with pytest.raises(BadRequest, match="32 or 56"):
+        await consumers.consume_directly(GROUP, "c1", "x")
+    with pytest.raises(BadRequest, match="no broker of this cluster"):
+        await consumers.consume_directly(GROUP, "c1", "01020304" + sent.msg_id[8:])
+
+
+async def test_producers_are_shown_of_all_groups_or_one(world: World) -> None:
+    client = await world.client("broker-a")
+    await client.heartbeat("p1", producers=("makers", "others"))
+
+    everyone = await world.admin.consumers.producers()
+    makers = await world.admin.consumers.producers("makers")
+
+    assert [(group, each.client_id) for group, each in everyone] == [
+        ("makers", "p1"),
+        ("others", "p1"),
+    ]
+    assert [(group, each.client_id) for group, each in makers] == [("makers", "p1")]
+    assert len(await world.admin.consumers.producers("nobody")) == 0
+
+
+async def test_a_broker_that_cannot_list_all_producers_says_what_to_do(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for broker in world.cluster.brokers:
+        forget_code(monkeypatch, broker, RequestCode.GET_ALL_PRODUCER_INFO)
+
+    with pytest.raises(NotSupported, match="name a producer group"):
+        await world.admin.consumers.producers()

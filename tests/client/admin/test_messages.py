@@ -1,0 +1,440 @@
+"""Messages: found by id, key, place and time, walked through, followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.admin import (
+    BadRequest,
+    BodyForm,
+    Fate,
+    MessageNotFound,
+    QueueNotFound,
+    TopicNotFound,
+    shown_body,
+)
+from orbitmq.client.admin.browsing import Cursor, Stretch
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.wire.bodies.membership import MessageModel
+from tests.support.broker import until
+from tests.support.client_admin import GROUP, World
+
+A0 = Queue("orders", "broker-a", 0)
+A1 = Queue("orders", "broker-a", 1)
+B0 = Queue("orders", "broker-b", 0)
+B1 = Queue("orders", "broker-b", 1)
+
+
+Lookup = Callable[[str, str, int, int, int], list[memoryview]]
+
+
+def bodies(messages: Sequence[ReceivedMessage]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+# By id.
+
+
+@pytest.mark.feature("L4")
+async def test_a_message_is_found_by_either_id(world: World) -> None:
+    sent = await world.send(B1, b"wanted", UNIQ_KEY="7F0000010001000000000000000000AB")
+
+    by_place = await world.admin.messages.get(sent.msg_id)
+    by_unique = await world.admin.messages.get("7F0000010001000000000000000000AB", topic="orders")
+    either = await world.admin.messages.get(sent.msg_id, topic="orders")
+
+    assert by_place == by_unique == either
+    assert by_place.body == b"wanted"
+    assert (by_place.queue, by_place.queue_offset) == (B1, 0)
+
+
+async def test_a_message_that_is_not_there_is_named_with_the_reason(world: World) -> None:
+    sent = await world.send(A0)
+    messages = world.admin.messages
+    beyond = sent.msg_id[:16] + f"{10**9:016X}"
+    elsewhere = "01020304" + sent.msg_id[8:]
+
+    with pytest.raises(MessageNotFound, match="offset"):
+        await messages.by_offset_id(beyond)
+    with pytest.raises(MessageNotFound, match=r"1\.2\.3\.4.*no broker of this cluster"):
+        await messages.by_offset_id(elsewhere)
+    with pytest.raises(BadRequest, match="32 or 56"):
+        await messages.by_offset_id("abc")
+    with pytest.raises(MessageNotFound, match="in topic 'orders'"):
+        await messages.get("7F00000100010000000000000000FFFF", topic="orders")
+    with pytest.raises(MessageNotFound, match="in topic 'orders'"):
+        await messages.get("an id of another kind", topic="orders")
+    assert await messages.copies("orders", "nothing") == ()
+
+
+@pytest.mark.feature("L4")
+async def test_a_message_is_found_by_its_place(world: World) -> None:
+    await world.fill(A1, 3)
+
+    message = await world.admin.messages.at(A1, 2)
+
+    assert (message.body, message.queue_offset) == (b"m2", 2)
+    with pytest.raises(MessageNotFound, match="offset 3"):
+        await world.admin.messages.at(A1, 3)
+    with pytest.raises(MessageNotFound):
+        await world.admin.messages.at(Queue("orders", "broker-a", 9), 0)
+    with pytest.raises(BadRequest, match="offset must be"):
+        await world.admin.messages.at(A1, -1)
+
+
+# By key.
+
+
+@pytest.mark.feature("L4")
+async def test_all_messages_with_a_key_are_found_beyond_what_a_broker_gives_at_once(
+    world: World,
+) -> None:
+    for number in range(150):
+        await world.send((A0, B0)[number % 3 == 0], b"%d" % number, KEYS="wanted other")
+        if number % 10 == 0:
+            world.cluster.advance(1.0)
+    await world.send(A0, b"not this", KEYS="want")
+
+    found = [message async for message in world.admin.messages.by_key("orders", "wanted")]
+
+    assert sorted(int(body) for body in bodies(found)) == list(range(150))
+    times = [message.stored_at for message in found]
+    assert times == sorted(times, reverse=True)
+
+
+async def test_more_messages_of_one_second_than_an_answer_holds_are_all_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.send(A0, b"before", KEYS="wanted")
+    world.cluster.advance(10.0)
+    stopped = world.cluster.clock.now()
+    monkeypatch.setattr(world.cluster.clock, "now", lambda: stopped)
+    for number in range(200):
+        await world.send(A0, b"%d" % number, KEYS="wanted")
+
+    found = [message async for message in world.admin.messages.by_key("orders", "wanted")]
+
+    assert len(found) == 201
+    assert len({message.offset_id for message in found}) == 201
+    assert found[-1].body == b"before"
+
+
+@pytest.mark.parametrize("begins_at", [0.0, 0.35, 0.8])
+async def test_many_messages_around_the_turn_of_a_second_are_all_found(
+    world: World, monkeypatch: pytest.MonkeyPatch, begins_at: float
+) -> None:
+    # Apache's index keeps whole seconds: a question for a time brings those of the second after.
+    for broker in world.cluster.brokers:
+        exact = broker.parts.store.lookup
+
+        def coarse(
+            topic: str, key: str, most: int, begin: int, end: int, exact: Lookup = exact
+        ) -> list[memoryview]:
+            return exact(topic, key, most, begin, min(end + 999, 2**63 - 1))
+
+        monkeypatch.setattr(broker.parts.store, "lookup", coarse)
+    now = [int(world.cluster.clock.now()) + 10 + begins_at]
+    monkeypatch.setattr(world.cluster.clock, "now", lambda: now[0])
+    await world.send(A0, b"-1", KEYS="wanted")
+    for number in range(220):
+        now[0] += 0.0075
+        await world.send((A0, B0)[number % 5 == 0], b"%d" % number, KEYS="wanted")
+
+    async with asyncio.timeout(30.0):
+        found = [message async for message in world.admin.messages.by_key("orders", "wanted")]
+
+    assert sorted(int(body) for body in bodies(found)) == list(range(-1, 220))
+    times = [message.stored.store_ms for message in found]
+    assert times == sorted(times, reverse=True)
+
+
+async def test_keys_are_limited_to_a_time(world: World) -> None:
+    records = []
+    for number in range(6):
+        await world.send(A0, b"%d" % number, KEYS="wanted")
+        records.append(world.cluster.messages("orders")[-1])
+        world.cluster.advance(5.0)
+
+    found = [
+        message
+        async for message in world.admin.messages.by_key(
+            "orders", "wanted", since=records[1].stored_at, until=records[4].stored_at
+        )
+    ]
+
+    assert bodies(found) == [b"3", b"2", b"1"]
+    with pytest.raises(BadRequest, match="key"):
+        await anext(world.admin.messages.by_key("orders", ""))
+
+
+# Walking through.
+
+
+async def test_queues_are_merged_by_the_time_of_storing(world: World) -> None:
+    for number in range(40):
+        await world.send((A0, B1, B0)[number % 3], b"%d" % number)
+        world.cluster.advance(0.01)
+
+    forwards = [message async for message in world.admin.messages.browse("orders")]
+    backwards = [
+        message async for message in world.admin.messages.browse("orders", newest_first=True)
+    ]
+
+    assert [int(body) for body in bodies(forwards)] == list(range(40))
+    assert backwards == forwards[::-1]
+
+
+@pytest.mark.feature("L4")
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_pages_neither_overlap_nor_miss_anything_while_messages_arrive(
+    world: World, newest_first: bool
+) -> None:
+    for number in range(100):
+        await world.send((A0, B1)[number % 2], b"%d" % number)
+    messages = world.admin.messages
+
+    seen: list[ReceivedMessage] = []
+    cursor: str | None = None
+    pages = 0
+    while True:
+        page = await messages.page("orders", cursor=cursor, size=7, newest_first=newest_first)
+        seen += page.messages
+        pages += 1
+        await world.send(A1, b"999")
+        if page.cursor is None:
+            break
+        cursor = page.cursor
+
+    numbers = [int(body) for body in bodies(seen)]
+    assert sorted(numbers) == list(range(100))
+    assert pages == 15
+    times = [message.stored_at for message in seen]
+    assert times == sorted(times, reverse=newest_first)
+
+
+@pytest.mark.feature("L4")
+async def test_there_is_no_ceiling(world: World) -> None:
+    client = await world.client("broker-a")
+    for _ in range(2500):
+        await client.stored("orders", b"x")
+
+    count = 0
+    async for _ in world.admin.messages.browse("orders"):
+        count += 1
+
+    assert count == 2500
+
+
+async def test_the_tail_shows_what_arrives_and_nothing_else(world: World) -> None:
+    await world.fill(A0, 3, name="old")
+    tail = world.admin.messages.tail("orders", every=0.01)
+    waiting = asyncio.ensure_future(anext(tail))
+    before = world.admin.requests
+    await until(lambda: world.admin.requests >= before + 5, 10.0)
+
+    for number in range(40):
+        await world.send((A0, B1)[number % 2], b"%d" % number)
+    found = [await asyncio.wait_for(waiting, 10.0)]
+    while len(found) < 40:
+        found.append(await asyncio.wait_for(anext(tail), 10.0))
+    await tail.aclose()
+
+    assert sorted(int(body) for body in bodies(found)) == list(range(40))
+
+
+async def test_a_walk_is_limited_to_times_and_queues(world: World) -> None:
+    records = await world.fill(A0, 8)
+    await world.fill(B0, 2)
+    since, until_ = records[2].store_ms / 1000, records[5].store_ms / 1000
+
+    found = [
+        message
+        async for message in world.admin.messages.browse("orders", since=since, until=until_)
+    ]
+    only = [message async for message in world.admin.messages.browse("orders", queues=[B0])]
+
+    assert bodies(found) == [b"m2", b"m3", b"m4"]
+    assert bodies(only) == [b"m0", b"m1"]
+
+
+async def test_a_walk_is_filtered_by_the_broker(world: World) -> None:
+    # `Aa` and `BB` have the same hash: the broker lets both through.
+    for number, tag in enumerate(["Aa", "BB", "C", "Aa"]):
+        await world.send(A0, b"%d" % number, TAGS=tag)
+
+    tagged = [m async for m in world.admin.messages.browse("orders", expression="Aa || D")]
+
+    assert bodies(tagged) == [b"0", b"3"]
+
+
+async def test_a_filter_can_be_sql(world: World) -> None:
+    for broker in world.cluster.brokers:
+        name = broker.parts.settings.name
+        await world.admin.config.update_broker(name, {"enablePropertyFilter": "true"})
+    for number in range(4):
+        await world.send(A0, b"%d" % number, amount=str(number * 10))
+
+    found = [
+        message
+        async for message in world.admin.messages.browse(
+            "orders", expression="amount > 15", expression_type="SQL92"
+        )
+    ]
+
+    assert bodies(found) == [b"2", b"3"]
+    with pytest.raises(BadRequest, match="amount >"):
+        await anext(
+            world.admin.messages.browse("orders", expression="amount >", expression_type="SQL92")
+        )
+
+
+async def test_wrong_input_is_refused(world: World) -> None:
+    messages = world.admin.messages
+    await world.send(A0)
+
+    with pytest.raises(TopicNotFound):
+        await messages.page("nothing")
+    with pytest.raises(SettingError):
+        await messages.page("no topic")
+    with pytest.raises(QueueNotFound):
+        await messages.page("orders", queues=[Queue("orders", "broker-a", 7)])
+    with pytest.raises(BadRequest, match="size"):
+        await messages.page("orders", size=0)
+    with pytest.raises(BadRequest, match="TAG or SQL92"):
+        await messages.page("orders", expression_type="REGEX")
+    with pytest.raises(BadRequest, match="tag"):
+        await messages.page("orders", expression="||")
+    with pytest.raises(BadRequest, match="not a cursor"):
+        await messages.page("orders", cursor="nonsense")
+    foreign = Cursor("returns", False, "*", "TAG", ()).text
+    with pytest.raises(BadRequest, match="topic 'returns'"):
+        await messages.page("orders", cursor=foreign)
+    with pytest.raises(BadRequest, match="since must be like"):
+        await messages.page("orders", since="yesterday")
+    with pytest.raises(BadRequest, match="every"):
+        await anext(messages.tail("orders", every=0))
+    with pytest.raises(TopicNotFound):
+        await anext(messages.tail("nothing"))
+
+
+@given(
+    st.builds(
+        Cursor,
+        st.text(),
+        st.booleans(),
+        st.text(),
+        st.sampled_from(["TAG", "SQL92"]),
+        st.lists(
+            st.builds(Stretch, st.text(), st.integers(0, 9), st.integers(0), st.integers(0))
+        ).map(tuple),
+    )
+)
+def test_a_cursor_is_the_same_after_a_journey_as_text(cursor: Cursor) -> None:
+    assert Cursor.of(cursor.text) == cursor
+
+
+@given(st.text())
+def test_any_text_is_a_cursor_or_refused(text: str) -> None:
+    try:
+        Cursor.of(text)
+    except BadRequest as error:
+        assert "cursor" in str(error)  # noqa: PT017  # texts that happen to be cursors are fine
+
+
+async def test_messages_that_expire_during_a_walk_end_it_without_an_error(world: World) -> None:
+    await world.fill(A0, 40)
+    page = await world.admin.messages.page("orders", size=5)
+    await world.admin.topics.delete("orders")
+    await world.cluster.create_topic("orders", queues=2)
+
+    after = await world.admin.messages.page("orders", cursor=page.cursor)
+
+    assert after.cursor is None
+
+
+# What became of a message.
+
+
+async def test_a_message_is_followed_through_its_groups(world: World) -> None:
+    for group in ("done", "behind", "unknown"):
+        await world.admin.groups.create(group)
+    sent = await world.send(A0, b"x", UNIQ_KEY="7F0000010001000000000000000000AA", TAGS="paid")
+    await world.report(A0, 1, group="done")
+    await world.report(A0, 0, group="behind")
+    await world.report(B0, 0, group="unknown")
+    await world.consumer("c1", group="picky", subscriptions={"orders": "refunded"})
+    await world.report(A0, 1, group="picky")
+    await world.consumer("c2", group="all-of-it", model=MessageModel.BROADCASTING)
+
+    message = await world.admin.messages.get(sent.msg_id)
+    tracks = {track.group: track for track in await world.admin.messages.track(message)}
+
+    assert {group: track.fate for group, track in tracks.items()} == {
+        "done": Fate.CONSUMED,
+        "behind": Fate.WAITING,
+        "unknown": Fate.NO_PROGRESS,
+        "picky": Fate.FILTERED,
+        "all-of-it": Fate.BROADCAST,
+    }
+    assert [group for group, track in tracks.items() if track.is_online] == ["all-of-it", "picky"]
+
+
+async def test_a_failed_message_is_followed_to_where_it_is_now(world: World) -> None:
+    await world.consumer("c1")
+    sent = await world.send(A0, b"x", UNIQ_KEY="7F0000010001000000000000000000BB")
+    await world.report(A0, 1)
+    message = await world.admin.messages.get(sent.msg_id)
+
+    await world.fail(A0, sent.msg_id)
+    (parked,) = await world.admin.messages.track(message)
+    world.cluster.advance(11.0)
+    await until(lambda: world.cluster.messages(f"%RETRY%{GROUP}"), 20.0)
+    (retrying,) = await world.admin.messages.track(message)
+    copy = retrying.copy
+    assert copy is not None
+    await world.report(copy.queue, 1)
+    (consumed,) = await world.admin.messages.track(message)
+    await world.fail(copy.queue, copy.offset_id, level=-1)
+    (dead,) = await world.admin.messages.track(message)
+
+    assert [each.fate for each in (parked, retrying, consumed, dead)] == [
+        Fate.PARKED,
+        Fate.RETRYING,
+        Fate.CONSUMED,
+        Fate.DEAD,
+    ]
+    assert [each.failures for each in (parked, retrying, dead)] == [1, 1, 2]
+    assert dead.copy is not None
+    # Asked about the copy, it is the same story.
+    assert await world.admin.messages.track(dead.copy) == (dead,)
+
+
+# Bodies.
+
+
+@pytest.mark.feature("L4")
+def test_bodies_are_shown_as_what_they_are() -> None:
+    assert shown_body(b'{"a":1}') == '{\n  "a": 1\n}'
+    assert shown_body("käse".encode()) == "käse"
+    assert shown_body(b"5") == "5"
+    assert shown_body(b"{broken") == "{broken"
+    assert shown_body(b"\xff\x00A").startswith("00000000  ff 00 41 ")
+    assert shown_body(b"\xff\x00A").endswith("|..A|")
+    assert shown_body(b"5", BodyForm.JSON) == "5"
+    assert shown_body(b'{"a":1}', "text") == '{"a":1}'
+    for body, form in ((b"\xff", "text"), (b"{", "json"), (b"x", "xml")):
+        with pytest.raises(BadRequest, match=r"shown|not"):
+            shown_body(body, form)
+
+
+@given(st.binary())
+def test_every_body_can_be_shown(body: bytes) -> None:
+    assert isinstance(shown_body(body), str)
+    assert len(shown_body(body, "hex").splitlines()) == (len(body) + 15) // 16

@@ -1,0 +1,80 @@
+"""Plans: where progress goes, and what that skips and repeats."""
+
+from __future__ import annotations
+
+import pickle
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from orbitmq.client.admin import (
+    QueueMove,
+    QueueOutcome,
+    ResetFailed,
+    ResetPlan,
+    ResetReport,
+    ResetTo,
+)
+from orbitmq.client.admin.resetplan import target
+from orbitmq.client.queue import Queue
+
+QUEUE = Queue("orders", "broker-a", 0)
+
+bounds = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted)
+progress = st.none() | st.integers(0, 60)
+
+
+@given(bounds, progress, st.integers(-100, 100))
+def test_a_shift_stays_inside_the_queue(limits: list[int], before: int | None, shift: int) -> None:
+    low, high = limits
+
+    to = target(ResetTo.shift(shift), QUEUE, progress=before, low=low, high=high, timed=None)
+
+    assert to is not None
+    assert low <= to <= high
+    if before is not None and low <= before + shift <= high:
+        assert to == before + shift
+
+
+@given(bounds, st.integers(0, 60), st.data())
+def test_messages_are_skipped_or_repeated_and_the_count_is_right(
+    limits: list[int], before: int, data: st.DataObject
+) -> None:
+    low, high = limits
+    assume(before <= high)
+    to = data.draw(st.integers(low, high))
+
+    move = QueueMove(QUEUE, before, to, low, high)
+
+    there = set(range(low, high))
+    next_before = {offset for offset in there if offset >= before}
+    next_after = {offset for offset in there if offset >= to}
+    assert move.skipped == len(next_before - next_after)
+    assert move.replayed == len(next_after - next_before)
+    assert not (move.skipped and move.replayed)
+    assert move.is_change == (before != to)
+
+
+@given(bounds, st.data())
+def test_a_group_without_progress_repeats_nothing(limits: list[int], data: st.DataObject) -> None:
+    low, high = limits
+    to = data.draw(st.integers(low, high))
+
+    move = QueueMove(QUEUE, None, to, low, high)
+
+    assert (move.skipped, move.replayed) == (to - low, 0)
+    assert move.is_change
+
+
+def test_the_error_of_a_failed_reset_names_queues_and_keeps_the_report() -> None:
+    good, bad = (QueueMove(Queue("orders", "broker-a", n), 5, 0, 0, 9) for n in (0, 1))
+    plan = ResetPlan("billing", "orders", ResetTo.begin(), (good, bad))
+    report = ResetReport(plan, (QueueOutcome(good, 0), QueueOutcome(bad, 5, "is at 5")))
+
+    error = ResetFailed(report)
+
+    assert not report.is_effective
+    assert "broker-a:1 is at 5" in str(error)
+    assert "broker-a:0" not in str(error)
+    assert error.report is report
+    assert pickle.loads(pickle.dumps(report)) == report  # noqa: S301  # our own

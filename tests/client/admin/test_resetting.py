@@ -1,0 +1,428 @@
+"""Moving progress: plan, apply, read back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.configuration import shown
+from orbitmq.broker.runtimeinfo import runtime_info
+from orbitmq.client.admin import (
+    BadRequest,
+    GroupNotFound,
+    NotSupported,
+    QueueNotFound,
+    ResetFailed,
+    ResetTo,
+    TopicNotFound,
+)
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from tests.support.broker import until
+from tests.support.client_admin import GROUP, World
+
+A0 = Queue("orders", "broker-a", 0)
+A1 = Queue("orders", "broker-a", 1)
+B0 = Queue("orders", "broker-b", 0)
+B1 = Queue("orders", "broker-b", 1)
+
+
+async def _filled(world: World) -> None:
+    """Ten messages in A0 and four in B1; the group has consumed six and four."""
+    await world.admin.groups.create(GROUP)
+    await world.fill(A0, 10)
+    await world.fill(B1, 4)
+    await world.report(A0, 6)
+    await world.report(B1, 4)
+
+
+@pytest.mark.feature("L3")
+async def test_a_plan_says_what_is_skipped_and_repeated_and_changes_nothing(world: World) -> None:
+    await _filled(world)
+
+    plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.offset(0))
+
+    moves = {move.queue: move for move in plan.moves}
+    assert list(moves) == [A0, A1, B0, B1]
+    assert (moves[A0].from_offset, moves[A0].to_offset) == (6, 0)
+    assert (moves[A0].replayed, moves[A0].skipped) == (6, 0)
+    assert moves[A1].from_offset is None
+    assert (plan.replayed, plan.skipped, plan.online) == (10, 0, ())
+    assert world.progress(A0) == 6
+    forward = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.end())
+    assert (forward.replayed, forward.skipped) == (0, 4)
+
+    report = await world.admin.progress.apply(plan)
+
+    assert report.is_effective
+    assert {each.move.queue: each.read_back for each in report.outcomes} == dict.fromkeys(moves, 0)
+    assert [world.progress(queue) for queue in moves] == [0, 0, 0, 0]
+
+
+@pytest.mark.feature("L3")
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        (ResetTo.begin(), {A0: 0, A1: 0, B0: 0, B1: 0}),
+        (ResetTo.end(), {A0: 10, A1: 0, B0: 0, B1: 4}),
+        (ResetTo.shift(-2), {A0: 4, A1: 0, B0: 0, B1: 2}),
+        (ResetTo.shift(100), {A0: 10, A1: 0, B0: 0, B1: 4}),
+        (ResetTo.by_queue({A0: 3}), {A0: 3, B1: 4}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, ResetTo) else "",
+)
+async def test_an_offline_group_goes_where_it_is_told(
+    world: World, to: ResetTo, expected: dict[Queue, int]
+) -> None:
+    await _filled(world)
+
+    await world.admin.progress.reset(GROUP, "orders", to)
+
+    assert {queue: world.progress(queue) for queue in expected} == expected
+    progress = await world.admin.groups.progress(GROUP)
+    assert {
+        each.queue: each.consumer_offset for each in progress.queues if each.queue in expected
+    } == expected
+
+
+@pytest.mark.feature("L3")
+@pytest.mark.feature("G9")
+async def test_a_time_means_the_first_message_at_or_after_it(world: World) -> None:
+    await world.admin.groups.create(GROUP)
+    records = await world.fill(A0, 6)
+    at = records[3].store_ms / 1000
+
+    exact = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.time(at))
+    moment = datetime.fromtimestamp(at + 0.001, UTC)
+    later = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.time(moment))
+    earlier = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.time(at - 0.5))
+    future = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.time(at + 1000))
+
+    offsets = [plan.moves[0].to_offset for plan in (exact, later, earlier, future)]
+    assert offsets == [3, 4, 3, 6]
+
+
+def test_times_are_given_as_numbers_datetimes_and_texts() -> None:
+    wanted = datetime(2026, 1, 31, 23, 59, 59).astimezone().timestamp()  # local
+
+    for text in (
+        "20260131235959",
+        "2026-01-31T23:59:59",
+        "2026-01-31 23:59:59",
+        "2026-01-31#23:59:59:000",
+        "2026-01-31#23:59:59",
+    ):
+        assert ResetTo.time(text) == ResetTo.time(wanted), text
+    assert ResetTo.time("2026-01-31T23:59:59.250Z").at == pytest.approx(
+        datetime(2026, 1, 31, 23, 59, 59, 250_000, UTC).timestamp()
+    )
+    for wrong in ("yesterday", "", "20261331000000"):
+        with pytest.raises(BadRequest, match="20260131235959"):
+            ResetTo.time(wrong)
+    with pytest.raises(SettingError, match="the time of a reset"):
+        ResetTo.time(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.feature("G9")
+async def test_of_many_messages_of_one_instant_the_first_is_meant(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.admin.groups.create(GROUP)
+    await world.fill(A0, 2)
+    stopped = world.cluster.clock.now()
+    monkeypatch.setattr(world.cluster.clock, "now", lambda: stopped)
+    for _ in range(20):
+        await world.send(A0)
+    records = [each for each in world.cluster.messages("orders") if each.queue_id == 0]
+    assert len({each.store_ms for each in records[2:]}) == 1
+
+    plan = await world.admin.progress.plan_reset(
+        GROUP, "orders", ResetTo.time(records[2].store_ms / 1000)
+    )
+
+    assert plan.moves[0].to_offset == 2
+
+
+@pytest.mark.parametrize("wrong_by", [-1, 1, -5, 5])
+async def test_a_broker_that_answers_a_neighbour_of_the_time_is_corrected(
+    world: World, monkeypatch: pytest.MonkeyPatch, wrong_by: int
+) -> None:
+    # 4.9 answers with the nearer of two neighbours.
+    await world.admin.groups.create(GROUP)
+    records = await world.fill(A0, 12)
+    for broker in world.cluster.brokers:
+        store = broker.parts.store
+        right = store.offset_by_time
+
+        def wrong(*args: Any, right: Callable[..., int] = right) -> int:
+            return max(0, right(*args) + wrong_by)
+
+        monkeypatch.setattr(store, "offset_by_time", wrong)
+
+    plan = await world.admin.progress.plan_reset(
+        GROUP, "orders", ResetTo.time(records[6].store_ms / 1000)
+    )
+
+    assert plan.moves[0].to_offset == 6
+
+
+@pytest.mark.feature("L3")
+async def test_single_queues_are_moved_and_others_stay(world: World) -> None:
+    await _filled(world)
+
+    plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.begin(), queues=[B1])
+    await world.admin.progress.apply(plan)
+
+    assert not plan.is_whole_topic
+    assert [move.queue for move in plan.moves] == [B1]
+    assert (world.progress(A0), world.progress(B1)) == (6, 0)
+
+
+@pytest.mark.feature("L3")
+async def test_a_group_that_is_online_is_sent_there_by_its_next_pull(world: World) -> None:
+    await _filled(world)
+    await world.consumer("c1")
+    client = await world.client("broker-a")
+
+    plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.by_queue({A0: 2}))
+    report = await world.admin.progress.apply(plan)
+
+    assert plan.online == ("c1",)
+    assert report.is_effective
+    # What a member reports of the time before does not count.
+    await world.report(A0, 7)
+    assert world.progress(A0) == 2
+    told = await client.pull("orders", 0, 7, consumer_group=GROUP)
+    assert (told.code, told.ext_fields["nextBeginOffset"]) == (21, "2")
+
+
+@pytest.mark.feature("L3")
+async def test_a_reset_without_effect_is_an_error_that_names_the_queues(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _filled(world)
+    # A broker that says yes and does nothing.
+    progress = world.cluster.brokers[0].parts.progress
+    monkeypatch.setattr(progress, "reset", lambda *_: None)
+
+    with pytest.raises(ResetFailed, match="broker-a:0 is at 6 instead of 0") as failed:
+        await world.admin.progress.reset(GROUP, "orders", ResetTo.begin())
+
+    effective = {each.move.queue: each.is_effective for each in failed.value.report.outcomes}
+    assert effective == {A0: False, A1: False, B0: True, B1: True}
+
+
+async def test_a_skip_that_a_member_undoes_is_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _filled(world)
+    await world.consumer("c1")
+    table = world.cluster.brokers[0].parts.progress
+    right = table.reset
+
+    def undone(topic: str, group: str, queue_id: int, offset: int) -> None:
+        right(topic, group, queue_id, offset)
+        taken.append(queue_id)
+
+    taken: list[int] = []
+    monkeypatch.setattr(table, "reset", undone)
+    query = table.query
+
+    def stale(topic: str, group: str, queue_id: int) -> int | None:
+        # The first question after the reset is answered as it should be.
+        if queue_id in taken:
+            taken.remove(queue_id)
+            return query(topic, group, queue_id)
+        return 6 if queue_id == 0 else query(topic, group, queue_id)
+
+    plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.end(), queues=[A0])
+    monkeypatch.setattr(table, "query", stale)
+
+    with pytest.raises(ResetFailed, match="a member put it back to 6"):
+        await world.admin.progress.apply(plan)
+
+
+async def test_wrong_input_is_refused_with_what_is_allowed(world: World) -> None:
+    await _filled(world)
+    progress = world.admin.progress
+
+    with pytest.raises(BadRequest, match=r"offset 11 is not in queue broker-a:0.*0 to 10"):
+        await progress.plan_reset(GROUP, "orders", ResetTo.by_queue({A0: 11}))
+    with pytest.raises(QueueNotFound, match="broker-a:0, broker-a:1, broker-b:0"):
+        await progress.plan_reset(
+            GROUP, "orders", ResetTo.by_queue({Queue("orders", "broker-a", 9): 1})
+        )
+    with pytest.raises(QueueNotFound):
+        await progress.plan_reset(
+            GROUP, "orders", ResetTo.end(), queues=[Queue("orders", "broker-z", 0)]
+        )
+    with pytest.raises(GroupNotFound):
+        await progress.plan_reset("nobody", "orders", ResetTo.end())
+    with pytest.raises(TopicNotFound):
+        await progress.plan_reset(GROUP, "nothing", ResetTo.end())
+    for wrong in (-1, 1.5, True, "3"):
+        with pytest.raises(BadRequest, match="offset"):
+            ResetTo.offset(wrong)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="at least one queue"):
+        ResetTo.by_queue({})
+
+
+# Brokers that are not ours.
+
+
+def _as_apache(monkeypatch: pytest.MonkeyPatch, *, server_side: bool) -> None:
+    """Let brokers look like Apache's, which show by a setting how they reset."""
+    setting = {"useServerSideResetOffset": "true" if server_side else "false"}
+    monkeypatch.setattr(
+        "orbitmq.broker.handlers.configuration.shown", lambda *args: {**shown(*args), **setting}
+    )
+    monkeypatch.setattr(
+        "orbitmq.broker.handlers.statistics.runtime_info",
+        lambda *args: {k: v for k, v in runtime_info(*args).items() if k != "groupFindings"},
+    )
+
+
+async def test_an_apache_broker_with_server_side_reset_takes_queue_and_offset(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_apache(monkeypatch, server_side=True)
+    await _filled(world)
+    await world.consumer("c1")
+
+    await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 1}))
+
+    assert world.progress(A0) == 1
+    assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) == 1
+
+
+async def test_an_older_broker_is_told_the_offsets_of_an_offline_group(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_apache(monkeypatch, server_side=False)
+    await _filled(world)
+
+    await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 1, B1: 2}))
+
+    assert (world.progress(A0), world.progress(B1)) == (1, 2)
+    # It was a report, not the request that such brokers understand differently.
+    assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
+
+
+async def test_an_older_broker_cannot_move_single_queues_of_an_online_group(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_apache(monkeypatch, server_side=False)
+    await _filled(world)
+    await world.consumer("c1")
+
+    with pytest.raises(NotSupported, match="stop its consumers first"):
+        await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 1}))
+    with pytest.raises(NotSupported, match="stop its consumers first"):
+        await world.admin.progress.reset(GROUP, "orders", ResetTo.end(), queues=[A0])
+
+    assert world.progress(A0) == 6
+
+
+async def test_an_older_broker_pushes_a_time_to_an_online_group(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_apache(monkeypatch, server_side=False)
+    await _filled(world)
+    await world.consumer("c1")
+
+    report = await world.admin.progress.reset(GROUP, "orders", ResetTo.begin())
+
+    assert report.is_effective
+    assert (world.progress(A0), world.progress(B1)) == (0, 0)
+
+
+# Clone and skip.
+
+
+async def test_a_group_gets_the_progress_of_another(world: World) -> None:
+    await _filled(world)
+
+    (plan,) = await world.admin.progress.plan_clone(GROUP, "audit")
+    report = await world.admin.progress.apply(plan)
+
+    assert report.is_effective
+    assert plan.source == GROUP
+    assert {move.queue: move.to_offset for move in plan.moves} == {A0: 6, B1: 4}
+    assert (world.progress(A0, "audit"), world.progress(B1, "audit")) == (6, 4)
+    assert (world.progress(A0), world.progress(B1)) == (6, 4)
+    with pytest.raises(BadRequest, match="itself"):
+        await world.admin.progress.plan_clone(GROUP, GROUP)
+    with pytest.raises(GroupNotFound):
+        await world.admin.progress.plan_clone("nobody", "audit")
+
+
+async def test_the_backlog_of_all_topics_is_skipped_and_retries_are_left(world: World) -> None:
+    await _filled(world)
+    await world.cluster.create_topic("returns", queues=1)
+    returns = Queue("returns", "broker-b", 0)
+    await world.fill(returns, 3)
+    await world.report(returns, 1)
+    await world.admin.topics.create(f"%RETRY%{GROUP}", queues=1)
+    retry = Queue(f"%RETRY%{GROUP}", "broker-a", 0)
+    await world.send(retry)
+    await world.report(retry, 0)
+
+    plans = await world.admin.progress.plan_skip(GROUP)
+    assert sorted(plan.topic for plan in plans) == ["orders", "returns"]
+    assert sum(plan.skipped for plan in plans) == 6
+    for plan in plans:
+        await world.admin.progress.apply(plan)
+
+    progress = await world.admin.groups.progress(GROUP)
+    assert progress.lag == progress.retry_lag == 1
+    every = await world.admin.progress.plan_skip(GROUP, retries=True)
+    assert f"%RETRY%{GROUP}" in [plan.topic for plan in every]
+
+
+@pytest.mark.feature("L7")
+async def test_cloning_skipping_and_pausing_are_shown_first_and_leave_a_line(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await _filled(world)
+    caplog.set_level("INFO", logger="orbitmq.client.admin")
+
+    # What is confirmed is the plan; without `apply` nothing happens.
+    (clone,) = await world.admin.progress.plan_clone(GROUP, "audit")
+    (skip,) = await world.admin.progress.plan_skip(GROUP)
+    assert world.progress(A0, "audit") is None
+    assert world.progress(A0) == 6
+    await world.admin.progress.apply(clone)
+    await world.admin.progress.apply(skip)
+    await world.admin.groups.pause(GROUP)
+    await world.admin.groups.resume(GROUP)
+
+    assert (world.progress(A0, "audit"), world.progress(A0)) == (6, 10)
+    lines = [
+        (record.getMessage(), record.__dict__["group"])
+        for record in caplog.records
+        if record.name.startswith("orbitmq.client.admin")
+    ]
+    assert lines == [
+        ("progress moved", "audit"),
+        ("progress moved", GROUP),
+        ("group paused", GROUP),
+        ("group resumed", GROUP),
+    ]
+    assert caplog.records[-3].__dict__["skipped"] == 4
+
+
+async def test_a_held_pull_is_sent_to_the_new_place_at_once(world: World) -> None:
+    await _filled(world)
+    await world.consumer("c1")
+    client = await world.client("broker-a")
+    held = asyncio.create_task(client.pull("orders", 0, 10, consumer_group=GROUP, hold=30.0))
+    await until(lambda: len(world.cluster.brokers[0].parts.held) > 0, 10.0)
+
+    await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 5}))
+
+    answer = await asyncio.wait_for(held, 10.0)
+    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (21, "5")

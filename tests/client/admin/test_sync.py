@@ -1,0 +1,137 @@
+"""The sync face: the same methods, without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orbitmq.client.admin import (
+    Admin,
+    AsyncAdmin,
+    AsyncConfig,
+    AsyncConsumers,
+    AsyncDeadLetters,
+    AsyncGroups,
+    AsyncMessages,
+    AsyncProgress,
+    AsyncTopics,
+    ResetTo,
+    TopicNotFound,
+    sync,
+)
+from orbitmq.client.errors import NotRunning
+from orbitmq.remoting.address import parse_address
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.wire.codes import RequestCode
+from tests.support.broker import send_header
+
+#: Methods that other parts use, and that people have better ones for.
+INTERNAL = {"look", "running_info_of"}
+
+
+@pytest.mark.parametrize(
+    ("face", "waiting"),
+    [
+        (AsyncTopics, sync.Topics),
+        (AsyncGroups, sync.Groups),
+        (AsyncProgress, sync.Progress),
+        (AsyncMessages, sync.Messages),
+        (AsyncDeadLetters, sync.DeadLetters),
+        (AsyncConsumers, sync.Consumers),
+        (AsyncConfig, sync.Config),
+        (AsyncAdmin, Admin),
+    ],
+)
+def test_both_faces_have_the_same_methods(face: type[Any], waiting: type[Any]) -> None:
+    def methods(kind: type[Any]) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(method).parameters)
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_") and name not in INTERNAL
+        }
+
+    assert methods(face) == methods(waiting)
+    for name in methods(waiting):
+        assert getattr(waiting, name).__doc__ == getattr(face, name).__doc__ or waiting is Admin
+
+
+def test_administration_without_an_event_loop(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    with Admin(name_server=orbit_shared_cluster.name_server) as admin:
+        assert orbit_shared_topic in [topic.name for topic in admin.topics.list()]
+        admin.groups.create("sync")
+        report = admin.progress.reset("sync", orbit_shared_topic, ResetTo.end())
+        assert report.is_effective
+        assert admin.cluster().is_healthy
+        assert admin.runtime("broker-a").is_orbitmq
+        assert list(admin.messages.browse(orbit_shared_topic)) == []
+        assert list(admin.dead_letters.list("sync")) == []
+        assert admin.config.broker("broker-a")["brokerName"] == "broker-a"
+        assert len(admin.consumers.producers("nobody")) == 0
+        with pytest.raises(TopicNotFound):
+            admin.topics.get("nothing")
+        assert admin.requests > 10
+    with pytest.raises(NotRunning):
+        admin.cluster()
+    admin.stop()
+
+
+def test_an_iteration_that_is_left_ends_in_order(orbit_cluster: EmbeddedCluster) -> None:
+    orbit_cluster.create_topic("orders")
+    with Admin(name_server=orbit_cluster.name_server) as admin:
+        for number in range(5):
+            _send(orbit_cluster, b"%d" % number)
+        first = admin.messages.browse("orders")
+        assert next(first).body == b"0"
+        first.close()
+        second = admin.messages.browse("orders")
+        assert next(second).body == b"0"
+        with pytest.raises(TopicNotFound):
+            next(admin.messages.browse("nothing"))
+    # The admin is gone; leaving the iteration does no harm.
+    second.close()
+
+
+def _send(cluster: EmbeddedCluster, body: bytes) -> None:
+    async def send() -> None:
+        connection = await connect(parse_address(cluster.broker_addresses[0]), owner=Dispatcher({}))
+        answer = await connection.request(
+            RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=body, timeout=10
+        )
+        assert answer.code == 0
+        connection.close()
+        await connection.wait_closed()
+
+    asyncio.run(send())
+
+
+def test_the_admin_needs_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys\n"
+        "for name in ('numpy', 'pyarrow', 'lark'): sys.modules[name] = None\n"
+        "import orbitmq.client.admin\n"
+        "from orbitmq.client.admin.exporting import _arrow\n"
+        "try:\n    _arrow()\n"
+        "except orbitmq.client.admin.AdminError as error:\n    print(error)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert "pip install 'orbitmq[arrow]'" in ran.stdout

@@ -1,0 +1,238 @@
+"""Topics: listed, made, changed, deleted, looked into."""
+
+from __future__ import annotations
+
+import pytest
+
+from orbitmq.client.admin import (
+    BadRequest,
+    BrokerNotFound,
+    NotEffective,
+    Permission,
+    TopicKind,
+    TopicNotFound,
+)
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.wire.codes import RequestCode
+from tests.support.client_admin import GROUP, World, forget_code
+
+A0 = Queue("orders", "broker-a", 0)
+B1 = Queue("orders", "broker-b", 1)
+
+
+async def test_topics_are_listed_with_their_kind_and_queues(world: World) -> None:
+    await world.consumer("c1")
+    await world.die(A0, b"dead")
+    await world.admin.topics.create("paid", message_type="FIFO", queues=3)
+
+    listing = await world.admin.topics.list()
+
+    assert listing.is_complete
+    topics = {topic.name: topic for topic in listing}
+    assert list(topics) == sorted(topics)
+    assert topics["orders"].kind is TopicKind.NORMAL
+    assert (topics["orders"].write_queues, topics["orders"].read_queues) == (4, 4)
+    assert topics["orders"].permission.letters == "rw"
+    assert topics["orders"].is_uniform
+    assert topics["paid"].kind is TopicKind.FIFO
+    assert topics[f"%RETRY%{GROUP}"].kind is TopicKind.RETRY
+    assert topics[f"%DLQ%{GROUP}"].kind is TopicKind.DEAD_LETTER
+    assert [part.broker for part in topics[f"%DLQ%{GROUP}"].brokers] == ["broker-a"]
+    for name in ("TBW102", "SCHEDULE_TOPIC_XXXX", "broker-a", "DefaultCluster"):
+        assert topics[name].kind is TopicKind.SYSTEM, name
+
+
+async def test_a_list_can_be_limited_to_kinds(world: World) -> None:
+    listing = await world.admin.topics.list(kinds=[TopicKind.NORMAL])
+
+    assert [topic.name for topic in listing] == ["orders"]
+
+
+async def test_a_new_topic_is_known_to_brokers_and_clients_when_the_call_returns(
+    world: World,
+) -> None:
+    topic = await world.admin.topics.create(
+        "new", write_queues=3, read_queues=5, permission="r", brokers=["broker-b"]
+    )
+
+    (part,) = topic.brokers
+    assert (part.broker, part.write_queues, part.read_queues) == ("broker-b", 3, 5)
+    assert part.permission is Permission.READ
+    (route,) = (await world.admin.topics.route("new")).brokers
+    assert (route.broker, route.write_queues, route.read_queues) == ("broker-b", 3, 5)
+    assert route.permission.letters == "r"
+    assert route.addresses == {0: str(world.cluster.brokers[1].address)}
+    assert "new" not in world.cluster.brokers[0].parts.topics
+
+
+async def test_an_update_changes_what_is_given_and_leaves_the_rest(world: World) -> None:
+    topics = world.admin.topics
+    await topics.create("new", queues=4, permission="rw", message_type="DELAY")
+
+    after = await topics.update("new", write_queues=2)
+
+    assert {(each.write_queues, each.read_queues) for each in after.brokers} == {(2, 4)}
+    assert after.permission.letters == "rw"
+    assert (await topics.get("new")).kind is TopicKind.DELAY
+    only_a = await topics.update("new", permission="w", brokers=["broker-a"])
+    assert [each.broker for each in only_a.brokers] == ["broker-a"]
+    found = await topics.get("new")
+    assert {each.broker: each.permission.letters for each in found.brokers} == {
+        "broker-a": "w",
+        "broker-b": "rw",
+    }
+    assert not found.is_uniform
+
+
+async def test_a_change_of_permission_is_in_the_route_when_the_call_returns(
+    world: World,
+) -> None:
+    for letters in ("r", "w", "rw", "-"):
+        await world.admin.topics.update("orders", permission=letters)
+        route = await world.admin.topics.route("orders")
+        assert {part.permission.letters for part in route.brokers} == {letters}
+
+
+async def test_a_broker_that_may_not_be_written_limits_what_is_waited_for(world: World) -> None:
+    await world.admin.config.update_broker("broker-a", {"brokerPermission": "4"})
+
+    await world.admin.topics.create("new")
+
+    route = await world.admin.topics.route("new")
+    letters = {part.broker: part.permission.letters for part in route.brokers}
+    assert letters == {"broker-a": "r", "broker-b": "rw"}
+
+
+async def test_an_ordered_topic_is_known_to_name_servers(world: World) -> None:
+    await world.admin.topics.create("new", queues=2, ordered=True)
+
+    assert await world.admin.config.ordered_topics() == {"new": "broker-a:2;broker-b:2"}
+    assert (await world.admin.topics.get("new")).is_ordered
+    await world.admin.topics.delete("new")
+    assert await world.admin.config.ordered_topics() == {}
+
+
+async def test_a_deleted_topic_is_gone_from_brokers_and_routes(world: World) -> None:
+    await world.fill(A0, 2)
+    await world.admin.groups.create(GROUP)
+    await world.report(A0, 1)
+
+    await world.admin.topics.delete("orders")
+
+    for broker in world.cluster.brokers:
+        assert "orders" not in broker.parts.topics
+    assert world.progress(A0) is None
+    with pytest.raises(TopicNotFound):
+        await world.admin.topics.route("orders")
+    with pytest.raises(TopicNotFound, match="orbitmq topic create orders"):
+        await world.admin.topics.get("orders")
+    with pytest.raises(TopicNotFound):
+        await world.admin.topics.delete("orders")
+
+
+async def test_wrong_input_is_refused_before_anything_is_asked(world: World) -> None:
+    topics = world.admin.topics
+    before = world.admin.requests
+
+    with pytest.raises(SettingError, match="letters"):
+        await topics.create("no spaces")
+    with pytest.raises(BadRequest, match="system"):
+        await topics.delete("TBW102")
+    with pytest.raises(BadRequest, match="write_queues must be a whole number from 1"):
+        await topics.create("new", queues=0)
+    with pytest.raises(BadRequest, match="permission must be rw"):
+        await topics.create("new", permission="x")
+    with pytest.raises(BadRequest, match="message_type must be one of NORMAL"):
+        await topics.create("new", message_type="LOUD")
+    assert world.admin.requests == before
+    with pytest.raises(BrokerNotFound, match="broker-x"):
+        await topics.create("new", brokers=["broker-x"])
+    with pytest.raises(BrokerNotFound, match="cluster nowhere"):
+        await topics.create("new", cluster="nowhere")
+    with pytest.raises(TopicNotFound):
+        await topics.update("new", queues=2)
+    with pytest.raises(TopicNotFound):
+        await topics.status("new")
+    with pytest.raises(TopicNotFound):
+        await topics.groups("new")
+
+
+async def test_a_topic_that_clients_do_not_get_to_see_is_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orbitmq.client.admin.routing.VISIBLE_WITHIN", 0.3)
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    for broker in world.cluster.brokers:
+        # The name server is not told.
+        monkeypatch.setattr(broker.parts.registration, "_register", nothing)
+
+    with pytest.raises(NotEffective, match="clients are not told"):
+        await world.admin.topics.create("new")
+
+
+async def test_a_broker_that_cannot_show_one_topic_shows_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 4.9 does not know the request.
+    for broker in world.cluster.brokers:
+        forget_code(monkeypatch, broker, RequestCode.GET_TOPIC_CONFIG)
+
+    await world.admin.topics.create("new", queues=3)
+
+    assert (await world.admin.topics.get("new")).write_queues == 6
+    await world.admin.topics.delete("new")
+    with pytest.raises(TopicNotFound):
+        await world.admin.topics.get("new")
+
+
+async def test_the_status_shows_every_queue(world: World) -> None:
+    records = await world.fill(A0, 3)
+    await world.fill(B1, 1)
+
+    status = await world.admin.topics.status("orders")
+
+    assert status.messages == 4
+    by_queue = {each.queue: each for each in status.queues}
+    assert len(by_queue) == 4
+    assert (by_queue[A0].min_offset, by_queue[A0].max_offset) == (0, 3)
+    assert by_queue[A0].first_stored_at == pytest.approx(records[0].stored_at)
+    assert by_queue[A0].last_stored_at == pytest.approx(records[2].stored_at)
+    empty = by_queue[Queue("orders", "broker-a", 1)]
+    assert (empty.messages, empty.first_stored_at, empty.last_stored_at) == (0, None, None)
+    assert status.first_stored_at == pytest.approx(records[0].stored_at)
+
+
+async def test_groups_of_a_topic_are_those_online_and_those_with_progress(world: World) -> None:
+    await world.consumer("c1", group="online")
+    await world.admin.groups.create("before")
+    await world.report(B1, 0, group="before")
+
+    assert await world.admin.topics.groups("orders") == ("before", "online")
+
+
+async def test_rates_count_what_came_in_and_who_took_it(world: World) -> None:
+    await world.fill(A0, 5)
+    await world.fill(B1, 5)
+    await world.consumer("c1")
+    client = await world.client("broker-a")
+    await client.pull("orders", consumer_group=GROUP)
+
+    rates = await world.admin.topics.rates("orders")
+
+    assert rates.incoming.messages_today == 10
+    assert rates.outgoing[GROUP].messages_today == 5
+
+
+def test_permissions_are_written_in_letters_and_numbers() -> None:
+    assert Permission.of("rw") is Permission.READ_WRITE
+    assert Permission.of("WR") is Permission.READ_WRITE
+    assert Permission.of("6") is Permission.READ_WRITE
+    assert Permission.of(4) is Permission.READ
+    assert Permission.of("-").letters == "-"
+    for wrong in ("", "x", 8, -1, True, "rwx"):
+        with pytest.raises(BadRequest, match="permission"):
+            Permission.of(wrong)

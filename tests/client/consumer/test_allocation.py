@@ -1,0 +1,270 @@
+"""Who owns what: Java's answers, and the properties that make a group work without a leader."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.consumer.allocation import (
+    NAMED,
+    AllocationError,
+    Averagely,
+    AveragelyByCircle,
+    ByConfig,
+    ConsistentHash,
+    Strategy,
+    in_order,
+    java_order,
+    name_of,
+    share,
+    strategy_named,
+)
+from orbitmq.client.consumer.machinerooms import MachineRoom, MachineRoomNearby
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from tests.support.allocation import RECORDED, SEED, Case, cases, digest, room_of, strategy_of
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Case]:
+    return list(cases())
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    return found
+
+
+def test_the_recorded_answers_belong_to_the_generated_questions(
+    questions: list[Case], recorded: dict[str, Any]
+) -> None:
+    assert recorded["seed"] == SEED
+    assert recorded["questions"] == digest(questions)
+    assert len(recorded["answers"]) == len(questions) == 10_000
+
+
+@pytest.mark.feature("A4")
+@pytest.mark.feature("A5")
+@pytest.mark.feature("A6")
+@pytest.mark.feature("A7")
+def test_every_strategy_answers_as_the_java_classes_do(
+    questions: list[Case], recorded: dict[str, Any]
+) -> None:
+    asked: dict[str, int] = {}
+
+    for case, answer in zip(questions, recorded["answers"], strict=True):
+        assert _answer(case) == answer, case
+        name = case.strategy.partition(":")[0]
+        asked[name] = asked.get(name, 0) + 1
+
+    assert len(asked) == 6
+    assert min(asked.values()) > 1000
+
+
+def _answer(case: Case) -> list[int] | None:
+    """The places of the own queues in the list as it was given; None for a refusal."""
+    queues = in_order(case.queues)
+    ids = sorted(case.client_ids, key=java_order)
+    try:
+        own = list(strategy_of(case)(queues, ids, case.me))
+    except AllocationError:
+        return None
+    return [case.queues.index(queue) for queue in own]
+
+
+QUEUES = st.builds(
+    lambda counts: [
+        Queue("orders", f"broker-{number}", place)
+        for number, count in enumerate(counts)
+        for place in range(count)
+    ],
+    st.lists(st.integers(0, 64), min_size=1, max_size=4),
+)
+MEMBERS = st.sets(
+    st.from_regex(r"r[1-3]\.[0-9]{1,3}\.[0-9]{1,3}@[0-9]{1,5}#[0-9]{1,9}", fullmatch=True),
+    min_size=1,
+    max_size=64,
+)
+STRATEGIES = st.sampled_from(
+    [
+        *NAMED.values(),
+        ConsistentHash(virtual_nodes=1),
+        MachineRoomNearby(lambda broker: f"r{broker[-1]}", room_of),
+        MachineRoomNearby(lambda broker: f"r{broker[-1]}", room_of, AveragelyByCircle()),
+    ]
+)
+
+
+@pytest.mark.feature("A3")
+@given(queues=QUEUES, members=MEMBERS, strategy=STRATEGIES, chance=st.randoms())
+def test_shares_are_disjoint_and_complete_whatever_order_members_see_things_in(
+    queues: list[Queue], members: set[str], strategy: Strategy, chance: Any
+) -> None:
+    shares = []
+    for me in members:
+        seen_queues, seen_members = list(queues), list(members)
+        chance.shuffle(seen_queues)
+        chance.shuffle(seen_members)
+        shares.append(share(strategy, seen_queues, seen_members, me))
+
+    assert sorted(chain.from_iterable(shares)) == sorted(queues)
+
+
+@given(queues=QUEUES, members=MEMBERS)
+def test_averagely_gives_nobody_more_than_one_queue_more_than_anybody_else(
+    queues: list[Queue], members: set[str]
+) -> None:
+    for strategy in (Averagely(), AveragelyByCircle()):
+        sizes = [len(share(strategy, queues, members, me)) for me in members]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(queues=QUEUES, members=MEMBERS)
+def test_consistent_hash_moves_only_the_queues_of_a_member_that_leaves(
+    queues: list[Queue], members: set[str]
+) -> None:
+    gone, *stayed = members
+    for me in stayed:
+        before = set(share(ConsistentHash(), queues, members, me))
+        after = set(share(ConsistentHash(), queues, stayed, me))
+
+        assert before <= after
+        assert after - before <= set(share(ConsistentHash(), queues, members, gone))
+
+
+def _queues(count: int, broker: str = "b", topic: str = "T") -> list[Queue]:
+    return [Queue(topic, broker, place) for place in range(count)]
+
+
+def _places(own: Sequence[Queue]) -> list[int]:
+    return [queue.id for queue in own]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "count", "members", "expected"),
+    [
+        ("AVG", 8, ["c1", "c2", "c3"], [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        ("AVG", 10, ["c1", "c2", "c3", "c4"], [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),
+        ("AVG", 2, ["c1", "c2", "c3"], [[0], [1], []]),
+        ("AVG_BY_CIRCLE", 8, ["c1", "c2", "c3"], [[0, 3, 6], [1, 4, 7], [2, 5]]),
+        ("CONSISTENT_HASH", 8, ["c1", "c2", "c3"], [[2], [0, 3, 4, 7], [1, 5, 6]]),
+        ("CONSISTENT_HASH", 8, ["c1", "c2"], [[1, 2, 5, 6], [0, 3, 4, 7]]),
+    ],
+)
+def test_worked_examples(
+    strategy: str, count: int, members: list[str], expected: list[list[int]]
+) -> None:
+    chosen = strategy_named(strategy)
+
+    assert [_places(share(chosen, _queues(count), members, me)) for me in members] == expected
+
+
+def test_machine_rooms_take_the_brokers_of_their_rooms_only() -> None:
+    queues = _queues(5, "r1@a") + _queues(3, "r2@b")
+
+    shares = [
+        share(MachineRoom(frozenset({"r1"})), queues, ["c1", "c2"], me) for me in ("c1", "c2")
+    ]
+
+    assert [_places(own) for own in shares] == [[0, 1, 4], [2, 3]]
+    assert {queue.broker for own in shares for queue in own} == {"r1@a"}
+
+
+def test_a_room_without_consumers_is_shared_by_everybody() -> None:
+    queues = _queues(4, "r1.a") + _queues(4, "r2.b") + _queues(4, "r3.c")
+    members = ["r1.c1", "r1.c2", "r2.c1"]
+
+    own = [
+        [f"{queue.broker}-{queue.id}" for queue in share(nearby, queues, members, me)]
+        for nearby in [MachineRoomNearby(room_of, room_of)]
+        for me in members
+    ]
+
+    assert own == [
+        ["r1.a-0", "r1.a-1", "r3.c-0", "r3.c-1"],
+        ["r1.a-2", "r1.a-3", "r3.c-2"],
+        ["r2.b-0", "r2.b-1", "r2.b-2", "r2.b-3", "r3.c-3"],
+    ]
+
+
+def test_a_room_that_is_not_known_is_an_error() -> None:
+    with pytest.raises(AllocationError, match="no machine room is known for T@b:0"):
+        share(MachineRoomNearby(room_of, room_of), _queues(1), ["r1.me"], "r1.me")
+
+
+def test_nobody_owns_anything_of_a_topic_without_queues() -> None:
+    assert all(share(strategy, [], ["c1"], "c1") == () for strategy in NAMED.values())
+
+
+def test_a_consumer_that_is_not_listed_owns_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert share(Averagely(), _queues(4), ["c1"], "c2") == ()
+
+    with caplog.at_level(logging.INFO):
+        assert list(Averagely()(_queues(4), ["c1"], "c2")) == []
+    assert caplog.records[0].getMessage() == "not a member"
+
+
+@pytest.mark.parametrize(
+    ("queues", "ids", "me", "problem"),
+    [
+        ([], ["c1"], "c1", "no queues"),
+        (_queues(1), [], "c1", "no client ids"),
+        (_queues(1), ["c1"], "", "client id is empty"),
+    ],
+)
+def test_a_strategy_refuses_a_question_that_makes_no_sense(
+    queues: list[Queue], ids: list[str], me: str, problem: str
+) -> None:
+    for strategy in NAMED.values():
+        with pytest.raises(AllocationError, match=problem):
+            strategy(queues, ids, me)
+
+
+@pytest.mark.feature("A7")
+def test_a_function_is_a_strategy() -> None:
+    def the_last_one(queues: Sequence[Queue], ids: Sequence[str], me: str) -> list[Queue]:
+        return [queues[-1]] if ids[0] == me else []
+
+    strategy = strategy_named(the_last_one)
+
+    assert _places(share(strategy, _queues(3), ["b", "a"], "a")) == [2]
+    assert share(strategy, _queues(3), ["b", "a"], "b") == ()
+    assert name_of(strategy).endswith("the_last_one")
+
+
+def test_what_a_strategy_raises_becomes_an_error_with_its_name() -> None:
+    def broken(queues: Sequence[Queue], ids: Sequence[str], me: str) -> list[Queue]:
+        raise KeyError(me)
+
+    with pytest.raises(AllocationError, match=r"broken.*KeyError: 'a'") as raised:
+        share(broken, _queues(3), ["a"], "a")
+
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_a_queue_that_the_topic_does_not_have_is_left_out() -> None:
+    wanted = ByConfig((Queue("T", "b", 1), Queue("T", "b", 9), Queue("U", "b", 0)))
+
+    assert _places(share(wanted, _queues(3), ["a"], "a")) == [1]
+
+
+def test_strategies_are_chosen_by_apaches_names() -> None:
+    assert list(NAMED) == ["AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH"]
+    assert strategy_named("avg_by_circle") == AveragelyByCircle()
+    assert name_of(MachineRoomNearby(room_of, room_of)) == "MACHINE_ROOM_NEARBY-AVG"
+
+    with pytest.raises(SettingError, match="AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, got 'MACHINE_RO"):
+        strategy_named("MACHINE_ROOM")
+    with pytest.raises(SettingError, match="got 7"):
+        strategy_named(7)  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(SettingError, match="virtual_nodes"):
+        ConsistentHash(virtual_nodes=0)

@@ -1,0 +1,405 @@
+"""What brokers ask consumers: state, progress, resets, to consume one message."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.remoting.connection import Connection
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.bodies.offsets import ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.stats import ConsumeDirectlyResult, ConsumeResult, ConsumerRunningInfo
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.offsets import ResetOffsetRequest
+from orbitmq.wire.headers.stats import (
+    ConsumeDirectlyRequest,
+    GetConsumerRunningInfoRequest,
+    GetConsumerStatusRequest,
+)
+from tests.support.client import running_engine
+from tests.support.consumers import consumer_of, send, until_owned
+from tests.support.consuming import DEADLINE, until
+
+
+@pytest.fixture
+async def cluster() -> Any:
+    async with AsyncEmbeddedCluster() as running:
+        await running.create_topic("orders", queues=2)
+        yield running
+
+
+@pytest.fixture
+async def tool(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Engine]:
+    """An administrator's connection to the broker."""
+    async with running_engine(cluster.name_server) as engine:
+        yield engine
+
+
+async def running_info(
+    cluster: AsyncEmbeddedCluster, tool: Engine, consumer: AsyncConsumer, *, stack: bool = False
+) -> ConsumerRunningInfo:
+    answer = await tool.ask(
+        cluster.brokers[0].address,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        GetConsumerRunningInfoRequest(
+            consumer_group=consumer.group, client_id=consumer.client_id, jstack_enable=stack
+        ),
+    )
+    return decode_body(ConsumerRunningInfo, answer.body)
+
+
+class TestRunningInfo:
+    @pytest.mark.feature("L5")
+    async def test_a_tool_sees_what_a_consumer_is_and_does(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine
+    ) -> None:
+        entered, opened = threading.Event(), threading.Event()
+
+        def a_slow_handler(message: ReceivedMessage) -> None:
+            entered.set()
+            opened.wait(DEADLINE)
+
+        consumer = consumer_of(cluster, ordered=True, workers=5)
+        consumer.on("orders", tags="paid")(a_slow_handler)
+        async with consumer:
+            await until_owned(consumer, 2)
+            await send(cluster, "orders", ["x"], queue=Queue("orders", "broker-a", 1), tags="paid")
+            await asyncio.to_thread(entered.wait, DEADLINE)
+
+            info = await running_info(cluster, tool, consumer, stack=True)
+            plain = await running_info(cluster, tool, consumer)
+            opened.set()
+
+        assert info.properties["PROP_CONSUMEORDERLY"] == "true"
+        assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+        assert info.properties["PROP_THREADPOOL_CORE_SIZE"] == "5"
+        assert int(info.properties["PROP_CONSUMER_START_TIMESTAMP"]) > 0
+        assert cluster.name_server in info.properties["PROP_NAMESERVER_ADDR"]
+        table = {
+            (each.topic, each.queue_id): state
+            for each, state in info.mq_table.items()
+            if each.topic == "orders"
+        }
+        assert table["orders", 1].cached_msg_count == 1
+        assert table["orders", 0].cached_msg_count == 0
+        assert all(state.locked for state in table.values())
+        assert all(state.last_pull_timestamp > 0 for state in table.values())
+        subscribed = {each.topic: each.sub_string for each in info.subscription_set}
+        assert subscribed == {"orders": "paid", f"%RETRY%{consumer.group}": "*"}
+        assert "a_slow_handler" in (info.jstack or "")
+        assert plain.jstack is None
+
+    @pytest.mark.feature("D11")
+    async def test_statistics_are_in_it_and_at_the_consumer(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine
+    ) -> None:
+        consumer = consumer_of(cluster)
+
+        @consumer.on("orders")
+        def handle(message: ReceivedMessage) -> None:
+            threading.Event().wait(0.002)
+            if message.text() == "bad":
+                raise ValueError("bad")
+
+        async with consumer:
+            await send(cluster, "orders", ["a", "b", "bad"])
+            await until(lambda: consumer.statistics().sent_back == 1)
+            info = await running_info(cluster, tool, consumer)
+            here = consumer.statistics().topics["orders"]
+
+        assert (here.consumed, here.failed, here.pulled) == (2, 1, 3)
+        assert here.consume_time >= 0.002
+        assert min(here.consumed_per_second, here.failed_per_second, here.pulled_per_second) > 0
+        told = info.status_table["orders"]
+        assert told.consume_ok_tps > 0
+        assert told.consume_failed_tps > 0
+        assert told.consume_failed_msgs == 1
+        assert told.consume_rt >= 2
+        assert told.pull_tps > 0
+        assert told.pull_rt > 0
+        assert info.user_consumer_info["sentBack"] == "1"
+
+    async def test_coroutine_handlers_are_in_the_stacks(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine
+    ) -> None:
+        entered, opened = asyncio.Event(), asyncio.Event()
+
+        async def waiting_for_something(message: ReceivedMessage) -> None:
+            entered.set()
+            await opened.wait()
+
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(waiting_for_something)
+        async with consumer:
+            await send(cluster, "orders", ["x"])
+            await entered.wait()
+            info = await running_info(cluster, tool, consumer, stack=True)
+            opened.set()
+
+        assert "waiting_for_something" in (info.jstack or "")
+        assert "await opened.wait()" in (info.jstack or "")
+
+    async def test_another_group_of_the_same_client_is_not_meant(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine
+    ) -> None:
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(lambda message: None)
+        async with consumer:
+            connection = connection_to(cluster, consumer)
+            answer = await connection.request(
+                RequestCode.GET_CONSUMER_RUNNING_INFO,
+                GetConsumerRunningInfoRequest(consumer_group="other", client_id="any"),
+            )
+
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_a_tool_sees_progress_that_was_not_reported_yet(
+    cluster: AsyncEmbeddedCluster, tool: Engine
+) -> None:
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(lambda message: None)
+    async with consumer:
+        await send(cluster, "orders", range(4))
+        await until(lambda: sum(consumer.positions().values()) == 4)
+        answer = await tool.ask(
+            cluster.brokers[0].address,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+            GetConsumerStatusRequest(topic="orders", group=consumer.group),
+        )
+
+        table = decode_body(ConsumerStatus, answer.body).consumer_table or {}
+        assert sum(table[consumer.client_id].values()) == 4
+
+
+def connection_to(cluster: AsyncEmbeddedCluster, consumer: AsyncConsumer) -> Connection:
+    """The broker's end of a consumer's connection."""
+    (member,) = cluster.brokers[0].parts.consumers.members(consumer.group)
+    assert isinstance(member.channel, Connection)
+    return member.channel
+
+
+class TestReset:
+    """Brokers of Apache push a reset to members that are online; ours answers their next pull."""
+
+    async def push(
+        self,
+        cluster: AsyncEmbeddedCluster,
+        consumer: AsyncConsumer,
+        offsets: Mapping[int, int],
+        *,
+        as_list: bool = False,
+    ) -> None:
+        body: ResetOffsets | ResetOffsetList
+        if as_list:
+            rows = [
+                QueueOffset(topic="orders", broker_name="broker-a", queue_id=at, offset=offset)
+                for at, offset in offsets.items()
+            ]
+            body = ResetOffsetList(offset_table=tuple(rows))
+        else:
+            body = ResetOffsets(
+                offset_table={
+                    MessageQueue(topic="orders", broker_name="broker-a", queue_id=at): offset
+                    for at, offset in offsets.items()
+                }
+            )
+        answer = await connection_to(cluster, consumer).request(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            ResetOffsetRequest(topic="orders", group=consumer.group, timestamp=0),
+            body=encode_body(body),
+            timeout=DEADLINE,
+        )
+        assert answer.code == ResponseCode.SUCCESS
+
+    @asynccontextmanager
+    async def consumed(
+        self, cluster: AsyncEmbeddedCluster, seen: list[tuple[int, int]], **options: Any
+    ) -> AsyncIterator[AsyncConsumer]:
+        """A consumer that has consumed ten messages of each of two queues."""
+        for queue_id in range(2):
+            await send(cluster, "orders", range(10), queue=Queue("orders", "broker-a", queue_id))
+        consumer = consumer_of(cluster, **options)
+
+        @consumer.on("orders")
+        def note(message: ReceivedMessage) -> None:
+            seen.append((message.queue.id, message.queue_offset))
+
+        async with consumer:
+            await until(lambda: len(seen) == 20)
+            yield consumer
+
+    @pytest.mark.parametrize("as_list", [False, True], ids=["as to Java", "as to C++"])
+    @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
+    async def test_consumption_goes_on_from_the_given_offsets(
+        self, cluster: AsyncEmbeddedCluster, as_list: bool, ordered: bool
+    ) -> None:
+        seen: list[tuple[int, int]] = []
+        async with self.consumed(cluster, seen, ordered=ordered) as consumer:
+            seen.clear()
+            await self.push(cluster, consumer, {0: 7, 1: 4}, as_list=as_list)
+            await until(lambda: len(seen) == 9)
+            await until_owned(consumer, 2)
+
+        assert sorted(seen) == [(0, n) for n in range(7, 10)] + [(1, n) for n in range(4, 10)]
+        assert cluster.progress(consumer.group, "orders") == {
+            ("broker-a", 0): 10,
+            ("broker-a", 1): 10,
+        }
+
+    async def test_other_queues_are_not_disturbed(self, cluster: AsyncEmbeddedCluster) -> None:
+        seen: list[tuple[int, int]] = []
+        async with self.consumed(cluster, seen) as consumer:
+            seen.clear()
+            await self.push(cluster, consumer, {1: 9})
+            await until(lambda: seen == [(1, 9)])
+            await send(cluster, "orders", ["x"], queue=Queue("orders", "broker-a", 0))
+            await until(lambda: seen == [(1, 9), (0, 10)])
+
+    async def test_running_handlers_are_waited_for(self, cluster: AsyncEmbeddedCluster) -> None:
+        entered, opened = threading.Event(), threading.Event()
+        calls: list[str] = []
+
+        def slow(message: ReceivedMessage) -> None:
+            calls.append("begin")
+            entered.set()
+            opened.wait(DEADLINE)
+            calls.append("end")
+
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(slow)
+        async with consumer:
+            await send(cluster, "orders", ["x"], queue=Queue("orders", "broker-a", 0))
+            await asyncio.to_thread(entered.wait, DEADLINE)
+            resetting = asyncio.create_task(self.push(cluster, consumer, {0: 0}))
+            await asyncio.sleep(0.05)
+            assert calls == ["begin"], "the message was begun again while its handler ran"
+            opened.set()
+            await resetting
+            await until(lambda: len(calls) == 4)
+
+        assert calls == ["begin", "end", "begin", "end"]
+
+    async def test_a_reset_at_the_broker_is_followed_at_once(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine
+    ) -> None:
+        seen: list[tuple[int, int]] = []
+        async with self.consumed(cluster, seen) as consumer:
+            seen.clear()
+            await tool.ask(
+                cluster.brokers[0].address,
+                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+                ResetOffsetRequest(
+                    topic="orders", group=consumer.group, queue_id=1, offset=8, timestamp=-1
+                ),
+            )
+            await until(lambda: seen == [(1, 8), (1, 9)])
+
+
+class TestConsumeDirectly:
+    async def ask(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine, consumer: AsyncConsumer
+    ) -> ConsumeDirectlyResult:
+        (message,) = cluster.messages("orders")
+        answer = await tool.ask(
+            cluster.brokers[0].address,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY,
+            ConsumeDirectlyRequest(
+                consumer_group=consumer.group,
+                client_id=consumer.client_id,
+                msg_id=message.offset_id,
+                topic="orders",
+            ),
+            timeout=DEADLINE,
+        )
+        return decode_body(ConsumeDirectlyResult, answer.body)
+
+    @pytest.mark.parametrize(
+        ("answer", "expected"),
+        [
+            (None, ConsumeResult.CR_SUCCESS),
+            (False, ConsumeResult.CR_LATER),
+            (ValueError("no"), ConsumeResult.CR_THROW_EXCEPTION),
+        ],
+    )
+    @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+    async def test_the_handler_is_called_once_and_nothing_follows(
+        self,
+        cluster: AsyncEmbeddedCluster,
+        tool: Engine,
+        answer: object,
+        expected: ConsumeResult,
+        is_async: bool,
+    ) -> None:
+        calls: list[str] = []
+
+        def handle(message: ReceivedMessage) -> Any:
+            calls.append(message.text())
+            if len(calls) == 2 and isinstance(answer, Exception):
+                raise answer
+            return answer if len(calls) == 2 else None
+
+        async def handle_async(message: ReceivedMessage) -> Any:
+            return handle(message)
+
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(handle_async if is_async else handle)
+        async with consumer:
+            await send(cluster, "orders", ["x"])
+            await until(lambda: sum(consumer.positions().values()) == 1)
+            result = await self.ask(cluster, tool, consumer)
+
+        assert result.consume_result == expected
+        assert result.order is False
+        assert result.auto_commit is True
+        assert result.spent_time_mills >= 0
+        assert calls == ["x", "x"]
+        assert consumer_is_clean(cluster, consumer)
+
+    async def test_a_silent_listener_is_told_apart(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine
+    ) -> None:
+        consumer = consumer_of(cluster, consume_from="last", strict_last=True)
+        await send(cluster, "orders", ["x"])
+        consumer.listen("orders", lambda messages, context: None)
+        async with consumer:
+            await until_owned(consumer, 2)
+            result = await self.ask(cluster, tool, consumer)
+
+        assert result.consume_result == ConsumeResult.CR_RETURN_NULL
+        assert "no verdict" in (result.remark or "")
+
+    async def test_a_consumer_that_is_not_there_cannot_be_asked(
+        self, cluster: AsyncEmbeddedCluster, tool: Engine
+    ) -> None:
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(lambda message: None)
+        async with consumer:
+            await send(cluster, "orders", ["x"])
+            (message,) = cluster.messages("orders")
+            with pytest.raises(BrokerRefused, match="not online"):
+                await tool.ask(
+                    cluster.brokers[0].address,
+                    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+                    ConsumeDirectlyRequest(
+                        consumer_group=consumer.group, client_id="nobody", msg_id=message.offset_id
+                    ),
+                )
+
+
+def consumer_is_clean(cluster: AsyncEmbeddedCluster, consumer: AsyncConsumer) -> bool:
+    """Nothing went back to the broker."""
+    retries = cluster.messages(f"%RETRY%{consumer.group}")
+    return not retries and not cluster.messages("SCHEDULE_TOPIC_XXXX")

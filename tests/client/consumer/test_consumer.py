@@ -1,0 +1,335 @@
+"""Whole consumers against a real broker: what they get, alone and in a group."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.localprogress import LocalFileProgress
+from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.support.client import quick_settings
+from tests.support.consumers import (
+    committed,
+    consumer_of,
+    fill,
+    new_group,
+    own_queues,
+    producer_of,
+    send,
+    until_owned,
+)
+from tests.support.consuming import DEADLINE, until, until_at_least
+
+
+@pytest.fixture
+async def cluster() -> Any:
+    async with AsyncEmbeddedCluster() as running:
+        await running.create_topic("orders", queues=4)
+        yield running
+
+
+class TestConsuming:
+    @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+    async def test_a_handler_gets_every_message_once(
+        self, cluster: AsyncEmbeddedCluster, is_async: bool
+    ) -> None:
+        seen: Counter[str] = Counter()
+        consumer = consumer_of(cluster)
+
+        if is_async:
+
+            @consumer.on("orders")
+            async def bill_async(message: ReceivedMessage) -> None:
+                await asyncio.sleep(0)
+                seen[message.text()] += 1
+        else:
+
+            @consumer.on("orders")
+            def bill(message: ReceivedMessage) -> None:
+                seen[message.text()] += 1
+
+        async with consumer:
+            await fill(cluster, "orders", 500)
+            await until(lambda: len(seen) == 500)
+
+        assert set(seen.values()) == {1}
+        assert committed(cluster, consumer.group, "orders") == 500
+
+    async def test_each_topic_has_its_handler(self, cluster: AsyncEmbeddedCluster) -> None:
+        await cluster.create_topic("refunds")
+        seen: dict[str, list[str]] = {"orders": [], "refunds": []}
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(lambda message: seen["orders"].append(message.text()))
+        consumer.on("refunds")(lambda message: seen["refunds"].append(message.text()))
+
+        async with consumer:
+            await send(cluster, "orders", ["a", "b"])
+            await send(cluster, "refunds", ["c"])
+            await until(lambda: sum(map(len, seen.values())) == 3)
+
+        assert {topic: sorted(bodies) for topic, bodies in seen.items()} == {
+            "orders": ["a", "b"],
+            "refunds": ["c"],
+        }
+
+    async def test_tags_and_conditions_choose_messages(self, cluster: AsyncEmbeddedCluster) -> None:
+        await cluster.create_topic("payments")
+        tagged: list[str] = []
+        large: list[str] = []
+        consumer = consumer_of(cluster, rebalance=RebalanceSettings(persist=0.05))
+        consumer.on("orders", tags="paid || refunded")(lambda m: tagged.append(m.text()))
+        consumer.on("payments", sql="amount > 100")(lambda m: large.append(m.text()))
+        for tag in ("paid", "open", "refunded"):
+            await send(cluster, "orders", [tag], tags=tag)
+        for amount in (50, 150):
+            await send(cluster, "payments", [amount], properties={"amount": str(amount)})
+
+        async with consumer:
+            await until(lambda: len(tagged) == 2 and len(large) == 1)
+            await until(lambda: committed(cluster, consumer.group, "orders") == 3)
+
+        assert sorted(tagged) == ["paid", "refunded"]
+        assert large == ["150"]
+
+    @pytest.mark.feature("D2")
+    async def test_a_batch_handler_gets_batches_that_never_mix_queues(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        batches: list[list[ReceivedMessage]] = []
+        single: list[ReceivedMessage] = []
+        consumer = consumer_of(cluster, batch_size=10)
+        other = consumer_of(cluster)
+
+        @consumer.on("orders")
+        def bill(messages: list[ReceivedMessage]) -> None:
+            batches.append(messages)
+
+        @other.on("orders")
+        def count(message: ReceivedMessage) -> None:
+            single.append(message)
+
+        await fill(cluster, "orders", 400)
+        async with consumer, other:
+            await until(lambda: sum(map(len, batches)) == 400 and len(single) == 400)
+
+        assert all(len({message.queue for message in batch}) == 1 for batch in batches)
+        assert max(map(len, batches)) == 10
+
+    async def test_a_low_level_listener_must_answer(self, cluster: AsyncEmbeddedCluster) -> None:
+        seen: list[int] = []
+
+        def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict | None:
+            seen.append(len(messages))
+            return None
+
+        consumer = consumer_of(cluster)
+        consumer.listen("orders", listen)
+        async with consumer:
+            await send(cluster, "orders", ["x"])
+            await until(lambda: consumer.statistics().sent_back == 1)
+
+        assert seen == [1]
+
+    async def test_a_message_with_a_handler_of_its_own_progress(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        """The application keeps progress where it likes; brokers are not told."""
+        kept: dict[Queue, int] = {}
+        seen: list[str] = []
+        group = new_group()
+        for run in (1, 2):
+            consumer = consumer_of(cluster, group, progress=MemoryProgress(kept))
+            consumer.on("orders")(lambda message: seen.append(message.text()))
+            await send(cluster, "orders", range(5))
+            async with consumer:
+                await until_at_least(lambda: len(seen), 5 * run)
+
+        assert len(seen) == 10
+        assert sum(offset for queue, offset in kept.items() if queue.topic == "orders") == 10
+
+    @pytest.mark.feature("D10")
+    async def test_slow_handlers_of_one_queue_run_side_by_side(self) -> None:
+        ends: list[float] = []
+        pause = threading.Event()
+
+        async with AsyncEmbeddedCluster() as cluster:
+            await cluster.create_topic("slow", queues=1)
+            await fill(cluster, "slow", 4000)
+            consumer = consumer_of(cluster, workers=20)
+
+            @consumer.on("slow")
+            def work(message: ReceivedMessage) -> None:
+                pause.wait(0.01)
+                ends.append(time.monotonic())
+
+            async with consumer:
+                await until(lambda: len(ends) == 4000, deadline=60)
+
+        # The best stretch: the machine may be busy with something else in the others.
+        stretch = 300
+        best = min(ends[at + stretch] - ends[at] for at in range(len(ends) - stretch))
+        assert stretch / best >= 1500
+
+
+class TestBroadcasting:
+    @pytest.mark.feature("A2")
+    async def test_every_member_gets_every_message_and_keeps_its_own_progress(
+        self, cluster: AsyncEmbeddedCluster, tmp_path: Path
+    ) -> None:
+        group = new_group()
+        seen: list[list[str]] = [[], [], []]
+        consumers = []
+        for number in range(3):
+            client = quick_settings(cluster.name_server, instance=f"member-{number}")
+            consumer = consumer_of(
+                cluster,
+                group,
+                client=client,
+                model="broadcasting",
+                progress=LocalFileProgress(tmp_path / str(number) / "offsets.json"),
+            )
+            consumer.on("orders")(lambda message, n=number: seen[n].append(message.text()))
+            consumers.append(consumer)
+
+        for consumer in consumers:
+            await consumer.start()
+        await send(cluster, "orders", range(20))
+        await until(lambda: all(len(each) == 20 for each in seen))
+        for consumer in consumers:
+            await consumer.stop()
+
+        assert all(sorted(each, key=int) == [str(n) for n in range(20)] for each in seen)
+        assert cluster.progress(group, "orders") == {}
+        for number in range(3):
+            kept = LocalFileProgress(tmp_path / str(number) / "offsets.json")
+            await kept.load()
+            assert sum(kept.positions().values()) == 20
+
+    @pytest.mark.feature("D12")
+    @pytest.mark.feature("F10")
+    async def test_what_fails_is_dropped_with_a_warning_and_never_sent_back(
+        self,
+        cluster: AsyncEmbeddedCluster,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        group = new_group()
+        calls: list[str] = []
+
+        def fail(message: ReceivedMessage) -> None:
+            calls.append(message.text())
+            raise ValueError("no")
+
+        progress = LocalFileProgress(tmp_path / "offsets.json")
+        consumer = consumer_of(cluster, group, model="broadcasting", progress=progress)
+        consumer.on("orders")(fail)
+        async with consumer:
+            await send(cluster, "orders", range(4))
+            await until(lambda: sum(consumer.positions().values()) == 4)
+            assert not any(queue.topic.startswith("%RETRY%") for queue in consumer.queues)
+
+        assert sorted(calls) == ["0", "1", "2", "3"]
+        assert cluster.messages(f"%RETRY%{group}") == []
+        assert cluster.messages("SCHEDULE_TOPIC_XXXX") == []
+        assert sum("dropped" in each.getMessage() for each in caplog.records) == 4
+
+
+class TestGroup:
+    @pytest.mark.feature("A8")
+    async def test_a_member_without_queues_is_idle_until_it_is_needed(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        group = new_group()
+        seen: Counter[str] = Counter()
+
+        def count(message: ReceivedMessage) -> None:
+            seen[message.text()] += 1
+
+        consumers = [consumer_of(cluster, group) for _ in range(5)]
+        for consumer in consumers:
+            consumer.on("orders")(count)
+            await consumer.start()
+        await until(lambda: sorted(len(own_queues(each)) for each in consumers) == [0, 1, 1, 1, 1])
+        idle = next(each for each in consumers if not own_queues(each))
+        busy = [each for each in consumers if each is not idle]
+
+        await busy[0].stop()
+        await until_owned(idle, 1)
+        await fill(cluster, "orders", 100)
+        await until(lambda: len(seen) == 100)
+        for consumer in consumers:
+            await consumer.stop()
+
+        assert set(seen.values()) == {1}
+
+    @pytest.mark.feature("N4")
+    async def test_a_graceful_restart_under_load_repeats_nothing(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        group = new_group()
+        seen: Counter[str] = Counter()
+        lock = threading.Lock()
+        pause = threading.Event()
+
+        def count(message: ReceivedMessage) -> None:
+            pause.wait(0.001)
+            with lock:
+                seen[message.text()] += 1
+
+        async def produce() -> None:
+            async with producer_of(cluster) as producer:
+                for number in range(1500):
+                    await producer.send("orders", str(number))
+
+        def make() -> AsyncConsumer:
+            consumer = consumer_of(cluster, group)
+            consumer.on("orders")(count)
+            return consumer
+
+        stays = make()
+        await stays.start()
+        producing = asyncio.create_task(produce())
+        for restart in range(1, 5):
+            comes_and_goes = make()
+            async with comes_and_goes:
+                await until_at_least(lambda: len(seen), 200 * restart)
+        await producing
+        await until(lambda: len(seen) == 1500)
+        await stays.stop()
+
+        assert set(seen.values()) == {1}
+        assert committed(cluster, group, "orders") == 1500
+
+    async def test_a_stop_waits_for_running_handlers_but_not_for_ever(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        entered, opened = threading.Event(), threading.Event()
+
+        def stuck(message: ReceivedMessage) -> None:
+            entered.set()
+            opened.wait(DEADLINE * 2)
+
+        consumer = consumer_of(cluster, rebalance=RebalanceSettings(handover=0.1))
+        consumer.on("orders")(stuck)
+        await consumer.start()
+        await send(cluster, "orders", ["x"])
+        await asyncio.to_thread(entered.wait, DEADLINE)
+
+        async with asyncio.timeout(DEADLINE):
+            await consumer.stop()
+
+        opened.set()
+        assert committed(cluster, consumer.group, "orders") == 0

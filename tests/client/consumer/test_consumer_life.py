@@ -1,0 +1,349 @@
+"""The life of a consumer: start, stop, both faces, what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import uvloop
+
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
+from orbitmq.client.errors import NotRunning, SettingError, WrongUse
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from tests.support.client import quick_settings
+from tests.support.consumers import (
+    committed,
+    consumer_of,
+    done_here,
+    fill,
+    send,
+)
+from tests.support.consuming import DEADLINE, until
+
+
+@pytest.fixture
+async def cluster() -> Any:
+    async with AsyncEmbeddedCluster() as running:
+        await running.create_topic("orders", queues=4)
+        yield running
+
+
+class TestLife:
+    async def test_it_cannot_be_started_twice_or_after_its_stop(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(lambda message: None)
+        await consumer.start()
+        with pytest.raises(NotRunning):
+            await consumer.start()
+        await consumer.stop()
+        await consumer.stop()
+
+        with pytest.raises(NotRunning, match="was stopped"):
+            await consumer.start()
+        with pytest.raises(NotRunning):
+            consumer.statistics()
+
+    async def test_handlers_are_registered_before_the_start(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        consumer = consumer_of(cluster)
+        with pytest.raises(SettingError, match="has no handler"):
+            await consumer.start()
+        consumer.on("orders")(lambda message: None)
+        with pytest.raises(SettingError, match="has a handler already"):
+            consumer.on("orders")(lambda message: None)
+        async with consumer:
+            with pytest.raises(WrongUse, match="use `subscribe`"):
+                consumer.on("refunds")(lambda message: None)
+
+    async def test_a_condition_that_the_broker_refuses_fails_the_start(
+        self, cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def unchecked(*_: object) -> None:
+            """The parser is not installed here."""
+
+        monkeypatch.setattr("orbitmq.client.consumer.subscription.compile_filter", unchecked)
+        consumer = consumer_of(cluster)
+        consumer.on("orders", sql="amount >")(lambda message: None)
+
+        with pytest.raises(SubscriptionRefused, match="amount >"):
+            await consumer.start()
+
+    @pytest.mark.parametrize(
+        ("wrong", "text"),
+        [
+            ({"workers": 0}, "consume.workers must be 1 to 1000"),
+            ({"batch_size": 2000}, "consume.batch_size"),
+            ({"max_retries": -1}, "consume.max_retries"),
+            ({"model": "sharing"}, "model must be one of broadcasting, clustering"),
+            ({"consume_from": "yesterday"}, "consume_from"),
+            ({"group": "DEFAULT_CONSUMER"}, "reserved"),
+            ({"group": "no spaces"}, "letters"),
+            ({"name_server": "host:port"}, "name_server"),
+        ],
+    )
+    def test_a_wrong_setting_is_named(self, wrong: dict[str, Any], text: str) -> None:
+        given: dict[str, Any] = {"group": "g", "name_server": "127.0.0.1:9876"} | wrong
+        with pytest.raises(SettingError, match=text):
+            AsyncConsumer(given.pop("group"), **given)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"suspend": 31},
+            {"timeout": 0},
+            {"time_slice": -1},
+            {"local_retry": 0},
+            {"send_back_timeout": 0},
+        ],
+    )
+    def test_a_wrong_consume_setting_is_named(self, wrong: dict[str, float]) -> None:
+        (name,) = wrong
+        with pytest.raises(SettingError, match=f"consume.{name}"):
+            ConsumeSettings(**wrong)  # type: ignore[arg-type]  # one of several
+
+    async def test_a_topic_that_is_not_there_yet_is_waited_for(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        seen: list[str] = []
+        consumer = consumer_of(cluster, rebalance=RebalanceSettings(retry=0.05, interval=0.2))
+        consumer.on("later")(lambda message: seen.append(message.text()))
+        async with consumer:
+            await cluster.create_topic("later")
+            await send(cluster, "later", ["x"])
+            await until(lambda: seen == ["x"])
+
+    async def test_a_broker_that_restarts_costs_nothing(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        seen: Counter[str] = Counter()
+        consumer = consumer_of(cluster, rebalance=RebalanceSettings(retry=0.05))
+        consumer.on("orders")(lambda message: seen.update([message.text()]))
+        async with consumer:
+            await send(cluster, "orders", range(10))
+            await until(lambda: len(seen) == 10)
+
+            await cluster.restart_broker()
+            await send(cluster, "orders", range(10, 20))
+            await until(lambda: len(seen) == 20, deadline=30)
+
+        assert set(seen) == {str(number) for number in range(20)}
+
+    async def test_nothing_is_left_behind(self, cluster: AsyncEmbeddedCluster) -> None:
+        before_tasks = asyncio.all_tasks()
+        consumer = consumer_of(cluster)
+
+        def workers() -> list[str]:
+            names = [thread.name for thread in threading.enumerate()]
+            return [name for name in names if name.startswith(f"orbitmq-{consumer.group}-")]
+
+        consumer.on("orders")(lambda message: None)
+        async with consumer:
+            await fill(cluster, "orders", 50)
+            await until(lambda: done_here(consumer) == 50)
+            assert len(workers()) == 20
+
+        await until(lambda: not workers())
+        left = asyncio.all_tasks() - before_tasks
+        assert not [task for task in left if "orders" in task.get_name()]
+
+    async def test_logging_is_left_to_the_application(self, cluster: AsyncEmbeddedCluster) -> None:
+        handlers = list(logging.getLogger().handlers)
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(lambda message: None)
+        async with consumer:
+            pass
+
+        assert logging.getLogger().handlers == handlers
+        assert logging.getLogger("orbitmq").handlers == []
+
+    @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+    async def test_a_handler_ends_run_but_cannot_wait_for_it(
+        self, cluster: AsyncEmbeddedCluster, is_async: bool
+    ) -> None:
+        refused: list[str] = []
+        consumer = consumer_of(cluster)
+
+        async def handle_async(message: ReceivedMessage) -> None:
+            try:
+                await consumer.stop()
+            except WrongUse as error:
+                refused.append(str(error))
+            consumer.stop_soon()
+
+        def handle(message: ReceivedMessage) -> None:
+            try:
+                asyncio.run(consumer.stop())
+            except WrongUse as error:
+                refused.append(str(error))
+            consumer.stop_soon()
+
+        consumer.on("orders")(handle_async if is_async else handle)
+        await send(cluster, "orders", ["x"])
+        async with asyncio.timeout(DEADLINE):
+            await consumer.run()
+
+        assert len(refused) == 1
+        assert "use stop_soon()" in refused[0]
+        assert committed(cluster, consumer.group, "orders") == 1
+
+    async def test_a_namespace_is_seen_by_brokers_only(self, cluster: AsyncEmbeddedCluster) -> None:
+        await cluster.create_topic("shop%orders")
+        client = quick_settings(cluster.name_server, namespace="shop")
+        seen: list[tuple[str, int]] = []
+        consumer = consumer_of(cluster, "billing", client=client)
+
+        @consumer.on("orders")
+        def handle(message: ReceivedMessage) -> None:
+            seen.append((message.topic, message.attempt))
+            if message.attempt == 1:
+                raise ValueError("once")
+
+        async with consumer, AsyncProducer(client=client) as producer:
+            await producer.send("orders", "x")
+            await until(lambda: consumer.statistics().sent_back == 1)
+            await until(lambda: any(q.topic == "%RETRY%shop%billing" for q in consumer.queues))
+            cluster.advance(10)
+            await until(lambda: len(seen) == 2)
+
+        assert seen == [("orders", 1), ("orders", 2)]
+        assert committed(cluster, "shop%billing", "shop%orders") == 1
+
+    async def test_a_progress_store_that_fails_does_not_end_consumption(
+        self, cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Failing(MemoryProgress):
+            def update(self, queue: Queue, offset: int, *, increase_only: bool = True) -> None:
+                if queue.topic == "orders" and offset == 1:
+                    raise OSError("disk full")
+                super().update(queue, offset, increase_only=increase_only)
+
+        seen: list[str] = []
+        consumer = consumer_of(cluster, progress=Failing())
+        consumer.on("orders")(lambda message: seen.append(message.text()))
+        async with consumer:
+            queue = Queue("orders", "broker-a", 0)
+            await send(cluster, "orders", ["a"], queue=queue)
+            await until(lambda: "progress could not be noted" in caplog.text)
+            await send(cluster, "orders", ["b"], queue=queue)
+            await until(lambda: consumer.positions().get(queue) == 2)
+
+        assert seen == ["a", "b"]
+
+
+class TestSyncFace:
+    def test_it_consumes_in_the_background(self, orbit_cluster: EmbeddedCluster) -> None:
+        orbit_cluster.create_topic("orders")
+        seen: list[str] = []
+        done = threading.Event()
+        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
+
+        @consumer.on("orders")
+        def bill(message: ReceivedMessage) -> None:
+            seen.append(message.text())
+            if len(seen) == 10:
+                done.set()
+
+        with Producer(name_server=orbit_cluster.name_server) as producer, consumer:
+            for number in range(10):
+                producer.send("orders", str(number))
+            assert done.wait(DEADLINE)
+            assert {queue.topic for queue in consumer.queues} >= {"orders"}
+            assert consumer.statistics().topics["orders"].pulled == 10
+            assert consumer.running_info().properties["consumerGroup"] == "billing"
+            consumer.resize(3)
+            assert consumer.workers == 3
+            consumer.pause()
+            consumer.resume()
+            assert "@" in consumer.client_id
+
+        assert sorted(seen, key=int) == [str(number) for number in range(10)]
+        assert sum(orbit_cluster.progress("billing", "orders").values()) == 10
+        with pytest.raises(NotRunning):
+            consumer.positions()
+
+    def test_run_returns_when_another_thread_stops_it(self, orbit_cluster: EmbeddedCluster) -> None:
+        orbit_cluster.create_topic("orders")
+        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
+        done = threading.Event()
+        consumer.subscribe("orders", lambda message: done.set())
+
+        running = threading.Thread(target=consumer.run)
+        running.start()
+        with Producer(name_server=orbit_cluster.name_server) as producer:
+            producer.send("orders", "x")
+        assert done.wait(DEADLINE)
+        consumer.stop()
+        running.join(DEADLINE)
+
+        assert not running.is_alive()
+
+    def test_coroutine_handlers_run_on_its_own_loop(self, orbit_cluster: EmbeddedCluster) -> None:
+        orbit_cluster.create_topic("orders")
+        done = threading.Event()
+        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
+
+        @consumer.on("orders")
+        async def bill(message: ReceivedMessage) -> None:
+            await asyncio.sleep(0)
+            done.set()
+
+        with Producer(name_server=orbit_cluster.name_server) as producer, consumer:
+            producer.send("orders", "x")
+            assert done.wait(DEADLINE)
+
+    def test_a_start_that_fails_can_be_seen_and_leaves_nothing(self) -> None:
+        consumer = Consumer("billing", name_server="127.0.0.1:1")
+
+        with pytest.raises(SettingError, match="no handler"):
+            consumer.start()
+        threads = [each.name for each in threading.enumerate() if "billing" in each.name]
+
+        assert not threads
+
+
+@pytest.mark.feature("P3")
+def test_it_lives_on_the_callers_loop_whichever_that_is(orbit_cluster: EmbeddedCluster) -> None:
+    """With uvloop, as uvicorn runs applications; the sync face beside it in the same process."""
+    orbit_cluster.create_topic("orders")
+
+    async def application() -> list[str]:
+        seen: list[str] = []
+        sync_seen: list[str] = []
+        consumer = AsyncConsumer(
+            "asynchronous", name_server=orbit_cluster.name_server, consume_from="first"
+        )
+        sync_consumer = Consumer(
+            "synchronous", name_server=orbit_cluster.name_server, consume_from="first"
+        )
+
+        @consumer.on("orders")
+        async def note(message: ReceivedMessage) -> None:
+            assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
+            seen.append(message.text())
+
+        sync_consumer.on("orders")(lambda message: sync_seen.append(message.text()))
+        async with consumer:
+            await asyncio.to_thread(sync_consumer.start)
+            with Producer(name_server=orbit_cluster.name_server) as producer:
+                await asyncio.to_thread(producer.send, "orders", "x")
+            await until(lambda: seen == ["x"] and sync_seen == ["x"])
+            await asyncio.to_thread(sync_consumer.stop)
+        return seen
+
+    assert uvloop.run(application()) == ["x"]

@@ -1,0 +1,254 @@
+"""Consumers in order against a real broker: order, locks, pauses, dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.verdict import DeadLetter
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.wellknown import DLQ_ORIGIN_TOPIC
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.support.client import quick_settings
+from tests.support.consumers import (
+    committed,
+    consumer_of,
+    new_group,
+    own_queues,
+    producer_of,
+    send,
+    until_owned,
+)
+from tests.support.consuming import DEADLINE, until, until_at_least
+
+
+@pytest.fixture
+async def cluster() -> Any:
+    async with AsyncEmbeddedCluster() as running:
+        await running.create_topic("orders", queues=4)
+        yield running
+
+
+class Recorder:
+    """A handler that notes order and overlaps of each queue."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[int]] = {}
+        self.overlaps = 0
+        self._inside: set[Queue] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, message: ReceivedMessage) -> None:
+        with self._lock:
+            self.overlaps += message.queue in self._inside
+            self._inside.add(message.queue)
+            self.seen.setdefault(message.queue.id, []).append(message.queue_offset)
+        with self._lock:
+            self._inside.discard(message.queue)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.seen.values()))
+
+
+async def produce(cluster: AsyncEmbeddedCluster, count: int) -> None:
+    async with producer_of(cluster) as producer:
+        for number in range(count):
+            await producer.send("orders", str(number), key=str(number % 4))
+
+
+async def test_each_queue_is_consumed_in_order_while_members_come_and_go(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    group, record = new_group(), Recorder()
+    stays = consumer_of(cluster, group, ordered=True)
+    stays.on("orders")(record)
+    async with stays:
+        producing = asyncio.create_task(produce(cluster, 1200))
+        for step in range(1, 4):
+            guest = consumer_of(cluster, group, ordered=True)
+            guest.on("orders")(record)
+            async with guest:
+                await until_owned(guest, 2)
+                await until_at_least(lambda: record.count, 200 * step)
+        await producing
+        await until(lambda: record.count >= 1200)
+
+    assert record.overlaps == 0
+    stored = {queue_id: list(range(broker_end(cluster, queue_id))) for queue_id in range(4)}
+    assert record.seen == {at: offsets for at, offsets in stored.items() if offsets}
+
+
+def broker_end(cluster: AsyncEmbeddedCluster, queue_id: int) -> int:
+    return cluster.brokers[0].parts.store.max_offset("orders", queue_id)
+
+
+@pytest.mark.feature("E9")
+async def test_after_the_allowed_attempts_it_becomes_a_dead_letter_and_the_queue_goes_on(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    calls: list[tuple[str, int]] = []
+    consumer = consumer_of(
+        cluster, ordered=True, consume=ConsumeSettings(suspend=0.01, max_retries=2)
+    )
+
+    @consumer.on("orders")
+    def handle(message: ReceivedMessage) -> None:
+        calls.append((message.text(), message.attempt))
+        if message.text() == "bad":
+            raise ValueError("never works")
+
+    async with consumer:
+        await send(cluster, "orders", ["good", "bad", "next"], queue=Queue("orders", "broker-a", 1))
+        await until(lambda: ("next", 1) in calls)
+        dead_letters = f"%DLQ%{consumer.group}"
+        await until(lambda: len(cluster.messages(dead_letters)) == 1)
+
+    assert calls == [("good", 1), ("bad", 1), ("bad", 2), ("bad", 3), ("next", 1)]
+    (dead,) = cluster.messages(dead_letters)
+    assert dead.body == b"bad"
+    assert dead.reconsume_times == 3
+    assert dead.get_property(DLQ_ORIGIN_TOPIC) == "orders"
+    assert dead.get_property("DLQ_REASON") == "ValueError: never works"
+    assert committed(cluster, consumer.group, "orders") == 3
+    assert ConsumeSettings().max_retries is None, "without a setting attempts go on for ever"
+
+
+async def test_a_message_is_given_up_at_once_when_the_handler_says_so(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    consumer = consumer_of(cluster, ordered=True)
+
+    @consumer.on("orders")
+    def handle(message: ReceivedMessage) -> None:
+        if message.text() == "bad":
+            raise DeadLetter("no use")
+
+    async with consumer:
+        await send(cluster, "orders", ["bad", "good"], queue=Queue("orders", "broker-a", 0))
+        await until(lambda: sum(consumer.positions().values()) == 2)
+
+    (dead,) = cluster.messages(f"%DLQ%{consumer.group}")
+    assert dead.get_property("DLQ_REASON") == "no use"
+
+
+@pytest.mark.feature("E8")
+async def test_a_failing_message_holds_its_own_queue_only(cluster: AsyncEmbeddedCluster) -> None:
+    calls: list[tuple[int, str, int]] = []
+    consumer = consumer_of(cluster, ordered=True, consume=ConsumeSettings(suspend=0.02))
+
+    @consumer.on("orders")
+    def handle(message: ReceivedMessage) -> None:
+        calls.append((message.queue.id, message.text(), message.attempt))
+        if message.text() == "bad" and message.attempt < 4:
+            raise ValueError("not yet")
+
+    async with consumer:
+        await send(cluster, "orders", ["bad", "after"], queue=Queue("orders", "broker-a", 0))
+        await send(cluster, "orders", ["x", "y"], queue=Queue("orders", "broker-a", 1))
+        await until(lambda: sum(consumer.positions().values()) == 4)
+
+    held = [(text, attempt) for queue, text, attempt in calls if queue == 0]
+    assert held == [("bad", 1), ("bad", 2), ("bad", 3), ("bad", 4), ("after", 1)]
+    assert [text for queue, text, _ in calls if queue == 1] == ["x", "y"]
+    assert cluster.messages(f"%RETRY%{consumer.group}") == []
+    assert ConsumeSettings().suspend == 1.0
+
+
+@pytest.mark.feature("E4")
+async def test_a_queue_is_not_given_up_while_its_handler_runs(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    group = new_group()
+    entered, opened = threading.Event(), threading.Event()
+    seen: list[tuple[str, str]] = []
+
+    def slow(message: ReceivedMessage) -> None:
+        entered.set()
+        opened.wait(DEADLINE)
+        seen.append(("first", message.text()))
+
+    # By their names, the first one keeps queues 0 and 1, and the second one gets 2 and 3.
+    first, second = (
+        consumer_of(
+            cluster,
+            group,
+            ordered=True,
+            client=quick_settings(cluster.name_server, instance=name),
+            rebalance=RebalanceSettings(handover=0.1),
+        )
+        for name in ("a", "b")
+    )
+    first.on("orders")(slow)
+    second.on("orders")(lambda message: seen.append(("second", message.text())))
+    await send(cluster, "orders", ["a", "b"], queue=Queue("orders", "broker-a", 3))
+    async with first, second:
+        await asyncio.to_thread(entered.wait, DEADLINE)
+        await until_owned(first, 3)  # the last one is to be given up, and is not yet
+        assert Queue("orders", "broker-a", 3) in first.queues
+        assert not seen
+
+        opened.set()
+        await until(lambda: len(seen) == 2)
+        await until_owned(second, 2)
+
+    assert seen == [("first", "a"), ("second", "b")]
+
+
+@pytest.mark.feature("E11")
+async def test_a_new_owner_goes_on_at_once_after_a_graceful_stop(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    group, record = new_group(), Recorder()
+    first = consumer_of(cluster, group, ordered=True)
+    second = consumer_of(cluster, group, ordered=True)
+    first.on("orders")(record)
+    second.on("orders")(record)
+    await first.start()
+    await second.start()
+    await until(lambda: (len(own_queues(first)), len(own_queues(second))) == (2, 2))
+    await produce(cluster, 100)
+    await until(lambda: record.count == 100)
+
+    await first.stop()
+    stopped_at = asyncio.get_running_loop().time()
+    await until_owned(second, 4)
+    took = asyncio.get_running_loop().time() - stopped_at
+    await produce(cluster, 100)
+    await until(lambda: record.count == 200)
+    await second.stop()
+
+    # Far below the 60 s after which a broker lets go of a lock by itself.
+    assert took < 5
+    parts = cluster.brokers[0].parts
+    assert not parts.locks.group_has_lock(group, parts.clock.monotonic())
+    assert record.overlaps == 0
+
+
+async def test_what_failed_elsewhere_is_retried_in_order_as_well(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    """The retry topic of the group is consumed: it may hold messages of a time without order."""
+    group = new_group()
+    seen: list[tuple[str, int]] = []
+    concurrent = consumer_of(cluster, group)
+
+    @concurrent.on("orders")
+    def fail(message: ReceivedMessage) -> None:
+        raise ValueError("no")
+
+    async with concurrent:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: concurrent.statistics().sent_back == 1)
+
+    ordered = consumer_of(cluster, group, ordered=True)
+    ordered.on("orders")(lambda message: seen.append((message.topic, message.attempt)))
+    async with ordered:
+        cluster.advance(10)
+        await until(lambda: seen == [("orders", 2)])

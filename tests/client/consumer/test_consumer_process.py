@@ -1,0 +1,299 @@
+"""Consumers as programs: signals, forks, and a process that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.testing import EmbeddedCluster
+
+DEADLINE = 30.0
+
+#: A program that consumes and says what it does, one line each.
+PROGRAM = """
+import sys, os, threading
+{imports}
+
+def say(*words):
+    # One call: lines of several threads must not mix.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+{body}
+"""
+
+SYNC = """
+from orbitmq.client.consumer.consumer import Consumer
+
+consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
+
+@consumer.on("orders")
+def bill(message):
+    say("begin", message.text())
+    threading.Event().wait(0.2 if message.text() == "slow" else 0.0)
+    say("end", message.text())
+
+say("run")
+consumer.run()
+say("stopped")
+"""
+
+ASYNC = """
+import asyncio
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+
+consumer = AsyncConsumer("billing", name_server=sys.argv[1], consume_from="first")
+
+@consumer.on("orders")
+async def bill(message):
+    say("begin", message.text())
+    await asyncio.sleep(0.2 if message.text() == "slow" else 0.0)
+    say("end", message.text())
+
+say("run")
+asyncio.run(consumer.run())
+say("stopped")
+"""
+
+
+class Program:
+    """A running program, and what it has said."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.said.append(line.strip())
+                self._news.notify_all()
+
+    def until_said(self, line: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: line in self.said, DEADLINE), self.said
+
+    def end(self) -> int:
+        code = self.process.wait(DEADLINE)
+        self._reader.join(DEADLINE)
+        return code
+
+
+@contextmanager
+def program(text: str, *arguments: str, folder: Path) -> Iterator[Program]:
+    script = folder / f"program{len(list(folder.iterdir()))}.py"
+    script.write_text(PROGRAM.format(imports="", body=textwrap.dedent(text)))
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield Program(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def cluster(orbit_cluster: EmbeddedCluster) -> EmbeddedCluster:
+    orbit_cluster.create_topic("orders")
+    return orbit_cluster
+
+
+def send(cluster: EmbeddedCluster, *bodies: str) -> None:
+    with Producer(name_server=cluster.name_server) as producer:
+        for body in bodies:
+            producer.send("orders", body)
+
+
+@pytest.mark.feature("N4")
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(SYNC, signal.SIGINT), (ASYNC, signal.SIGTERM)],
+    ids=["sync, Ctrl-C", "async, SIGTERM"],
+)
+def test_a_signal_stops_in_order_and_nothing_is_repeated(
+    cluster: EmbeddedCluster, tmp_path: Path, text: str, number: signal.Signals
+) -> None:
+    with program(text, cluster.name_server, folder=tmp_path) as first:
+        send(cluster, "a", "b", "slow")
+        first.until_said("end a")
+        first.until_said("end b")
+        first.until_said("begin slow")
+        first.process.send_signal(number)
+
+        assert first.end() == 0, first.said
+        assert first.said[-2:] == ["end slow", "stopped"]
+    assert sum(cluster.progress("billing", "orders").values()) == 3
+    with program(text, cluster.name_server, folder=tmp_path) as second:
+        send(cluster, "c")
+        second.until_said("end c")
+        second.process.send_signal(number)
+        second.end()
+
+    begun = Counter(line for line in first.said + second.said if line.startswith("begin"))
+    assert begun == {"begin a": 1, "begin b": 1, "begin slow": 1, "begin c": 1}
+
+
+@pytest.mark.feature("A10")
+def test_a_killed_member_is_replaced_at_once(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """Rounds are 20 s apart: what happens sooner was caused by the broker's notice."""
+    seen: Counter[str] = Counter()
+    changed = threading.Condition()
+
+    def count(message: ReceivedMessage) -> None:
+        with changed:
+            seen[message.text()] += 1
+            changed.notify_all()
+
+    consumer = Consumer("billing", name_server=cluster.name_server, consume_from="first")
+    consumer.on("orders")(count)
+    with program(SYNC, cluster.name_server, folder=tmp_path) as other, consumer:
+        owned = _until(lambda: own(consumer) == 2)
+        assert owned, "the two do not share the queues"
+        send(cluster, *(f"m{number}" for number in range(40)))
+        assert _until(lambda: len(seen) + ends(other) == 40)
+
+        other.process.kill()
+        other.end()
+        assert _until(lambda: own(consumer) == 4, within=10)
+        send(cluster, *(f"n{number}" for number in range(40)))
+        with changed:
+            assert changed.wait_for(
+                lambda: sum(text.startswith("n") for text in seen) == 40, DEADLINE
+            )
+
+    assert all(count == 1 for text, count in seen.items() if text.startswith("n"))
+
+
+def own(consumer: Consumer) -> int:
+    return sum(queue.topic == "orders" for queue in consumer.queues)
+
+
+def ends(running: Program) -> int:
+    return sum(line.startswith("end") for line in running.said)
+
+
+def _until(condition: Any, within: float = DEADLINE) -> bool:
+    waiting = threading.Event()
+    for _ in range(int(within / 0.01)):
+        if condition():
+            return True
+        waiting.wait(0.01)
+    return False
+
+
+@pytest.mark.feature("P6")
+def test_a_consumer_used_after_a_fork_says_so(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    text = """
+    from orbitmq.client.consumer.consumer import Consumer
+    from orbitmq.client.errors import UsedAfterFork
+
+    consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
+    consumer.on("orders")(lambda message: say("got", message.text()))
+    unstarted = Consumer("other", name_server=sys.argv[1])
+    unstarted.on("orders")(lambda message: None)
+    consumer.start()
+    child = os.fork()
+    if child == 0:
+        for call in (consumer.statistics, unstarted.start, lambda: consumer.queues):
+            try:
+                call()
+            except UsedAfterFork as error:
+                say("refused:", error)
+        consumer.stop()   # as a `with` block that the fork was in would
+        again = Consumer("billing", name_server=sys.argv[1], consume_from="first")
+        again.on("orders")(lambda message: None)
+        with again:
+            say("child", len(again.client_id) > 0)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    say("child ended", status)
+    say("parent", consumer.workers)
+    consumer.stop()
+    say("stopped")
+    """
+    with program(text, cluster.name_server, folder=tmp_path) as running:
+        assert running.end() == 0, running.said
+
+    refusals = [line for line in running.said if line.startswith("refused:")]
+    assert len(refusals) == 3
+    assert all("make a new one after the fork" in line for line in refusals)
+    assert running.said[-4:] == ["child True", "child ended 0", "parent 20", "stopped"]
+
+
+def test_a_program_that_forgets_to_stop_ends_all_the_same(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    text = """
+    from orbitmq.client.consumer.consumer import Consumer
+
+    done = threading.Event()
+    consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
+    consumer.on("orders")(lambda message: done.set())
+    consumer.start()
+    done.wait(20)
+    say("end of the program")
+    """
+    send(cluster, "x")
+    with program(text, cluster.name_server, folder=tmp_path) as running:
+        assert running.end() == 0, running.said
+
+    assert running.said == ["end of the program"]
+
+
+def test_a_second_signal_ends_a_program_that_waits_for_its_handlers(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    text = """
+    from orbitmq.client.consumer.consumer import Consumer
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+
+    consumer = Consumer(
+        "billing", name_server=sys.argv[1], consume_from="first",
+        rebalance=RebalanceSettings(handover=600),
+    )
+
+    @consumer.on("orders")
+    def stuck(message):
+        say("begin")
+        threading.Event().wait(600)
+
+    consumer.run()
+    """
+    send(cluster, "x")
+    with program(text, cluster.name_server, folder=tmp_path) as running:
+        running.until_said("begin")
+        running.process.send_signal(signal.SIGTERM)
+        # The second one comes until the first one has been noticed.
+        assert _until(lambda: _signalled(running))
+
+        assert running.end() == -signal.SIGTERM
+
+
+def _signalled(running: Program) -> bool:
+    if running.process.poll() is None:
+        os.kill(running.process.pid, signal.SIGTERM)
+    return running.process.poll() is not None

@@ -1,0 +1,417 @@
+"""Failed messages, from the handler through the broker and back, to the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from orbitmq.broker.permissions import READ_WRITE, Perm
+from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.verdict import DeadLetter, Retry
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.stored import StoredMessage
+from orbitmq.message.wellknown import (
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_TOPIC,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+)
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
+from tests.support.consumers import (
+    committed,
+    consumer_of,
+    done_here,
+    new_group,
+    send,
+    until_owned,
+    until_retry_is_owned,
+)
+from tests.support.consuming import DEADLINE, until, until_at_least
+
+PARKED = "SCHEDULE_TOPIC_XXXX"
+TIMED = "rmq_sys_wheel_timer"
+#: Seconds of the retries, by their number.
+DELAYS = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
+
+
+@pytest.fixture
+async def cluster() -> Any:
+    async with AsyncEmbeddedCluster() as running:
+        await running.create_topic("orders", queues=1)
+        yield running
+
+
+class Failing:
+    """A handler that fails for its first calls, or for ever."""
+
+    def __init__(self, times: int | None = None, error: BaseException | None = None) -> None:
+        self._times = times
+        self._error = error or ValueError("no such order")
+        self.calls: list[ReceivedMessage] = []
+
+    def __call__(self, message: ReceivedMessage) -> None:
+        self.calls.append(message)
+        if self._times is None or len(self.calls) <= self._times:
+            raise self._error
+
+    @property
+    def attempts(self) -> list[int]:
+        return [message.attempt for message in self.calls]
+
+
+def parked_levels(cluster: AsyncEmbeddedCluster) -> list[int]:
+    """The delay levels of everything that was ever put off, in order."""
+    return [message.queue_id + 1 for message in cluster.messages(PARKED)]
+
+
+def stored(messages: list[StoredMessage]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+async def test_a_failed_message_comes_again_after_the_delay(cluster: AsyncEmbeddedCluster) -> None:
+    fail = Failing(times=1)
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(fail)
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: consumer.statistics().sent_back == 1)
+        await until_retry_is_owned(consumer)
+        assert done_here(consumer) == 1, "a failed message holds nothing back"
+
+        cluster.advance(10)
+        await until(lambda: len(fail.calls) == 2)
+
+    assert fail.attempts == [1, 2]
+    assert committed(cluster, consumer.group, "orders") == 1
+    assert committed(cluster, consumer.group, f"%RETRY%{consumer.group}") == 1
+
+
+@pytest.mark.feature("F1")
+async def test_a_message_goes_back_to_the_broker_that_stored_it() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=1)
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(Failing())
+        async with consumer:
+            await send(cluster, "orders", ["b"], queue=Queue("orders", "broker-b", 0))
+            await until(lambda: consumer.statistics().sent_back == 1)
+
+        names = [
+            broker.parts.settings.name
+            for broker in cluster.brokers
+            if any(queue.topic == PARKED for queue in broker.parts.store.queues())
+        ]
+        assert names == ["broker-b"]
+
+
+@pytest.mark.feature("F2")
+async def test_the_copy_keeps_everything_but_the_count_of_attempts(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    fail = Failing(times=1)
+    consumer = consumer_of(cluster)
+    consumer.on("orders", tags="paid")(fail)
+    async with consumer:
+        await send(cluster, "orders", ["x"], tags="paid", keys="o-1", properties={"colour": "red"})
+        await until(lambda: consumer.statistics().sent_back == 1)
+        await until_retry_is_owned(consumer)
+        (original,) = cluster.messages("orders")
+        cluster.advance(10)
+        await until(lambda: len(fail.calls) == 2)
+
+    first, second = fail.calls
+    assert second.topic == first.topic == "orders"
+    assert second.unique_id == first.unique_id
+    assert (second.tags, second.keys, second.get("colour")) == ("paid", ("o-1",), "red")
+    assert (first.reconsume_times, second.reconsume_times) == (0, 1)
+    assert second.origin_id == first.offset_id
+    assert second.get(ORIGIN_MESSAGE_ID) == first.offset_id
+    assert second.get(RETRY_TOPIC) == "orders"
+    (same,) = cluster.messages("orders")
+    assert same == original, "the message itself was touched"
+
+
+@pytest.mark.feature("F3")
+@pytest.mark.feature("F6")
+async def test_delays_grow_up_to_two_hours_and_after_sixteen_retries_it_is_dead(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    fail = Failing()
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(fail)
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        await until_retry_is_owned(consumer)
+        for retry, delay in enumerate(DELAYS, 1):
+            await until_at_least(lambda: consumer.statistics().sent_back, retry)
+            assert parked_levels(cluster) == list(range(3, 3 + retry))
+            cluster.advance(delay)
+            await until_at_least(lambda: len(fail.calls), retry + 1)
+        dead_letters = f"%DLQ%{consumer.group}"
+        await until(lambda: len(cluster.messages(dead_letters)) == 1)
+
+    assert fail.attempts == list(range(1, 18))
+    (dead,) = cluster.messages(dead_letters)
+    assert dead.body == b"x"
+    assert dead.reconsume_times == 17
+    assert dead.get_property(DLQ_ORIGIN_TOPIC) == "orders"
+    assert dead.get_property(DLQ_ORIGIN_MESSAGE_ID) == fail.calls[0].offset_id
+    assert dead.get_property("DLQ_REASON") == "ValueError: no such order"
+
+
+@pytest.mark.feature("F3")
+@pytest.mark.parametrize(
+    ("signal", "level"), [(Retry(level=1), 1), (Retry(level=7), 7), (Retry(level=18), 18)]
+)
+async def test_a_handler_names_its_own_level(
+    cluster: AsyncEmbeddedCluster, signal: Retry, level: int
+) -> None:
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(Failing(error=signal))
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: consumer.statistics().sent_back == 1)
+
+    assert parked_levels(cluster) == [level]
+
+
+@pytest.mark.feature("F3")
+async def test_a_handler_names_its_own_delay(cluster: AsyncEmbeddedCluster) -> None:
+    fail = Failing(times=1, error=Retry("bank is closed", delay=45))
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(fail)
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: consumer.statistics().sent_back == 1)
+        await until_retry_is_owned(consumer)
+        (timed,) = cluster.messages(TIMED)
+        due = int(timed.get_property("TIMER_OUT_MS") or 0)
+        assert 44_000 < due - timed.store_ms <= 46_000
+
+        cluster.advance(46)
+        await until(lambda: len(fail.calls) == 2)
+
+    assert parked_levels(cluster) == []
+
+
+@pytest.mark.feature("F4")
+async def test_a_retry_is_seen_by_its_group_only_and_with_its_own_topic(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    fail, other_calls = Failing(times=1), Counter[str]()
+    consumer, other = consumer_of(cluster), consumer_of(cluster)
+    consumer.on("orders")(fail)
+    other.on("orders")(lambda message: other_calls.update([message.text()]))
+    async with consumer, other:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: consumer.statistics().sent_back == 1 and other_calls["x"] == 1)
+        await until_retry_is_owned(consumer)
+        await until_retry_is_owned(other)
+        cluster.advance(10)
+        await until(lambda: len(fail.calls) == 2)
+
+        assert stored(cluster.messages(f"%RETRY%{consumer.group}")) == [b"x"]
+        assert fail.calls[1].queue.topic == f"%RETRY%{consumer.group}"
+        assert fail.calls[1].topic == "orders"
+
+    assert other_calls == {"x": 1}
+
+
+@pytest.mark.feature("F5")
+async def test_a_new_group_has_its_retry_topic_without_asking_for_it(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    group = new_group("never-seen")
+    assert f"%RETRY%{group}" not in cluster.brokers[0].parts.topics
+    consumer = consumer_of(cluster, group)
+    consumer.on("orders")(lambda message: None)
+    async with consumer:
+        await until_retry_is_owned(consumer)
+
+    assert f"%RETRY%{group}" in cluster.brokers[0].parts.topics
+
+
+@pytest.mark.feature("F6")
+@pytest.mark.parametrize("by", ["consumer", "group"])
+async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_group(
+    cluster: AsyncEmbeddedCluster, by: str
+) -> None:
+    group = new_group()
+    options: dict[str, Any] = {}
+    if by == "consumer":
+        options["max_retries"] = 1
+    else:
+        parts = cluster.brokers[0].parts
+        parts.groups.update(
+            SubscriptionGroupConfig(group_name=group, retry_max_times=1), now=parts.clock.now()
+        )
+    fail = Failing()
+    consumer = consumer_of(cluster, group, **options)
+    consumer.on("orders")(fail)
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: consumer.statistics().sent_back == 1)
+        await until_retry_is_owned(consumer)
+        cluster.advance(10)
+        await until(lambda: len(cluster.messages(f"%DLQ%{group}")) == 1)
+
+    assert fail.attempts == [1, 2]
+
+
+async def test_a_handler_gives_a_message_up_with_its_reason(cluster: AsyncEmbeddedCluster) -> None:
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(Failing(error=DeadLetter("customer does not exist")))
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        dead_letters = f"%DLQ%{consumer.group}"
+        await until(lambda: len(cluster.messages(dead_letters)) == 1)
+        await until(lambda: consumer.statistics().dead_letters == 1)
+
+    (dead,) = cluster.messages(dead_letters)
+    assert dead.get_property("DLQ_REASON") == "customer does not exist"
+    assert cluster.messages(PARKED) == []
+
+
+@pytest.mark.feature("F11")
+@pytest.mark.feature("D7")
+async def test_failures_do_not_hold_progress_back(cluster: AsyncEmbeddedCluster) -> None:
+    def handle(message: ReceivedMessage) -> None:
+        if int(message.text()) % 3 == 0:
+            raise ValueError("every third")
+
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(handle)
+    async with consumer:
+        await send(cluster, "orders", range(30))
+        await until(lambda: done_here(consumer) == 30)
+
+    assert committed(cluster, consumer.group, "orders") == 30
+    assert sorted(parked_levels(cluster)) == [3] * 10
+
+
+@pytest.mark.feature("F8")
+async def test_a_message_that_no_broker_takes_back_is_consumed_again_here(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    parts = cluster.brokers[0].parts
+    fail = Failing(times=2)
+    consumer = consumer_of(cluster, consume=ConsumeSettings(local_retry=0.05))
+    consumer.on("orders")(fail)
+    await send(cluster, "orders", ["x"])
+    parts.change_settings(replace(parts.settings, permission=int(Perm.READ)))
+    try:
+        async with consumer:
+            await until(lambda: len(fail.calls) == 3)
+            await until(lambda: done_here(consumer) == 1)
+            assert consumer.statistics().kept_back == 2
+    finally:
+        parts.change_settings(replace(parts.settings, permission=READ_WRITE))
+
+    assert fail.attempts == [1, 2, 3]
+    assert ConsumeSettings().local_retry == 5.0
+
+
+@pytest.mark.feature("D13")
+async def test_a_message_whose_handler_takes_too_long_is_sent_back(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    entered, opened = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        calls.append(message.attempt)
+        if message.attempt == 1:
+            entered.set()
+            opened.wait(DEADLINE)
+
+    consumer = consumer_of(cluster, consume=ConsumeSettings(timeout=0.1))
+    consumer.on("orders")(handle)
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: done_here(consumer) == 1)
+        assert parked_levels(cluster) == [3]
+        assert consumer.statistics().timed_out == 1
+        await until_retry_is_owned(consumer)
+
+        cluster.advance(10)
+        await until(lambda: calls == [1, 2])
+        opened.set()
+
+    assert ConsumeSettings().timeout == 15 * 60
+
+
+async def test_when_its_broker_is_gone_the_copy_goes_to_another_one() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=1)
+        entered, go_on = asyncio.Event(), asyncio.Event()
+        calls: list[ReceivedMessage] = []
+
+        async def handle(message: ReceivedMessage) -> None:
+            calls.append(message)
+            entered.set()
+            await go_on.wait()
+            if message.attempt == 1:
+                raise ValueError("no")
+
+        consumer = consumer_of(cluster, consume=ConsumeSettings(send_back_timeout=0.5))
+        consumer.on("orders")(handle)
+        async with consumer:
+            await until_owned(consumer, 2)
+            await until_retry_is_owned(consumer)
+            await send(cluster, "orders", ["b"], queue=Queue("orders", "broker-b", 0))
+            await entered.wait()
+            await cluster.brokers[1].stop()
+            go_on.set()
+            await until(lambda: consumer.statistics().sent_back == 1)
+            assert PARKED in {queue.topic for queue in cluster.brokers[0].parts.store.queues()}
+
+            cluster.clock.advance(10)
+            cluster.brokers[0].parts.delays.wake()
+            await until(lambda: len(calls) == 2)
+
+        assert (calls[1].topic, calls[1].attempt) == ("orders", 2)
+        assert calls[1].unique_id == calls[0].unique_id
+        assert calls[1].origin_id == calls[0].offset_id
+
+
+@pytest.mark.parametrize(
+    "reason_of_length", [lambda: ValueError("x" * 5000), lambda: ValueError("é" * 900)]
+)
+async def test_a_long_reason_is_cut_and_one_line(
+    cluster: AsyncEmbeddedCluster, reason_of_length: Callable[[], Exception]
+) -> None:
+    consumer = consumer_of(cluster, max_retries=0)
+    consumer.on("orders")(Failing(error=reason_of_length()))
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        dead_letters = f"%DLQ%{consumer.group}"
+        await until(lambda: len(cluster.messages(dead_letters)) == 1)
+
+    reason = cluster.messages(dead_letters)[0].get_property("DLQ_REASON") or ""
+    assert reason.startswith("ValueError: ")
+    assert 900 < len(reason.encode()) <= 1024
+
+
+async def test_a_compressed_message_comes_again_as_it_was(cluster: AsyncEmbeddedCluster) -> None:
+    body = msgspec.json.encode(["the same thing"] * 2000)
+    fail = Failing(times=1)
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(fail)
+    async with consumer:
+        await send(cluster, "orders", [body])
+        await until(lambda: consumer.statistics().sent_back == 1)
+        await until_retry_is_owned(consumer)
+        cluster.advance(10)
+        await until(lambda: len(fail.calls) == 2)
+
+    assert fail.calls[0].stored.is_compressed
+    assert [message.body for message in fail.calls] == [body, body]

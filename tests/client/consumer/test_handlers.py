@@ -1,0 +1,223 @@
+"""How handlers and listeners are recognised, called and understood."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orbitmq.client.consumer.handlers import (
+    DEFAULT_BATCH,
+    Binding,
+    bind_handler,
+    bind_listener,
+    takes_batch,
+)
+from orbitmq.client.consumer.verdict import DONE, ConsumeContext, DeadLetter, Outcome, Verdict
+from orbitmq.client.errors import SettingError
+from orbitmq.client.received import ReceivedMessage
+from tests.support.consuming import GROUP, QUEUE, received
+
+if TYPE_CHECKING:
+    # Not there when the program runs: annotations that cannot be evaluated.
+    from orbitmq.client.received import ReceivedMessage as OnlyForTypes
+
+MESSAGES = [received(offset) for offset in range(3)]
+
+
+def call(binding: Binding, messages: Sequence[ReceivedMessage] = MESSAGES) -> Outcome:
+    """Call a binding the way it wants to be called."""
+    if binding.is_async:
+        return asyncio.run(_awaited(binding, messages))
+    return binding.call(QUEUE, messages)
+
+
+async def _awaited(binding: Binding, messages: Sequence[ReceivedMessage]) -> Outcome:
+    return await binding.call_async(QUEUE, messages)
+
+
+def one(message: ReceivedMessage) -> None: ...
+
+
+def many(messages: list[ReceivedMessage]) -> None: ...
+
+
+def sequence(messages: Sequence[ReceivedMessage]) -> None: ...
+
+
+def hidden(messages: list[OnlyForTypes]) -> None: ...
+
+
+def bare(message):  # type: ignore[no-untyped-def]  # as many are in users' code
+    ...
+
+
+class Methods:
+    def one(self, message: ReceivedMessage) -> None: ...
+
+    def many(self, messages: list[ReceivedMessage]) -> None: ...
+
+    async def __call__(self, messages: list[ReceivedMessage]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (one, False),
+        (bare, False),
+        (many, True),
+        (sequence, True),
+        (hidden, True),
+        (Methods().one, False),
+        (Methods().many, True),
+        (Methods(), True),
+        (lambda message: None, False),
+        (print, False),
+    ],
+)
+def test_a_batch_handler_is_known_by_its_annotation(
+    function: Callable[..., object], expected: bool
+) -> None:
+    assert takes_batch(function) is expected
+
+
+def test_batch_says_it_for_handlers_without_annotations() -> None:
+    seen: list[object] = []
+    binding = bind_handler(seen.append, group=GROUP, batch=True)
+
+    assert call(binding) is DONE
+    assert seen == [MESSAGES]
+
+
+def test_a_handler_of_single_messages_is_called_with_one() -> None:
+    seen: list[object] = []
+    binding = bind_handler(seen.append, group=GROUP)
+
+    call(binding, MESSAGES[:1])
+
+    assert binding.batch_size == 1
+    assert seen == [MESSAGES[0]]
+
+
+def test_a_batch_handler_gets_what_a_pull_brings_unless_told_otherwise() -> None:
+    assert bind_handler(many, group=GROUP).batch_size == DEFAULT_BATCH
+    assert bind_handler(many, group=GROUP, batch_size=5).batch_size == 5
+    assert bind_handler(one, group=GROUP, batch_size=5).batch_size == 1
+
+
+@pytest.mark.parametrize("size", [0, 1025, True])
+def test_a_batch_size_out_of_bounds_is_refused(size: int) -> None:
+    with pytest.raises(SettingError, match="batch_size must be 1 to 1024"):
+        bind_handler(many, group=GROUP, batch_size=size)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "bill"])
+def test_what_cannot_be_called_is_no_handler(wrong: Any) -> None:
+    with pytest.raises(SettingError, match="callable"):
+        bind_handler(wrong, group=GROUP)
+
+
+def test_a_handler_without_a_parameter_is_refused() -> None:
+    with pytest.raises(SettingError, match="takes no argument"):
+        bind_handler(lambda: None, group=GROUP)  # type: ignore[misc, arg-type]  # that is the point
+
+
+def test_what_a_handler_raises_becomes_an_outcome() -> None:
+    def fail(message: ReceivedMessage) -> None:
+        raise KeyError("customer")
+
+    outcome = call(bind_handler(fail, group=GROUP), MESSAGES[:1])
+
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "KeyError: 'customer'"
+
+
+def test_not_even_an_exit_gets_out_of_a_thread() -> None:
+    outcome = call(bind_handler(lambda message: sys.exit(3), group=GROUP), MESSAGES[:1])
+
+    assert outcome.verdict is Verdict.RETRY
+
+
+def test_an_answer_that_is_none_counts_as_a_failure_with_its_reason() -> None:
+    outcome = call(bind_handler(lambda message: "ok", group=GROUP), MESSAGES[:1])
+
+    assert list(outcome.failed) == MESSAGES[:1]
+    assert outcome.failure is not None
+    assert "returned 'ok'" in str(outcome.failure.reason)
+
+
+def test_coroutine_functions_are_awaited() -> None:
+    async def bill(messages: list[ReceivedMessage]) -> int:
+        await asyncio.sleep(0)
+        return 0
+
+    binding = bind_handler(bill, group=GROUP)
+    outcome = call(binding)
+
+    assert binding.is_async
+    assert [message.queue_offset for message in outcome.failed] == [1, 2]
+
+
+def test_an_object_with_a_coroutine_call_is_awaited() -> None:
+    binding = bind_handler(Methods(), group=GROUP)
+
+    assert binding.is_async
+    assert call(binding) is DONE
+
+
+async def test_a_cancelled_handler_is_cancelled_for_its_caller_as_well() -> None:
+    async def forever(message: ReceivedMessage) -> None:
+        await asyncio.Event().wait()
+
+    calling = asyncio.create_task(_awaited(bind_handler(forever, group=GROUP), MESSAGES[:1]))
+    await asyncio.sleep(0)
+    calling.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+
+@pytest.mark.feature("D4")
+def test_nothing_is_success_from_a_handler_and_failure_from_a_listener() -> None:
+    def handler(messages: list[ReceivedMessage]) -> None: ...
+
+    def listener(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> None: ...
+
+    def broken(messages: list[ReceivedMessage]) -> None:
+        raise OSError("disk")
+
+    assert call(bind_handler(handler, group=GROUP)) is DONE
+    assert list(call(bind_listener(listener, group=GROUP)).failed) == MESSAGES
+    assert list(call(bind_handler(broken, group=GROUP)).failed) == MESSAGES
+
+
+def test_a_listener_is_told_its_queue_and_says_more_in_its_context() -> None:
+    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        assert (context.group, context.queue) == (GROUP, QUEUE)
+        context.ack_index = 1
+        return Verdict.SUCCESS
+
+    binding = bind_listener(listen, group=GROUP, batch_size=3)
+
+    assert [message.queue_offset for message in call(binding).failed] == [2]
+
+
+def test_a_listener_may_be_a_coroutine_function() -> None:
+    async def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        raise DeadLetter("no use")
+
+    failure = call(bind_listener(listen, group=GROUP)).failure
+
+    assert failure is not None
+    assert failure.reason == "no use"
+
+
+def test_a_binding_is_named_after_its_function() -> None:
+    def bill(message: ReceivedMessage) -> None: ...
+
+    assert bind_handler(bill, group=GROUP).name == "bill"
+    assert bind_handler(Methods().one, group=GROUP).name == "Methods.one"
+    assert bind_handler(Methods(), group=GROUP).name == "Methods"

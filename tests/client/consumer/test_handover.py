@@ -1,0 +1,440 @@
+"""Queues change hands: never in two, never lost, soon, and with the progress of the one before.
+
+Rounds by the timer are a minute apart in these tests: whatever happens sooner came from news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from random import Random
+from typing import Self
+
+import pytest
+
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.testing.clock import MovableClock
+from orbitmq.wire.codes import RequestCode
+from tests.support.broker import RawClient, until
+from tests.support.rebalancing import (
+    GROUP,
+    QUICK,
+    TOPIC,
+    Begun,
+    Consumer,
+    Group,
+    OtherMember,
+    refusing,
+)
+
+COUNT = 16
+QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(COUNT)]
+DEADLINE = 30.0
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=COUNT)
+        yield cluster
+
+
+@pytest.fixture
+async def group(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Group]:
+    async with Group(cluster.name_server) as group:
+        yield group
+
+
+@pytest.fixture
+async def other(cluster: AsyncEmbeddedCluster) -> AsyncIterator[OtherMember]:
+    """A member that sorts before all of ours, and so has the first half of the queues."""
+    member = OtherMember("0-java")
+    yield member
+    await member.leave()
+
+
+class Load:
+    """Sends a message to every queue, again and again, until it is ended."""
+
+    def __init__(self, cluster: AsyncEmbeddedCluster, pause: float = 0.01) -> None:
+        self._cluster = cluster
+        self._pause = pause
+        self._is_over = asyncio.Event()
+        self.sent = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_over.set()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        client = await RawClient.open(self._cluster.brokers[0])
+        while not self._is_over.is_set():
+            await _send_round(client)
+            self.sent += COUNT
+            await asyncio.sleep(self._pause)
+        await client.close()
+
+
+async def send(cluster: AsyncEmbeddedCluster, rounds: int) -> None:
+    """Send a message to every queue, so many times."""
+    client = await RawClient.open(cluster.brokers[0])
+    for _ in range(rounds):
+        await _send_round(client)
+    await client.close()
+
+
+async def _send_round(client: RawClient) -> None:
+    await asyncio.gather(*(client.stored(TOPIC, queue_id=queue.id) for queue in QUEUES))
+
+
+async def settled(group: Group) -> None:
+    await until(lambda: group.ledger.is_settled(QUEUES), DEADLINE)
+
+
+def takes(seconds: float) -> Callable[[Consumer, ReceivedMessage], Awaitable[None]]:
+    async def handler(_: Consumer, __: ReceivedMessage) -> None:
+        await asyncio.sleep(seconds)
+
+    return handler
+
+
+def begun_by(group: Group, consumer: Consumer) -> list[Begun]:
+    return [begun for begun in group.ledger.begun if begun.client_id == consumer.client_id]
+
+
+@pytest.mark.feature("A1")
+@pytest.mark.feature("A13")
+async def test_joins_and_leaves_under_load_cause_no_duplicate_no_gap_and_no_overlap(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    async with Load(cluster) as load:
+        consumers = [await group.join(handler=takes(0.005)) for _ in range(2)]
+        await settled(group)
+        for _ in range(3):
+            consumers.append(await group.join(handler=takes(0.005)))
+            await settled(group)
+        for leaver in (consumers[0], consumers[3]):
+            await leaver.stop()
+            await settled(group)
+        before = load.sent
+        await until(lambda: load.sent > before + 10 * COUNT, DEADLINE)
+    await until(lambda: len(group.ledger.consumed) == load.sent, DEADLINE)
+
+    assert group.ledger.overlaps == []
+    assert group.ledger.duplicates == {}
+    # Where each owner began is where the one before had ended, to the message.
+    assert [begun.offset - begun.done for begun in group.ledger.begun] == [
+        0 for _ in group.ledger.begun
+    ]
+    assert sorted(group.ledger.owners()) == QUEUES
+    await group.end()
+    assert sum(cluster.progress(GROUP, TOPIC).values()) == load.sent
+
+
+async def test_eight_consumers_that_come_and_go_at_once_settle_without_an_overlap(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    async with Load(cluster) as load:
+        for _ in range(2):
+            await asyncio.gather(*(group.join(handler=takes(0.002)) for _ in range(8)))
+            await settled(group)
+            assert {len(member.owned) for member in group.living} <= {1, 2}
+            await asyncio.gather(*(member.stop() for member in group.living[1:]))
+            await settled(group)
+    await until(lambda: len(group.ledger.consumed) == load.sent, DEADLINE)
+
+    assert group.ledger.overlaps == []
+    assert group.ledger.duplicates == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_joins_leaves_and_kills_leave_no_gap(
+    cluster: AsyncEmbeddedCluster, group: Group, seed: int
+) -> None:
+    chance = Random(seed)
+    async with Load(cluster) as load:
+        await group.join(handler=takes(0.003))
+        for _ in range(12):
+            await _something_happens(group, chance)
+            if chance.random() < 0.5:
+                await settled(group)
+        await settled(group)
+    await until(lambda: len(group.ledger.consumed) == load.sent, DEADLINE)
+
+    assert group.ledger.overlaps == []
+
+
+async def _something_happens(group: Group, chance: Random) -> None:
+    living = group.living
+    what = chance.random()
+    if len(living) < 3 or (what < 0.5 and len(living) < 8):
+        await group.join(handler=takes(0.003))
+    elif what < 0.75:
+        await chance.choice(living).stop()
+    else:
+        await chance.choice(living).kill()
+
+
+@pytest.mark.feature("A10")
+async def test_a_queue_that_changes_hands_is_consumed_again_within_a_second(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    pauses: list[float] = []
+    async with Load(cluster, pause=0.005):
+        await group.join()
+        await settled(group)
+        for turn in range(4):
+            for change in ("join", "leave" if turn % 2 else "kill"):
+                since = asyncio.get_running_loop().time()
+                if change == "join":
+                    await group.join()
+                elif change == "leave":
+                    await group.living[0].stop()
+                else:
+                    await group.living[0].kill()
+                await settled(group)
+                moved = [each.queue for each in group.ledger.begun if each.at > since]
+                pauses.append(max([await _resumed(group, queue, since) for queue in moved]))
+
+    assert statistics.median(pauses) < 1.0, pauses
+
+
+async def _resumed(group: Group, queue: Queue, since: float) -> float:
+    """The longest time without a message of a queue after a change."""
+    times = group.ledger.times
+    await until(lambda: any(at > since for at in times.get(queue, ())), DEADLINE)
+    later = [at for at in times[queue] if at > since]
+    points = [since, *later]
+    return max(after - before for before, after in itertools.pairwise(points))
+
+
+class LeapingClock(MovableClock):
+    """A clock by which much time passes in a moment, for brokers that watch their clients."""
+
+    leapt = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.leapt
+
+
+@pytest.mark.feature("A10")
+async def test_a_member_that_is_silent_for_120_s_has_left(other: OtherMember) -> None:
+    clock = LeapingClock()
+    async with AsyncEmbeddedCluster(
+        clock=clock, adjust=lambda settings: replace(settings, scan_interval=0.1)
+    ) as cluster:
+        await cluster.create_topic(TOPIC, queues=COUNT)
+        await other.join(cluster.brokers[0], TOPIC)
+        async with Group(cluster.name_server, client={"heartbeat": 0.05}) as group:
+            consumer = await group.join()
+            await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+            members = cluster.brokers[0].parts.consumers.members
+
+            def heard(client_id: str) -> float:
+                (member,) = [each for each in members(GROUP) if each.client.id == client_id]
+                return member.heard_at
+
+            clock.leapt = 100.0
+            await until(lambda: heard(consumer.client_id) - heard(other.client_id) > 99, DEADLINE)
+            assert len(consumer.owned) == COUNT // 2
+            clock.leapt = 121.0
+
+            await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
+
+
+async def test_a_queue_stays_with_its_owner_until_its_handler_is_done(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    await send(cluster, 1)
+    gate = asyncio.Event()
+
+    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+        await gate.wait()
+
+    first = await group.join(handler=waits)
+    await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
+    second = await group.join()
+    lost = await _lost_by(first)
+    await until(lambda: second.rebalancer.claimed == lost, DEADLINE)
+
+    assert second.owned == set()
+    assert first.owned == set(QUEUES)
+    gate.set()
+    await settled(group)
+
+    assert second.owned == lost
+    assert group.ledger.duplicates == {}
+    assert group.ledger.overlaps == []
+    assert {begun.offset for begun in begun_by(group, second)} == {1}
+
+
+async def _lost_by(consumer: Consumer) -> set[Queue]:
+    """Half of the queues, once the consumer has begun to give them up."""
+
+    def draining() -> set[Queue]:
+        owned = consumer.rebalancer.owned
+        return {queue for queue, each in owned.items() if each.is_draining}
+
+    await until(lambda: len(draining()) == COUNT // 2, DEADLINE)
+    return draining()
+
+
+@pytest.mark.feature("A15")
+async def test_a_handler_that_outlives_the_loss_of_its_queue_is_not_committed_and_counted(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    await send(cluster, 1)
+    gate = asyncio.Event()
+    settings = RebalanceSettings(interval=60.0, handover=0.2)
+
+    async def waits(consumer: Consumer, _: ReceivedMessage) -> None:
+        if consumer.client_id == first.client_id:
+            await gate.wait()
+
+    async with Group(cluster.name_server, settings=settings, handler=waits) as group:
+        first = await group.join()
+        await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
+        second = await group.join()
+        await until(lambda: len(group.ledger.consumed) == COUNT // 2, DEADLINE)
+        assert {queue for queue, _ in group.ledger.consumed} == second.owned
+        await second.progress.persist(second.owned)
+        progress = cluster.progress(GROUP, TOPIC)
+        gate.set()
+        await until(lambda: len(group.ledger.duplicates) == COUNT // 2, DEADLINE)
+
+        assert first.rebalancer.counts.abandoned == COUNT // 2
+        assert second.rebalancer.counts.overdue == 0
+        for queue in second.owned:
+            assert first.progress.read(queue) is None
+            assert progress[queue.broker, queue.id] == 1
+
+
+async def test_another_member_that_still_holds_a_queue_is_waited_for(
+    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
+) -> None:
+    await other.join(cluster.brokers[0], TOPIC)
+    other.holds = set(QUEUES)
+    consumer = await group.join()
+    own = set(QUEUES[COUNT // 2 :])
+    await until(lambda: other.questions >= 3, DEADLINE)
+    assert consumer.owned == set()
+    assert consumer.rebalancer.claimed == own
+
+    other.holds = set(QUEUES[: COUNT // 2 + 1])
+    await until(lambda: len(consumer.owned) == COUNT // 2 - 1, DEADLINE)
+    assert consumer.rebalancer.claimed == {QUEUES[COUNT // 2]}
+    other.holds = set()
+    await until(lambda: consumer.owned == own, DEADLINE)
+
+    assert consumer.rebalancer.counts.overdue == 0
+
+
+async def test_a_claim_of_another_member_is_respected_like_a_holding(
+    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
+) -> None:
+    await other.join(cluster.brokers[0], TOPIC)
+    contested = QUEUES[-1]
+    other.claims = {contested}
+    consumer = await group.join()
+
+    await until(lambda: len(consumer.owned) == COUNT // 2 - 1, DEADLINE)
+    assert consumer.rebalancer.claimed == {contested}
+    other.claims = set()
+
+    await until(lambda: contested in consumer.owned, DEADLINE)
+
+
+async def test_a_member_that_never_lets_go_is_waited_for_no_longer_than_a_handover_takes(
+    cluster: AsyncEmbeddedCluster, other: OtherMember
+) -> None:
+    await other.join(cluster.brokers[0], TOPIC)
+    other.holds = set(QUEUES)
+    settings = RebalanceSettings(interval=60.0, handover=0.3)
+
+    async with Group(cluster.name_server, settings=settings) as group:
+        consumer = await group.join()
+        await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+
+        assert consumer.rebalancer.counts.overdue == COUNT // 2
+
+
+async def test_a_member_that_does_not_answer_holds_up_only_the_queues_that_it_had(
+    cluster: AsyncEmbeddedCluster, other: OtherMember
+) -> None:
+    other.holds = None
+    settings = RebalanceSettings(interval=60.0, handover=60.0, answer=0.2)
+
+    async with Group(cluster.name_server, settings=settings) as group:
+        first = await group.join()
+        await settled(group)
+        await other.join(cluster.brokers[0], TOPIC)
+        await until(lambda: first.owned == set(QUEUES[COUNT // 2 :]), DEADLINE)
+        second = await group.join()
+        # Of three, the first has six queues. Of the ten others, two were the silent member's.
+        early, late = sorted((first, second), key=lambda member: member.client_id)
+        await until(lambda: late.owned == set(QUEUES[11:]), DEADLINE)
+        await until(lambda: early.owned == set(QUEUES[8:11]), DEADLINE)
+
+        assert early.rebalancer.claimed == set(QUEUES[6:8])
+        assert late.rebalancer.claimed == set()
+        assert group.ledger.overlaps == []
+
+
+async def test_a_restart_of_the_broker_moves_no_queue(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    for _ in range(3):
+        await group.join()
+    await settled(group)
+    owners = group.ledger.owners()
+    begun = len(group.ledger.begun)
+
+    await cluster.restart_broker()
+    await send(cluster, 10)
+    await until(lambda: len(group.ledger.consumed) == 10 * COUNT, DEADLINE)
+
+    assert group.ledger.owners() == owners
+    assert len(group.ledger.begun) == begun
+    assert group.ledger.duplicates == {}
+
+
+async def test_progress_that_cannot_be_reported_at_first_is_reported_before_the_queue_goes(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    await send(cluster, 1)
+    first = await group.join()
+    await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
+    with refusing(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET):
+        second = await group.join()
+        lost = await _lost_by(first)
+        await until(lambda: second.rebalancer.claimed == lost, DEADLINE)
+        assert second.owned == set()
+
+    await settled(group)
+    assert {begun.offset for begun in begun_by(group, second)} == {1}
+    assert group.ledger.duplicates == {}
+
+
+async def test_everything_is_given_back_when_the_last_one_leaves(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    await send(cluster, 5)
+    consumer = await group.join(settings=QUICK)
+    await until(lambda: len(group.ledger.consumed) == 5 * COUNT, DEADLINE)
+
+    await consumer.stop()
+
+    assert consumer.owned == set()
+    assert set(cluster.progress(GROUP, TOPIC).values()) == {5}

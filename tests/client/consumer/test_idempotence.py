@@ -1,0 +1,355 @@
+"""Messages that were consumed do not reach the handler again."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from orbitmq.client.consumer.handlers import Binding, bind_handler
+from orbitmq.client.consumer.verdict import DONE, Outcome
+from orbitmq.client.errors import SettingError
+from orbitmq.client.idempotence import (
+    Claim,
+    Idempotence,
+    SeenInMemory,
+    SeenInSqlite,
+    SeenStore,
+    by_keys,
+)
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.wellknown import KEYS
+from tests.support.consuming import DEADLINE, GROUP, QUEUE, consuming, received, until
+
+
+class Time:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SeenStore]:
+    made: SeenStore = (
+        SeenInMemory() if request.param == "memory" else SeenInSqlite(tmp_path / "seen.db")
+    )
+    yield made
+    made.close()
+
+
+def bound(
+    function: Callable[[Any], object], idempotence: Idempotence, *, is_async: bool = False
+) -> Binding:
+    if not is_async:
+        return bind_handler(function, group=GROUP, batch=True, middleware=[idempotence])
+
+    async def handle(messages: list[ReceivedMessage]) -> object:
+        await asyncio.sleep(0)
+        return function(messages)
+
+    return bind_handler(handle, group=GROUP, middleware=[idempotence])
+
+
+async def call(binding: Binding, *messages: ReceivedMessage) -> Outcome:
+    if binding.is_async:
+        return await binding.call_async(QUEUE, messages)
+    return binding.call(QUEUE, messages)
+
+
+both = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+
+
+@both
+@pytest.mark.feature("D14")
+async def test_a_message_that_was_consumed_is_not_consumed_again(
+    store: SeenStore, time: Time, is_async: bool
+) -> None:
+    seen: list[str] = []
+    idempotence = Idempotence(store, now=time)
+    binding = bound(
+        lambda batch: seen.extend(m.msg_id for m in batch), idempotence, is_async=is_async
+    )
+
+    first = await call(binding, received(1))
+    second = await call(binding, received(1), received(2))
+
+    assert first is second is DONE
+    assert seen == ["ID1", "ID2"]
+    assert idempotence.dropped == 1
+
+
+@both
+@pytest.mark.parametrize("fails", ["raises", "answers"])
+async def test_a_message_that_failed_is_consumed_again(
+    store: SeenStore, time: Time, is_async: bool, fails: str
+) -> None:
+    calls: list[int] = []
+
+    def handle(batch: list[ReceivedMessage]) -> object:
+        calls.append(1)
+        if len(calls) > 1:
+            return None
+        if fails == "raises":
+            raise ValueError("once")
+        return False
+
+    binding = bound(handle, Idempotence(store, now=time), is_async=is_async)
+
+    assert (await call(binding, received(1))).failed
+    assert await call(binding, received(1)) is DONE
+    assert await call(binding, received(1)) is DONE
+    assert len(calls) == 2
+
+
+async def test_of_a_batch_only_what_succeeded_is_seen(store: SeenStore, time: Time) -> None:
+    batches: list[list[int]] = []
+
+    def handle(batch: list[ReceivedMessage]) -> int:
+        batches.append([message.queue_offset for message in batch])
+        return 0
+
+    binding = bound(handle, Idempotence(store, now=time))
+    await call(binding, received(0), received(1), received(2))
+    await call(binding, received(0), received(1), received(2))
+
+    assert batches == [[0, 1, 2], [1, 2]]
+
+
+async def test_copies_in_one_batch_are_one(store: SeenStore, time: Time) -> None:
+    sizes: list[int] = []
+    binding = bound(lambda batch: sizes.append(len(batch)), Idempotence(store, now=time))
+
+    assert await call(binding, received(1), received(1), received(1)) is DONE
+    assert sizes == [1]
+
+
+async def test_a_message_is_remembered_for_the_length_of_the_window(
+    store: SeenStore, time: Time
+) -> None:
+    calls: list[int] = []
+    idempotence = Idempotence(store, window=timedelta(minutes=1), now=time)
+    binding = bound(lambda batch: calls.append(1), idempotence)
+    await call(binding, received(1))
+
+    time.now += 59
+    await call(binding, received(1))
+    assert len(calls) == 1
+
+    time.now += 2
+    await call(binding, received(1))
+    assert len(calls) == 2
+
+
+async def test_what_somebody_works_on_comes_again_later(store: SeenStore, time: Time) -> None:
+    entered, opened = threading.Event(), threading.Event()
+    calls: list[list[int]] = []
+
+    def slow(batch: list[ReceivedMessage]) -> None:
+        calls.append([message.queue_offset for message in batch])
+        if len(calls) == 1:
+            entered.set()
+            opened.wait(DEADLINE)
+
+    binding = bound(slow, Idempotence(store, retry=7, now=time))
+    first = asyncio.create_task(asyncio.to_thread(binding.call, QUEUE, [received(1)]))
+    await asyncio.to_thread(entered.wait, DEADLINE)
+
+    outcome = await call(binding, received(1), received(2))
+
+    assert [message.queue_offset for message in outcome.failed] == [1]
+    assert outcome.failure is not None
+    assert outcome.failure.delay == 7
+    opened.set()
+    await first
+    assert await call(binding, received(1)) is DONE
+    assert calls == [[1], [2]]
+
+
+async def test_a_claim_of_a_process_that_died_lapses(store: SeenStore, time: Time) -> None:
+    assert store.claim("k", time.now, lease=10) is Claim.TAKEN
+    assert store.claim("k", time.now + 9, lease=10) is Claim.BUSY
+    assert store.claim("k", time.now + 11, lease=10) is Claim.TAKEN
+
+
+async def test_business_keys_make_different_messages_one(store: SeenStore, time: Time) -> None:
+    calls: list[int] = []
+    binding = bound(lambda batch: calls.append(1), Idempotence(store, key=by_keys, now=time))
+
+    await call(binding, received(1, properties={KEYS: "order-7"}))
+    await call(binding, received(2, properties={KEYS: "order-7"}))
+    await call(binding, received(3))
+    await call(binding, received(4))
+
+    assert len(calls) == 3, "messages without a key are not looked after"
+
+
+async def test_a_broken_store_does_not_repeat_what_was_consumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(SeenInMemory):
+        def done(self, key: str, now: float, *, window: float) -> None:
+            raise OSError("disk full")
+
+    assert await call(bound(lambda batch: None, Idempotence(Broken())), received(1)) is DONE
+    assert "could not be noted" in caplog.text
+
+
+def test_memory_forgets_the_oldest_when_it_is_full() -> None:
+    store = SeenInMemory(limit=3)
+    for number in range(5):
+        store.claim(str(number), 0, lease=10)
+        store.done(str(number), 0, window=100)
+
+    assert len(store) == 3
+    assert store.claim("0", 1, lease=10) is Claim.TAKEN
+    assert store.claim("4", 1, lease=10) is Claim.SEEN
+
+
+def test_sqlite_remembers_after_the_process(tmp_path: Path) -> None:
+    first = SeenInSqlite(tmp_path / "seen.db")
+    first.claim("k", 0, lease=10)
+    first.done("k", 0, window=100)
+    first.close()
+    second = SeenInSqlite(tmp_path / "seen.db")
+
+    assert second.claim("k", 50, lease=10) is Claim.SEEN
+    second.close()
+
+
+def test_sqlite_sweeps_what_is_old(tmp_path: Path) -> None:
+    store = SeenInSqlite(tmp_path / "seen.db", sweep=10)
+    for number in range(20):
+        store.claim(str(number), number, lease=1)
+        store.done(str(number), number, window=5)
+    rows = store._connection.execute("SELECT count(*) FROM seen").fetchone()
+
+    assert rows[0] < 10
+    store.close()
+
+
+def _claim_all(path: Path, keys: int, claimed: Any) -> None:
+    store = SeenInSqlite(path)
+    taken = [key for key in range(keys) if store.claim(str(key), 0, lease=100) is Claim.TAKEN]
+    claimed.put(taken)
+    store.close()
+
+
+def test_of_several_processes_one_gets_each_key(tmp_path: Path) -> None:
+    SeenInSqlite(tmp_path / "seen.db").close()
+    context = multiprocessing.get_context("spawn")
+    claimed = context.Queue()
+    processes = [
+        context.Process(target=_claim_all, args=(tmp_path / "seen.db", 100, claimed))
+        for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    taken = [key for _ in processes for key in claimed.get(timeout=60)]
+    for process in processes:
+        process.join(60)
+
+    assert sorted(taken) == list(range(100))
+
+
+def test_a_claim_that_lapsed_is_not_released_for_its_next_owner(tmp_path: Path) -> None:
+    slow, quick = SeenInSqlite(tmp_path / "seen.db"), SeenInSqlite(tmp_path / "seen.db")
+    slow.claim("k", 0, lease=10)
+    quick.claim("k", 20, lease=10)
+
+    slow.release("k")
+
+    assert slow.claim("k", 21, lease=10) is Claim.BUSY
+    slow.close()
+    quick.close()
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"lease": -1}, {"retry": 0}])
+def test_durations_have_to_be_positive(wrong: dict[str, float]) -> None:
+    with pytest.raises(SettingError, match=r"Idempotence\.\w+ must be positive"):
+        Idempotence(**wrong)  # type: ignore[arg-type]  # one of several
+
+
+async def test_a_consumer_with_it_handles_every_message_once(time: Time) -> None:
+    handled: list[str] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        handled.append(message.msg_id)
+
+    binding = bind_handler(handle, group=GROUP, middleware=[Idempotence(now=time)])
+    async with consuming({"orders": binding}) as bench:
+        copies = [received(n, properties={"UNIQ_KEY": f"ID{n % 10}"}) for n in range(50)]
+        owned = bench.own(copies)
+        await until(lambda: len(owned.window) == 0)
+
+    again = {message.msg_id for message, _ in bench.sent_back.back}
+    assert sorted(handled) == sorted(f"ID{n}" for n in range(10))
+    assert again <= set(handled), "copies of messages at work come again, and are dropped then"
+
+
+class SeenMachine(RuleBasedStateMachine):
+    """Both stores against a model: a key is free, claimed until, or seen until."""
+
+    keys = st.sampled_from("abc")
+
+    @initialize()
+    def begin(self) -> None:
+        self.now = 0.0
+        self.model: dict[str, tuple[str, float]] = {}
+        self.stores: list[SeenStore] = [SeenInMemory(), SeenInSqlite(":memory:")]
+
+    def teardown(self) -> None:
+        for store in getattr(self, "stores", ()):
+            store.close()
+
+    @rule(key=keys, lease=st.floats(1, 20))
+    def claim(self, key: str, lease: float) -> None:
+        state, until_time = self.model.get(key, ("free", 0.0))
+        expected = Claim.TAKEN
+        if until_time > self.now:
+            expected = Claim.SEEN if state == "seen" else Claim.BUSY
+        if expected is Claim.TAKEN:
+            self.model[key] = ("claimed", self.now + lease)
+
+        assert [store.claim(key, self.now, lease=lease) for store in self.stores] == [expected] * 2
+
+    @rule(key=keys, window=st.floats(1, 20))
+    def done(self, key: str, window: float) -> None:
+        if self.model.get(key, ("free", 0.0))[0] != "claimed":
+            return
+        self.model[key] = ("seen", self.now + window)
+        for store in self.stores:
+            store.done(key, self.now, window=window)
+
+    @rule(key=keys)
+    def release(self, key: str) -> None:
+        if self.model.get(key, ("free", 0.0))[0] != "claimed":
+            return
+        del self.model[key]
+        for store in self.stores:
+            store.release(key)
+
+    @rule(seconds=st.floats(0, 15))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+
+TestSeenStores = SeenMachine.TestCase
+TestSeenStores.settings = settings(max_examples=40, stateful_step_count=30)

@@ -1,0 +1,357 @@
+"""What runs around handlers: hooks and context managers, in threads and on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.handlers import Binding, bind_handler, bind_listener
+from orbitmq.client.consumer.verdict import (
+    DEAD,
+    DONE,
+    ConsumeContext,
+    DeadLetter,
+    Outcome,
+    Retry,
+    Verdict,
+)
+from orbitmq.client.errors import SettingError
+from orbitmq.client.middleware import Delivery, LogDeliveries
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
+
+MESSAGES = [received(offset) for offset in range(3)]
+
+
+class Recorder:
+    """Middleware that notes what it is told."""
+
+    def __init__(self, name: str = "", told: list[str] | None = None) -> None:
+        self.told = [] if told is None else told
+        self._name = name
+        self.errors: list[BaseException | None] = []
+
+    def before(self, delivery: Delivery) -> None:
+        self.told.append(self._name + "before")
+
+    def after(self, delivery: Delivery) -> None:
+        self.told.append(self._name + "after")
+
+    def on_failure(self, delivery: Delivery, error: BaseException | None) -> None:
+        self.told.append(self._name + "on_failure")
+        self.errors.append(error)
+
+
+class AsyncRecorder(Recorder):
+    """The same with hooks that have to be awaited."""
+
+    async def before(self, delivery: Delivery) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().before(delivery)
+
+    async def after(self, delivery: Delivery) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().after(delivery)
+
+
+def bound(function: Any, *middleware: object, is_async: bool, batch: bool = True) -> Binding:
+    """A handler of the wanted kind that does what a function does."""
+    if not is_async:
+        return bind_handler(function, group=GROUP, batch=batch, middleware=middleware)
+
+    async def handler(messages: Any) -> object:
+        await asyncio.sleep(0)
+        return function(messages)
+
+    return bind_handler(handler, group=GROUP, batch=batch, middleware=middleware)
+
+
+def call(binding: Binding, messages: Sequence[ReceivedMessage] = MESSAGES) -> Outcome:
+    if not binding.is_async:
+        return binding.call(QUEUE, messages)
+
+    async def calling() -> Outcome:
+        return await binding.call_async(QUEUE, messages)
+
+    return asyncio.run(calling())
+
+
+both = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+
+
+@both
+def test_hooks_are_called_around_a_handler(is_async: bool) -> None:
+    recorder = Recorder()
+
+    outcome = call(bound(lambda _: recorder.told.append("handler"), recorder, is_async=is_async))
+
+    assert outcome is DONE
+    assert recorder.told == ["before", "handler", "after"]
+
+
+@both
+def test_the_first_middleware_is_the_outermost(is_async: bool) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def surrounding(delivery: Delivery) -> Iterator[None]:
+        told.append("in")
+        yield
+        told.append("out")
+
+    call(bound(lambda _: None, Recorder("a ", told), surrounding, is_async=is_async))
+
+    assert told == ["a before", "in", "out", "a after"]
+
+
+@both
+@pytest.mark.parametrize("answer", [False, 0, Verdict.RETRY])
+def test_a_failure_by_answer_is_one_without_an_error(is_async: bool, answer: object) -> None:
+    recorder = Recorder()
+
+    call(bound(lambda _: answer, recorder, is_async=is_async))
+
+    assert recorder.told == ["before", "on_failure"]
+    assert recorder.errors == [None]
+
+
+@both
+def test_a_failure_by_error_comes_with_the_error(is_async: bool) -> None:
+    recorder = Recorder()
+    error = ValueError("no")
+
+    def fail(_: object) -> None:
+        raise error
+
+    outcome = call(bound(fail, recorder, is_async=is_async))
+
+    assert recorder.errors == [error]
+    assert list(outcome.failed) == MESSAGES
+
+
+@both
+@pytest.mark.parametrize(
+    ("signal", "level"), [(Retry(level=4), 4), (DeadLetter("bad"), DEAD), (OSError("x"), 0)]
+)
+def test_what_before_raises_counts_as_raised_by_the_handler(
+    is_async: bool, signal: Exception, level: int
+) -> None:
+    called: list[object] = []
+    outer = Recorder()
+
+    class Refusing:
+        def before(self, delivery: Delivery) -> None:
+            raise signal
+
+    outcome = call(bound(called.append, outer, Refusing(), is_async=is_async))
+
+    assert not called
+    assert outcome.failure is not None
+    assert outcome.failure.level == level
+    assert outer.told == ["before", "on_failure"]
+
+
+@both
+def test_a_context_manager_may_swallow_an_error(is_async: bool) -> None:
+    @contextmanager
+    def forgiving(delivery: Delivery) -> Iterator[None]:
+        with suppress(KeyError):
+            yield
+
+    def fail(_: object) -> None:
+        raise KeyError
+
+    assert call(bound(fail, forgiving, is_async=is_async)) is DONE
+
+
+@both
+def test_a_dropped_message_counts_as_done_and_a_put_off_one_as_failed(is_async: bool) -> None:
+    seen: list[list[ReceivedMessage]] = []
+
+    class Choosing:
+        def before(self, delivery: Delivery) -> None:
+            delivery.drop(MESSAGES[0])
+            delivery.put_off(MESSAGES[2], Retry("later", delay=3))
+
+    outcome = call(bound(seen.append, Choosing(), is_async=is_async))
+
+    assert seen == [[MESSAGES[1]]]
+    assert list(outcome.failed) == [MESSAGES[2]]
+    assert outcome.failure is not None
+    assert outcome.failure.delay == 3
+
+
+@both
+def test_a_handler_without_messages_left_is_not_called(is_async: bool) -> None:
+    seen: list[object] = []
+
+    class Dropping:
+        def before(self, delivery: Delivery) -> None:
+            for message in delivery.messages:
+                delivery.drop(message)
+
+    assert call(bound(seen.append, Dropping(), is_async=is_async)) is DONE
+    assert not seen
+
+
+@both
+def test_an_index_is_that_of_the_messages_that_were_given(is_async: bool) -> None:
+    class DroppingFirst:
+        def before(self, delivery: Delivery) -> None:
+            delivery.drop(MESSAGES[0])
+
+    outcome = call(bound(lambda _: 0, DroppingFirst(), is_async=is_async))
+
+    assert [message.queue_offset for message in outcome.failed] == [2]
+
+
+@both
+def test_a_listener_can_have_middleware_as_well(is_async: bool) -> None:
+    recorder = Recorder()
+
+    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict | None:
+        return None
+
+    async def listen_async(
+        messages: Sequence[ReceivedMessage], context: ConsumeContext
+    ) -> Verdict | None:
+        return None
+
+    listener = listen_async if is_async else listen
+    call(bind_listener(listener, group=GROUP, middleware=[recorder]))
+
+    assert recorder.told == ["before", "on_failure"]
+
+
+def test_coroutine_hooks_are_awaited_around_a_coroutine_handler() -> None:
+    recorder = AsyncRecorder()
+
+    call(bound(lambda _: recorder.told.append("handler"), recorder, is_async=True))
+
+    assert recorder.told == ["before", "handler", "after"]
+
+
+def test_an_asynchronous_context_manager_surrounds_a_coroutine_handler() -> None:
+    told: list[str] = []
+
+    @asynccontextmanager
+    async def surrounding(delivery: Delivery) -> AsyncIterator[None]:
+        told.append(delivery.handler)
+        yield
+        told.append("out")
+
+    call(bound(lambda _: None, surrounding, is_async=True))
+
+    assert told == ["handler", "out"]
+
+
+@asynccontextmanager
+async def asynchronous(delivery: Delivery) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("middleware", [AsyncRecorder(), asynchronous])
+def test_asynchronous_middleware_is_refused_around_a_plain_handler(middleware: object) -> None:
+    with pytest.raises(SettingError, match="needs an `async def` handler"):
+        bound(lambda _: None, middleware, is_async=False)
+
+
+@pytest.mark.parametrize("wrong", [object(), 7, "log", Recorder])
+def test_what_is_no_middleware_is_refused(wrong: object) -> None:
+    if wrong is Recorder:
+        wrong = int
+    with pytest.raises(SettingError, match="a middleware must have before, after or on_failure"):
+        bound(lambda _: None, wrong, is_async=False)
+
+
+def test_deliveries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="orbitmq.client.middleware")
+
+    call(bound(lambda _: None, LogDeliveries(), is_async=False))
+    call(bound(lambda _: False, LogDeliveries(), is_async=False))
+
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["DEBUG", "INFO", "DEBUG", "WARNING"]
+    assert caplog.records[1].__dict__["message_id"] == "ID0"
+
+
+class TestTimeLimit:
+    @both
+    def test_a_quick_handler_is_left_alone(self, is_async: bool) -> None:
+        binding = bound(lambda _: None, TimeLimit(DEADLINE), is_async=is_async)
+
+        assert [call(binding) for _ in range(50)] == [DONE] * 50
+
+    def test_a_slow_handler_is_interrupted(self) -> None:
+        def spin(_: object) -> None:
+            while True:
+                time.monotonic()
+
+        outcome = call(bound(spin, TimeLimit(0.05), is_async=False))
+
+        assert outcome.failure is not None
+        assert isinstance(outcome.failure.error, TimeLimitExceeded)
+        assert "longer than 0.05 s" in str(outcome.failure.reason)
+
+    def test_a_slow_coroutine_is_cancelled(self) -> None:
+        async def wait(message: ReceivedMessage) -> None:
+            await asyncio.Event().wait()
+
+        outcome = call(bind_handler(wait, group=GROUP, middleware=[TimeLimit(0.05)]))
+
+        assert outcome.failure is not None
+        assert isinstance(outcome.failure.error, TimeoutError)
+
+    def test_a_handler_that_swallows_the_interruption_has_failed_all_the_same(self) -> None:
+        def stubborn(_: object) -> None:
+            try:
+                while True:
+                    time.monotonic()
+            except TimeLimitExceeded:
+                pass
+
+        outcome = call(bound(stubborn, TimeLimit(0.05), is_async=False))
+
+        assert outcome.failure is not None
+        assert isinstance(outcome.failure.error, TimeLimitExceeded)
+
+    def test_an_interruption_never_strikes_after_the_handler(self) -> None:
+        """Calls that end about when their time is up; whatever comes of them, nothing follows."""
+        limit = 0.002
+        strays: list[BaseException] = []
+
+        def until_due(_: object) -> None:
+            due = time.monotonic() + limit
+            while time.monotonic() < due:
+                pass
+
+        def work(binding: Binding) -> None:
+            try:
+                for _ in range(100):
+                    call(binding)
+                for _ in range(10_000):
+                    time.monotonic()
+            except BaseException as error:  # noqa: BLE001  # it must not come
+                strays.append(error)
+
+        binding = bound(until_due, TimeLimit(limit), is_async=False)
+        threads = [threading.Thread(target=work, args=(binding,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+
+        assert not strays
+
+    @pytest.mark.parametrize("wrong", [0, -1, "1s"])
+    def test_a_limit_has_to_be_positive(self, wrong: Any) -> None:
+        with pytest.raises(SettingError, match=r"TimeLimit\.limit"):
+            TimeLimit(wrong)

@@ -1,0 +1,425 @@
+"""Positions: the rules of the table in memory, and the stores in which they outlive a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from orbitmq.client.consumer.brokerprogress import BrokerProgress, ProgressUnknown
+from orbitmq.client.consumer.progress import MemoryProgress, ProgressStore, TrackedProgress
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
+from orbitmq.client.queue import Queue
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.errors import RemotingError
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.offsets import OffsetResponse, UpdateConsumerOffsetRequest
+from tests.support.broker import RawClient, until
+from tests.support.client import running_engine
+from tests.support.rebalancing import (
+    GROUP,
+    QUICK,
+    TOPIC,
+    Consumer,
+    Group,
+    answering,
+    refusing,
+)
+
+DEADLINE = 20.0
+QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(4)]
+FIRST = QUEUES[0]
+
+
+# ---- the table in memory
+
+
+class ProgressModel(RuleBasedStateMachine):
+    """Against a plain description: what was said last counts, forward only, unless frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryProgress()
+        self.memory: dict[Queue, int] = {}
+        self.frozen: set[Queue] = set()
+        self.kept: dict[Queue, int] = {}
+
+    queues = st.sampled_from(QUEUES)
+    offsets = st.integers(0, 30)
+
+    @rule(queue=queues, offset=offsets, increase_only=st.booleans())
+    def update(self, queue: Queue, offset: int, increase_only: bool) -> None:
+        self.store.update(queue, offset, increase_only=increase_only)
+        if queue in self.frozen:
+            return
+        if not increase_only or offset > self.memory.get(queue, -1):
+            self.memory[queue] = offset
+
+    @rule(queue=queues, offset=offsets)
+    def freeze(self, queue: Queue, offset: int) -> None:
+        self.store.freeze(queue, offset)
+        self.memory[queue] = offset
+        self.frozen.add(queue)
+
+    @rule(queue=queues)
+    def forget(self, queue: Queue) -> None:
+        self.store.forget(queue)
+        self.memory.pop(queue, None)
+        self.frozen.discard(queue)
+
+    @rule(some=st.sets(queues))
+    def persist(self, some: set[Queue]) -> None:
+        asyncio.run(self.store.persist(some))
+        self.kept |= {queue: at for queue, at in self.memory.items() if queue in some}
+
+    @rule(queue=queues)
+    def fetch(self, queue: Queue) -> None:
+        assert asyncio.run(self.store.fetch(queue)) == self.kept.get(queue)
+        if queue in self.kept and queue not in self.frozen:
+            self.memory[queue] = self.kept[queue]
+
+    @rule(queue=queues, offset=offsets)
+    def somebody_else_reports(self, queue: Queue, offset: int) -> None:
+        """What we believe to be put by is then wrong, but never what we have said last."""
+        if queue not in self.memory:
+            self.kept[queue] = self.store.kept[queue] = offset
+
+    @invariant()
+    def memory_is_as_described(self) -> None:
+        assert self.store.positions() == self.memory
+        assert {queue: self.store.read(queue) for queue in QUEUES} == {
+            queue: self.memory.get(queue) for queue in QUEUES
+        }
+
+    @invariant()
+    def what_is_put_by_is_as_described(self) -> None:
+        assert self.store.kept == self.kept
+
+
+ProgressModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestProgressModel = ProgressModel.TestCase
+
+
+@pytest.mark.feature("G4")
+def test_a_position_only_grows_unless_the_caller_says_otherwise() -> None:
+    store = MemoryProgress()
+
+    store.update(FIRST, 7)
+    store.update(FIRST, 5)
+    assert store.read(FIRST) == 7
+    store.update(FIRST, 5, increase_only=False)
+    assert store.read(FIRST) == 5
+    store.freeze(FIRST, 3)
+    store.update(FIRST, 9)
+    store.update(FIRST, 9, increase_only=False)
+    assert store.read(FIRST) == 3
+    store.forget(FIRST)
+    store.update(FIRST, 1)
+
+    assert store.read(FIRST) == 1
+
+
+def test_positions_are_listed_by_topic() -> None:
+    store = MemoryProgress()
+    store.update(FIRST, 1)
+    store.update(Queue("others", "broker-a", 0), 2)
+
+    assert store.positions(TOPIC) == {FIRST: 1}
+    assert len(store.positions()) == 2
+
+
+class Slow(TrackedProgress):
+    """Puts by what it is told to when the test lets it, and fails for chosen queues."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Mapping[Queue, int]] = []
+        self.gate = asyncio.Event()
+        self.failing: set[Queue] = set()
+
+    async def stored(self, queue: Queue) -> int | None:
+        return None
+
+    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        self.calls.append(dict(changed))
+        await self.gate.wait()
+        return {queue: BrokerUnavailable(queue.broker, "gone") for queue in self.failing}
+
+
+async def test_an_older_position_never_overtakes_a_newer_one() -> None:
+    store = Slow()
+    store.update(FIRST, 1)
+    first = asyncio.create_task(store.persist([FIRST]))
+    await until(lambda: store.calls)
+    store.update(FIRST, 2)
+    second = asyncio.create_task(store.persist([FIRST]))
+    await asyncio.sleep(0)
+    assert store.calls == [{FIRST: 1}]
+
+    store.gate.set()
+    await asyncio.gather(first, second)
+
+    assert store.calls == [{FIRST: 1}, {FIRST: 2}]
+
+
+async def test_only_what_changed_is_put_by_and_what_failed_is_tried_again() -> None:
+    store = Slow()
+    store.gate.set()
+    for queue in QUEUES:
+        store.update(queue, 5)
+    await store.persist(QUEUES)
+    store.update(QUEUES[1], 6)
+    store.update(QUEUES[2], 6)
+    store.failing = {QUEUES[2]}
+
+    with pytest.raises(BrokerUnavailable):
+        await store.persist(QUEUES)
+    store.failing = set()
+    await store.persist(QUEUES)
+    await store.persist(QUEUES)
+
+    assert store.calls[1:] == [{QUEUES[1]: 6, QUEUES[2]: 6}, {QUEUES[2]: 6}]
+
+
+# ---- at the broker
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=4)
+        yield cluster
+
+
+@pytest.fixture
+async def engine(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Engine]:
+    async with running_engine(cluster.name_server) as engine:
+        engine.routes.track(TOPIC)
+        await engine.routes.get(TOPIC)
+        yield engine
+
+
+@pytest.fixture
+async def client(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+    client = await RawClient.open(cluster.brokers[0])
+    yield client
+    await client.close()
+
+
+async def reported(client: RawClient, offset: int) -> None:
+    """Some other member of the group has come so far."""
+    answer = await client.report(TOPIC, offset)
+    assert answer.code == 0
+
+
+async def group_exists(cluster: AsyncEmbeddedCluster) -> None:
+    """A group exists once a member has said hello."""
+    async with Group(cluster.name_server) as group:
+        await group.join()
+
+
+@pytest.mark.feature("G5")
+async def test_no_progress_yet_and_not_to_be_had_are_two_things(
+    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient
+) -> None:
+    progress = BrokerProgress(engine, GROUP, strict_last=True)
+    await client.stored(TOPIC)
+    assert await progress.fetch(FIRST) is None
+    assert progress.read(FIRST) is None
+
+    with (
+        refusing(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET),
+        pytest.raises(BrokerRefused, match="the test says so"),
+    ):
+        await progress.fetch(FIRST)
+    with pytest.raises(BrokerUnavailable):
+        await progress.fetch(Queue(TOPIC, "nowhere", 0))
+    await cluster.brokers[0].stop()
+    with pytest.raises(RemotingError):
+        await progress.fetch(FIRST)
+
+    assert progress.read(FIRST) is None
+
+
+async def test_an_answer_that_is_no_position_is_an_error(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    def nonsense(_: Connection, request: Command) -> Command:
+        return request.answer(0, OffsetResponse(offset=-1))
+
+    with (
+        answering(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET, nonsense),
+        pytest.raises(ProgressUnknown, match="is at -1"),
+    ):
+        await BrokerProgress(engine, GROUP).fetch(FIRST)
+
+
+async def test_a_young_queue_begins_at_zero_unless_strictly_asked(
+    engine: Engine, client: RawClient
+) -> None:
+    await client.stored(TOPIC)
+
+    assert await BrokerProgress(engine, GROUP).fetch(FIRST) == 0
+    assert await BrokerProgress(engine, GROUP, strict_last=True).fetch(FIRST) is None
+
+
+async def test_a_report_is_with_the_broker_when_persist_returns(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    await group_exists(cluster)
+    progress = BrokerProgress(engine, GROUP)
+    for queue in QUEUES:
+        progress.update(queue, 10 + queue.id)
+
+    await progress.persist(QUEUES[:3])
+
+    known = cluster.progress(GROUP, TOPIC)
+    assert [known.get(("broker-a", place)) for place in range(3)] == [10, 11, 12]
+    assert await BrokerProgress(engine, GROUP).fetch(QUEUES[2]) == 12
+
+
+async def test_only_changed_positions_are_reported(
+    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient
+) -> None:
+    await group_exists(cluster)
+    seen: list[UpdateConsumerOffsetRequest] = []
+
+    def note(_: Connection, request: Command) -> Command:
+        seen.append(request.header(UpdateConsumerOffsetRequest))
+        return request.answer(0)
+
+    progress = BrokerProgress(engine, GROUP)
+    await reported(client, 7)
+    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, note):
+        await progress.fetch(FIRST)
+        await progress.persist(QUEUES)
+        assert seen == []
+        progress.update(FIRST, 8)
+        await progress.persist(QUEUES)
+        await progress.persist(QUEUES)
+
+    assert [(each.queue_id, each.commit_offset) for each in seen] == [(0, 8)]
+
+
+async def test_a_report_that_is_refused_is_an_error_and_made_again(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    await group_exists(cluster)
+    progress = BrokerProgress(engine, GROUP)
+    progress.update(FIRST, 3)
+    with (
+        refusing(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET),
+        pytest.raises(BrokerRefused),
+    ):
+        await progress.persist([FIRST])
+
+    await progress.persist([FIRST])
+
+    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 3
+
+
+@pytest.mark.feature("G3")
+async def test_progress_reaches_the_broker_by_the_timer_at_release_and_at_the_end(
+    cluster: AsyncEmbeddedCluster, client: RawClient
+) -> None:
+    def total() -> int:
+        return sum(cluster.progress(GROUP, TOPIC).values())
+
+    async def send(count: int) -> None:
+        for number in range(count):
+            await client.stored(TOPIC, queue_id=number % 4)
+
+    # Pulls carry progress as well; here they must not, for the reports alone to be seen.
+    often = replace(QUICK, persist=0.05)
+    async with Group(cluster.name_server, settings=often, pulls_report=False) as group:
+        await group.join()
+        await send(8)
+        await until(lambda: total() == 8, DEADLINE)
+    async with Group(cluster.name_server, pulls_report=False) as group:
+        first = await group.join()
+        await send(8)
+        await until(lambda: len(group.ledger.consumed) == 8, DEADLINE)
+        assert total() == 8
+        second = await group.join()
+        await until(lambda: len(second.owned) == 2, DEADLINE)
+        assert total() == 12
+        await first.stop()
+
+        assert total() == 16
+
+
+@pytest.mark.feature("G6")
+@pytest.mark.feature("G1")
+async def test_an_application_can_bring_its_own_store(
+    cluster: AsyncEmbeddedCluster, client: RawClient
+) -> None:
+    kept: dict[Queue, int] = {FIRST: 2}
+    for _ in range(5):
+        await client.stored(TOPIC)
+
+    async def consume(count: int) -> list[int]:
+        own: ProgressStore = MemoryProgress(kept)
+        async with Group(cluster.name_server, progress=own) as group:
+            consumer: Consumer = await group.join()
+            await until(lambda: len(group.ledger.consumed) == count, DEADLINE)
+            await consumer.stop()
+            return sorted(offset for _, offset in group.ledger.consumed)
+
+    assert await consume(3) == [2, 3, 4]
+    assert kept[FIRST] == 5
+    await client.stored(TOPIC)
+    assert await consume(1) == [5]
+
+
+@pytest.mark.feature("G12")
+@pytest.mark.feature("G7")
+async def test_another_consumer_goes_on_from_the_committed_position(
+    cluster: AsyncEmbeddedCluster, client: RawClient
+) -> None:
+    async def consumed(count: int) -> list[int]:
+        async with Group(cluster.name_server) as group:
+            await group.join()
+            await until(lambda: len(group.ledger.consumed) == count, DEADLINE)
+            await group.end()
+            return sorted(offset for _, offset in group.ledger.consumed)
+
+    for _ in range(3):
+        await client.stored(TOPIC)
+    assert await consumed(3) == [0, 1, 2]
+    await client.stored(TOPIC)
+    assert await consumed(1) == [3]
+    await cluster.restart_broker()
+    again = await RawClient.open(cluster.brokers[0])
+    await again.stored(TOPIC)
+    await again.close()
+    assert await consumed(1) == [4]
+
+
+@pytest.mark.feature("G10")
+async def test_a_left_over_position_is_discarded_before_a_queue_is_adopted(
+    cluster: AsyncEmbeddedCluster, client: RawClient
+) -> None:
+    await group_exists(cluster)
+    for _ in range(5):
+        await client.stored(TOPIC)
+    await reported(client, 2)
+    async with Group(cluster.name_server) as group:
+
+        class LeftOver(BrokerProgress):
+            async def load(self) -> None:
+                # From an earlier ownership, ahead of where the group is, and not to be moved.
+                self.freeze(FIRST, 4)
+
+        consumer = await group.join(progress_of=lambda engine: LeftOver(engine, GROUP))
+        await until(lambda: len(group.ledger.consumed) == 3, DEADLINE)
+
+        assert sorted(offset for _, offset in group.ledger.consumed) == [2, 3, 4]
+        assert consumer.progress.read(FIRST) == 5

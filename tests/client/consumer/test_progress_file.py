@@ -1,0 +1,287 @@
+"""Progress in a file: Java's format, whole at every moment, and never taken for what it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.consumer.localprogress import (
+    LocalFileProgress,
+    ProgressFileError,
+    merge_positions,
+    progress_path,
+    read_positions,
+)
+from orbitmq.client.queue import Queue
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.support.broker import RawClient, until
+from tests.support.rebalancing import TOPIC, Group
+
+QUEUE = Queue("T", "b", 0)
+
+#: As written by Java clients: 4.9.7, 5.5.0, and one that puts its keys into quotes.
+WRITTEN_BY_JAVA = {
+    "4.9.7": b"""{
+\t"offsetTable":{{
+\t\t\t"brokerName":"b",
+\t\t\t"queueId":0,
+\t\t\t"topic":"T"
+\t\t}:5,{
+\t\t\t"brokerName":"b",
+\t\t\t"queueId":1,
+\t\t\t"topic":"%RETRY%g"
+\t\t}:7
+\t}
+}""",
+    "5.5.0": b"""{
+\t"offsetTable":{
+\t\t{
+\t\t\t"brokerName":"b",
+\t\t\t"queueId":0,
+\t\t\t"topic":"T"
+\t\t}:5,
+\t\t{
+\t\t\t"brokerName":"b",
+\t\t\t"queueId":1,
+\t\t\t"topic":"%RETRY%g"
+\t\t}:7
+\t}
+}""",
+    "quoted": rb"""{"offsetTable":{
+        "{\"brokerName\":\"b\",\"queueId\":0,\"topic\":\"T\"}":5,
+        "{\"brokerName\":\"b\",\"queueId\":1,\"topic\":\"%RETRY%g\"}":7}}""",
+}
+FOUND = {QUEUE: 5, Queue("%RETRY%g", "b", 1): 7}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return progress_path("g", "10.0.0.1@DEFAULT", tmp_path)
+
+
+def backup(path: Path) -> Path:
+    return path.with_name("offsets.json.bak")
+
+
+def identity(path: Path) -> int:
+    """Another one for every file that is put in its place."""
+    return path.stat().st_ino
+
+
+def test_the_file_is_where_java_keeps_it() -> None:
+    assert progress_path("g", "10.0.0.1@DEFAULT") == (
+        Path.home() / ".rocketmq_offsets" / "10.0.0.1@DEFAULT" / "g" / "offsets.json"
+    )
+
+
+@pytest.mark.parametrize("version", WRITTEN_BY_JAVA)
+def test_what_java_wrote_is_read(path: Path, version: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(WRITTEN_BY_JAVA[version])
+
+    assert read_positions(path) == FOUND
+
+
+def test_we_write_what_java_5_5_writes(path: Path) -> None:
+    merge_positions(path, {QUEUE: 5})
+    merge_positions(path, FOUND)
+
+    # The order of a hash table is nobody's promise; ours is sorted.
+    entries = re.findall(rb"\t\t\{.*?\}:\d", path.read_bytes(), re.DOTALL)
+    of_java = re.findall(rb"\t\t\{.*?\}:\d", WRITTEN_BY_JAVA["5.5.0"], re.DOTALL)
+    assert sorted(entries) == sorted(of_java)
+    assert len(path.read_bytes()) == len(WRITTEN_BY_JAVA["5.5.0"])
+    assert read_positions(backup(path)) == {QUEUE: 5}
+
+
+@given(
+    positions=st.dictionaries(
+        st.builds(
+            Queue,
+            st.text(st.characters(codec="utf-8"), max_size=20),
+            st.text(st.characters(codec="utf-8"), max_size=20),
+            st.integers(0, 2**31 - 1),
+        ),
+        st.integers(0, 2**63 - 1),
+        max_size=20,
+    )
+)
+def test_whatever_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, positions: dict[Queue, int]
+) -> None:
+    path = tmp_path_factory.mktemp("progress") / "offsets.json"
+
+    merge_positions(path, positions)
+
+    assert read_positions(path) == positions
+
+
+async def test_positions_survive_a_restart_and_other_queues_stay(path: Path) -> None:
+    first = LocalFileProgress(path)
+    await first.load()
+    assert await first.fetch(QUEUE) is None
+    first.update(QUEUE, 3)
+    first.update(Queue("T", "b", 1), 9)
+    await first.persist([QUEUE, Queue("T", "b", 1)])
+
+    second = LocalFileProgress(path)
+    await second.load()
+    assert second.positions() == {QUEUE: 3, Queue("T", "b", 1): 9}
+    second.update(QUEUE, 4)
+    await second.persist([QUEUE])
+
+    assert await second.fetch(QUEUE) == 4
+    assert read_positions(path) == {QUEUE: 4, Queue("T", "b", 1): 9}
+
+
+async def test_nothing_is_written_when_nothing_changed(path: Path) -> None:
+    progress = LocalFileProgress(path)
+    await progress.load()
+    progress.update(QUEUE, 3)
+    await progress.persist([QUEUE])
+    before = identity(path)
+
+    await progress.persist([QUEUE])
+
+    assert identity(path) == before
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"offsetTable":{{"brokerN', b"\xff\xfe", b"[1,2]"])
+def test_a_damaged_file_falls_back_to_its_backup(
+    path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    merge_positions(path, {QUEUE: 1})
+    merge_positions(path, {QUEUE: 2})
+    path.write_bytes(damage)
+
+    assert read_positions(path) == {QUEUE: 1}
+    assert "a backup of progress is used" in caplog.text
+
+
+def test_a_missing_file_falls_back_to_its_backup(path: Path) -> None:
+    merge_positions(path, {QUEUE: 1})
+    merge_positions(path, {QUEUE: 2})
+    path.unlink()
+
+    assert read_positions(path) == {QUEUE: 1}
+
+
+def test_damage_without_a_backup_is_an_error_and_is_not_overwritten(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"{")
+
+    asyncio.run(_everything_fails(path))
+
+    assert path.read_bytes() == b"{"
+
+
+async def _everything_fails(path: Path) -> None:
+    progress = LocalFileProgress(path)
+
+    with pytest.raises(ProgressFileError, match=r"offsets\.json: is damaged"):
+        await progress.load()
+    with pytest.raises(ProgressFileError):
+        await progress.fetch(QUEUE)
+    progress.update(QUEUE, 1)
+    with pytest.raises(ProgressFileError):
+        await progress.persist([QUEUE])
+
+
+async def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    progress = LocalFileProgress(tmp_path / "file" / "g" / "offsets.json")
+    progress.update(QUEUE, 1)
+
+    with pytest.raises(ProgressFileError, match=r"offsets\.json: cannot be"):
+        await progress.persist([QUEUE])
+
+
+_WRITES_FOR_EVER = """
+import sys
+from pathlib import Path
+from orbitmq.client.consumer.localprogress import merge_positions
+from orbitmq.client.queue import Queue
+path = Path(sys.argv[1])
+for number in range(1, 1_000_000):
+    merge_positions(path, {Queue("T", "b", place): number for place in range(50)})
+    if number == 1:
+        print("begun", flush=True)
+"""
+
+
+def test_the_file_is_whole_after_kill_9(path: Path) -> None:
+    chance = random.Random(7)
+    for _ in range(5):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITES_FOR_EVER, str(path)], stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"begun\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            writer.wait(chance.random() * 0.05)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait(10)
+        writer.stdout.close()
+
+        found = read_positions(path)
+        assert len(found) == 50
+        assert len(set(found.values())) == 1
+        merge_positions(path, found)
+    assert sorted(each.name for each in path.parent.iterdir()) == [
+        "offsets.json",
+        "offsets.json.bak",
+    ]
+
+
+@pytest.mark.feature("G2")
+@pytest.mark.feature("A2")
+async def test_broadcasting_takes_every_queue_and_keeps_its_own_progress(tmp_path: Path) -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=4)
+        client = await RawClient.open(cluster.brokers[0])
+
+        async def send(count: int) -> None:
+            await asyncio.gather(
+                *(client.stored(TOPIC, queue_id=number % 4) for number in range(count))
+            )
+
+        def file(name: str) -> Path:
+            return tmp_path / name / "offsets.json"
+
+        async def consumes(names: list[str], count: int) -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                groups = []
+                for name in names:
+                    group = Group(
+                        cluster.name_server,
+                        is_broadcasting=True,
+                        progress=LocalFileProgress(file(name)),
+                    )
+                    await stack.enter_async_context(group)
+                    await group.join()
+                    groups.append(group)
+                await until(lambda: {len(each.ledger.consumed) for each in groups} == {count}, 20)
+                assert not any(each.ledger.duplicates for each in groups)
+
+        await send(40)
+        await consumes(["one", "two"], 40)
+        await send(8)
+        await consumes(["one"], 8)
+        await send(4)
+        await consumes(["two"], 12)
+        await consumes(["three"], 52)
+
+        assert [sum(read_positions(file(name)).values()) for name in ("one", "two")] == [48, 52]
+        assert cluster.progress("billing", TOPIC) == {}
+        await client.close()

@@ -1,0 +1,346 @@
+"""Pulling from real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from orbitmq.client.consumer.pullsettings import PullSettings
+from orbitmq.client.consumer.rebalancing import Rebalancer
+from orbitmq.client.consumer.setbacks import Setback
+from orbitmq.client.consumer.subscription import Subscription
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.support.broker import RawClient, until
+from tests.support.pulling import GROUP, TOPIC, Taker, pulling
+
+DEADLINE = 20.0
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=4)
+        yield cluster
+
+
+@pytest.fixture
+async def sender(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+    client = await RawClient.open(cluster.brokers[0])
+    yield client
+    await client.close()
+
+
+def queue(number: int = 0, topic: str = TOPIC) -> Queue:
+    return Queue(topic, "broker-a", number)
+
+
+@pytest.mark.feature("B1")
+async def test_pulls_follow_each_other_at_once_and_messages_come_in_order(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    bodies = [b"%d" % number for number in range(100)]
+    for body in bodies:
+        await sender.stored(TOPIC, body)
+
+    async with pulling(cluster.name_server) as member:
+        member.own(queue())
+        await until(lambda: len(member.taker.messages) == 100, DEADLINE)
+
+        assert member.taker.bodies == bodies
+        assert member.progress.read(queue()) == 100
+
+
+@pytest.mark.feature("B1")
+async def test_an_interval_spaces_pulls(cluster: AsyncEmbeddedCluster, sender: RawClient) -> None:
+    for _ in range(3):
+        await sender.stored(TOPIC)
+    settings = PullSettings(batch_size=1, interval=0.2, hold=1.0, timeout=5.0)
+
+    async with pulling(cluster.name_server, settings=settings) as member:
+        began = member.engine.clock.monotonic()
+        member.own(queue())
+        await until(lambda: len(member.taker.messages) == 3, DEADLINE)
+
+        assert member.engine.clock.monotonic() - began >= 0.4
+
+
+@pytest.mark.feature("B6")
+async def test_a_message_that_arrives_during_a_held_pull_is_delivered_by_it(
+    cluster: AsyncEmbeddedCluster, sender: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "orbitmq.client.consumer")
+    hold = PullSettings(hold=0.2, timeout=5.0)
+    async with pulling(cluster.name_server, settings=hold) as member:
+        owned = member.own(queue())
+        began = owned.last_pull
+        await until(lambda: owned.last_pull > began, DEADLINE)  # the first one came back empty
+
+        await sender.stored(TOPIC, b"now")
+        await until(lambda: member.taker.messages, DEADLINE)
+
+        assert member.taker.bodies == [b"now"]
+        assert member.puller.counts() == {}
+        assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
+
+
+@pytest.mark.feature("B3")
+async def test_a_thousand_queues_need_no_thread_and_no_task_each() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=1000)
+        sender = await RawClient.open(cluster.brokers[0])
+        async with pulling(cluster.name_server) as member:
+            await member.engine.heartbeat()
+            threads, tasks = threading.active_count(), len(asyncio.all_tasks())
+
+            for number in range(1000):
+                member.own(queue(number))
+            for number in range(1000):
+                await sender.stored(TOPIC, queue_id=number)
+            await until(lambda: len(member.taker.messages) == 1000, DEADLINE)
+
+            assert len(member.puller.queues) == 1000
+            assert threading.active_count() - threads <= 2
+            assert len(asyncio.all_tasks()) - tasks <= 5
+        await sender.close()
+
+
+@pytest.mark.feature("B7")
+async def test_a_stretch_without_matching_messages_moves_progress_on(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    for _ in range(50):
+        await sender.stored(TOPIC, properties={"TAGS": "other"})
+
+    async with pulling(cluster.name_server, Subscription.by_tags(TOPIC, "mine")) as member:
+        owned = member.own(queue())
+        await until(lambda: member.progress.read(queue()) == 50, DEADLINE)
+
+        assert member.taker.messages == []
+        assert owned.next_offset == 50
+
+
+@pytest.mark.feature("B9")
+async def test_tags_with_the_same_hash_are_told_apart_by_their_text(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    # "Aa" and "BB" have the same Java hash.
+    for tag in ("BB", "Aa", "BB", "Aa", "BB"):
+        await sender.stored(TOPIC, tag.encode(), properties={"TAGS": tag})
+
+    async with pulling(cluster.name_server, Subscription.by_tags(TOPIC, "Aa || Cc")) as member:
+        member.own(queue())
+        await until(lambda: member.progress.read(queue()) == 5, DEADLINE)
+
+        assert member.taker.bodies == [b"Aa", b"Aa"]
+
+
+@pytest.mark.feature("B11")
+async def test_a_pull_asks_for_so_many_messages_as_is_set(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    for _ in range(10):
+        await sender.stored(TOPIC)
+
+    settings = PullSettings(batch_size=4, hold=1.0, timeout=5.0)
+    taker = Taker()
+    async with pulling(cluster.name_server, taker=taker, settings=settings) as member:
+        member.own(queue())
+        await until(lambda: len(taker.messages) == 10, DEADLINE)
+
+    assert taker.batches == [4, 4, 2]
+
+
+@pytest.mark.feature("B12")
+async def test_a_pull_carries_the_groups_progress_to_the_broker(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    for _ in range(3):
+        await sender.stored(TOPIC)
+
+    async with pulling(cluster.name_server) as member:
+        member.own(queue())
+        await until(lambda: cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 3}, DEADLINE)
+
+
+@pytest.mark.feature("B12")
+async def test_in_broadcasting_pulls_carry_no_progress(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    for _ in range(40):
+        await sender.stored(TOPIC)
+
+    async with pulling(cluster.name_server, is_broadcasting=True) as member:
+        member.own(queue())
+        await until(lambda: len(member.taker.messages) == 40, DEADLINE)
+        await sender.stored(TOPIC)
+        await until(lambda: len(member.taker.messages) == 41, DEADLINE)
+
+        assert cluster.progress(GROUP, TOPIC) == {}
+
+
+async def test_the_bounds_of_a_queue_and_its_lag_are_known(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    for _ in range(5):
+        await sender.stored(TOPIC)
+
+    async with pulling(cluster.name_server, taker=Taker(finishes=False)) as member:
+        owned = member.own(queue())
+        lag_before = owned.lag
+        await until(lambda: len(member.taker.messages) == 5, DEADLINE)
+        assert lag_before is None
+        assert (owned.min_offset, owned.max_offset, owned.lag) == (0, 5, 5)
+
+        member.taker.finish(owned, [0, 1])
+
+        assert owned.lag == 3
+
+
+@pytest.mark.feature("B15")
+async def test_a_paused_consumer_pulls_nothing_and_goes_on_when_resumed(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    async with pulling(cluster.name_server) as member:
+        member.puller.pause()
+        owned = member.own(queue())
+        await sender.stored(TOPIC)
+        await until(lambda: member.puller.counts().get((queue(), Setback.PAUSED), 0) > 3, DEADLINE)
+        assert member.taker.messages == []
+        assert member.puller.queues == (owned,)
+
+        member.puller.resume()
+
+        await until(lambda: member.taker.messages, DEADLINE)
+
+
+@pytest.mark.feature("B15")
+async def test_one_paused_queue_does_not_stop_the_others(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    async with pulling(cluster.name_server) as member:
+        paused = member.own(queue(0))
+        paused.is_paused = True
+        member.puller.restart(paused)
+        member.own(queue(1))
+        await sender.stored(TOPIC, b"kept", queue_id=0)
+        await sender.stored(TOPIC, b"goes", queue_id=1)
+        await until(lambda: member.taker.messages, DEADLINE)
+        assert member.taker.bodies == [b"goes"]
+
+        paused.is_paused = False
+
+        await until(lambda: len(member.taker.messages) == 2, DEADLINE)
+
+
+@pytest.mark.feature("B4")
+@pytest.mark.feature("B14")
+async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    async with pulling(cluster.name_server) as member:
+        for number in range(4):
+            member.own(queue(number))
+        for number in range(4):
+            await sender.stored(TOPIC, b"before", queue_id=number)
+        await until(lambda: len(member.taker.messages) == 4, DEADLINE)
+
+        await cluster.restart_broker()
+        again = await RawClient.open(cluster.brokers[0])
+        for number in range(4):
+            await again.stored(TOPIC, b"after", queue_id=number)
+
+        await until(lambda: len(member.taker.messages) == 8, DEADLINE)
+        await again.close()
+        assert sorted(member.taker.bodies) == [b"after"] * 4 + [b"before"] * 4
+
+
+@pytest.mark.feature("B14")
+async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await cluster.create_topic("later", queues=1)
+    await sender.stored("later")
+
+    async with pulling(cluster.name_server) as member:
+        other = queue(0, "later")
+        member.own(other)
+        await until(
+            lambda: member.puller.counts().get((other, Setback.NOT_SUBSCRIBED), 0) > 2, DEADLINE
+        )
+
+        await member.subscribe(Subscription.by_tags("later"))
+
+        await until(lambda: member.taker.messages, DEADLINE)
+
+
+async def test_a_queue_that_was_given_up_is_pulled_no_more(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    async with pulling(cluster.name_server) as member:
+        ended, draining, kept = (member.own(queue(number)) for number in range(3))
+        member.puller.end(ended)
+        draining.is_draining = True
+        for number in range(3):
+            await sender.stored(TOPIC, b"%d" % number, queue_id=number)
+
+        await until(lambda: member.taker.messages, DEADLINE)
+        await until(lambda: member.puller.queues == (kept,), DEADLINE)
+
+        assert member.taker.bodies == [b"2"]
+
+
+async def test_a_sql_condition_is_evaluated_by_the_broker(sender: RawClient) -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=1)
+        client = await RawClient.open(cluster.brokers[0])
+        for amount in (50, 150, 250):
+            await client.stored(TOPIC, b"%d" % amount, properties={"amount": str(amount)})
+
+        wanted = Subscription.by_sql(TOPIC, "amount > 100 AND amount IS NOT NULL")
+        async with pulling(cluster.name_server, wanted) as member:
+            member.own(queue())
+            await until(lambda: len(member.taker.messages) == 2, DEADLINE)
+
+            assert member.taker.bodies == [b"150", b"250"]
+        await client.close()
+
+
+@pytest.mark.feature("B8")
+async def test_an_illegal_offset_is_corrected_at_the_broker_and_the_queue_begun_anew(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    for _ in range(10):
+        await sender.stored(TOPIC)
+
+    async with pulling(cluster.name_server, reports_to_broker=True) as member:
+        beyond_the_end = await sender.report(TOPIC, 5000)
+        assert beyond_the_end.code == 0
+        rebalancer = Rebalancer(
+            member.engine,
+            GROUP,
+            lambda: [TOPIC],
+            progress=member.progress,
+            puller=member.puller,
+            consumption=member.taker,
+        )
+        member.puller.rebuild = rebalancer.rebuild
+        await rebalancer.start()
+        await until(lambda: cluster.progress(GROUP, TOPIC).get(("broker-a", 0)) == 10, DEADLINE)
+        await sender.stored(TOPIC, b"new")
+
+        await until(lambda: member.taker.bodies == [b"new"], DEADLINE)
+        await rebalancer.stop()
+
+    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 11
+    assert member.puller.counts()[queue(), Setback.ILLEGAL_OFFSET] == 1
+
+
+def test_a_timeout_must_be_above_the_time_that_a_pull_is_held() -> None:
+    with pytest.raises(SettingError, match=r"pull\.timeout must be above pull\.hold"):
+        PullSettings(hold=15, timeout=15)

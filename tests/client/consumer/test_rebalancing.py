@@ -1,0 +1,511 @@
+"""When shares are worked out, and what happens when they cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.allocation import (
+    AveragelyByCircle,
+    ByConfig,
+    ConsistentHash,
+    Strategy,
+)
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.subscription import Subscription
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.remoting.connection import Connection
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.stats import ConsumerRunningInfo
+from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.membership import GetConsumerListRequest
+from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest
+from tests.support.broker import RawClient, until
+from tests.support.rebalancing import (
+    GROUP,
+    QUICK,
+    TOPIC,
+    Consumer,
+    Group,
+    answering,
+    refusing,
+)
+
+COUNT = 4
+QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(COUNT)]
+DEADLINE = 20.0
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=COUNT)
+        yield cluster
+
+
+@pytest.fixture
+async def group(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Group]:
+    async with Group(cluster.name_server) as group:
+        yield group
+
+
+@pytest.fixture
+async def client(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+    client = await RawClient.open(cluster.brokers[0])
+    yield client
+    await client.close()
+
+
+async def settled(group: Group, queues: Sequence[Queue] = QUEUES) -> None:
+    await until(lambda: group.ledger.is_settled(queues), DEADLINE)
+
+
+# ---- when
+
+
+@pytest.mark.feature("A9")
+async def test_the_first_pull_comes_within_a_second_of_the_start_and_rounds_go_on(
+    cluster: AsyncEmbeddedCluster, client: RawClient
+) -> None:
+    assert RebalanceSettings().interval == 20.0
+    assert RebalanceSettings().retry == 1.0
+    pulled_after: list[float] = []
+    for number in range(3):
+        async with Group(cluster.name_server, group=f"{GROUP}-{number}") as group:
+            started = asyncio.get_running_loop().time()
+            consumer = await group.join(settings=replace(QUICK, interval=0.05))
+            await settled(group)
+            pulled_after.append(group.ledger.begun[-1].at - started)
+            await _goes_on(consumer)
+
+    assert min(pulled_after) < 1.0
+
+
+async def _goes_on(consumer: Consumer) -> None:
+    before = consumer.rebalancer.counts.rounds
+    await until(lambda: consumer.rebalancer.counts.rounds > before + 3, DEADLINE)
+
+
+async def test_a_round_that_left_something_undone_is_repeated_soon(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    settings = RebalanceSettings(interval=60.0, retry=0.02)
+    async with Group(cluster.name_server, settings=settings) as group:
+        with refusing(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP):
+            consumer = await group.join()
+            await until(lambda: consumer.rebalancer.counts.failed_rounds >= 3, DEADLINE)
+            assert consumer.owned == set()
+
+        await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
+
+
+async def test_many_notices_at_once_are_few_rounds(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    consumer = await group.join(settings=replace(QUICK, spacing=0.05))
+    await settled(group)
+    counts = consumer.rebalancer.counts
+    before = counts.rounds
+    began = asyncio.get_running_loop().time()
+
+    notices = 0
+    while counts.rounds < before + 5:
+        consumer.rebalancer.wake()
+        notices += 1
+        await asyncio.sleep(0)
+
+    assert notices > 100
+    # Five rounds have four pauses between them.
+    assert asyncio.get_running_loop().time() - began >= 4 * 0.05
+
+
+@pytest.mark.feature("A8")
+async def test_a_consumer_too_many_is_idle_and_takes_over_when_one_leaves(
+    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
+) -> None:
+    consumers = [await group.join(client={"heartbeat": 0.05}) for _ in range(COUNT + 2)]
+    await settled(group)
+    idle = [consumer for consumer in consumers if not consumer.owned]
+    assert len(idle) == 2
+    members = cluster.brokers[0].parts.consumers.members
+    heard = {member.client.id: member.heard_at for member in members(GROUP)}
+    assert set(heard) == {consumer.client_id for consumer in consumers}
+    await until(
+        lambda: all(member.heard_at > heard[member.client.id] for member in members(GROUP)),
+        DEADLINE,
+    )
+
+    busy = [consumer for consumer in consumers if consumer.owned]
+    await busy[0].stop()
+    await busy[1].kill()
+    await settled(group)
+    for queue in QUEUES:
+        await client.stored(TOPIC, queue_id=queue.id)
+
+    await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
+    assert all(len(consumer.owned) == 1 for consumer in idle)
+    assert group.ledger.overlaps == []
+
+
+@pytest.mark.feature("A11")
+async def test_a_topic_that_grows_and_shrinks_loses_nothing_and_needs_no_restart(
+    cluster: AsyncEmbeddedCluster, client: RawClient
+) -> None:
+    sent = 0
+
+    async def send(queues: int) -> None:
+        nonlocal sent
+        for number in range(5 * queues):
+            await client.stored(TOPIC, queue_id=number % queues)
+            sent += 1
+
+    async with Group(cluster.name_server, client={"route_refresh": 0.05}) as group:
+        for _ in range(2):
+            await group.join()
+        await settled(group)
+        await send(4)
+        await cluster.create_topic(TOPIC, queues=8)
+        await send(8)
+        eight = [Queue(TOPIC, "broker-a", place) for place in range(8)]
+        await settled(group, eight)
+        await send(8)
+        await until(lambda: len(group.ledger.consumed) == sent, DEADLINE)
+        await cluster.create_topic(TOPIC, queues=4)
+        await settled(group)
+        await send(4)
+        await until(lambda: len(group.ledger.consumed) == sent, DEADLINE)
+
+        assert group.ledger.duplicates == {}
+        assert group.ledger.overlaps == []
+        assert set(group.ledger.owners()) == set(QUEUES)
+
+
+async def test_topics_are_gained_and_given_up_with_their_subscription(
+    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
+) -> None:
+    await cluster.create_topic("others", queues=2)
+    others = {Queue("others", "broker-a", place) for place in range(2)}
+    consumer = await group.join()
+    await settled(group)
+
+    consumer.subscriptions.put(Subscription.by_tags("others"))
+    consumer.rebalancer.wake()
+    await until(lambda: consumer.owned == set(QUEUES) | others, DEADLINE)
+    consumer.subscriptions.remove(TOPIC)
+    consumer.rebalancer.wake()
+
+    await until(lambda: consumer.owned == others, DEADLINE)
+    await client.stored("others")
+    await until(lambda: len(group.ledger.consumed) == 1, DEADLINE)
+
+
+async def test_a_topic_that_is_made_later_is_found(
+    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = await group.join(topics=("later",), settings=replace(QUICK, retry=0.05))
+    await until(lambda: consumer.rebalancer.counts.failed_rounds >= 3, DEADLINE)
+
+    await cluster.create_topic("later", queues=2)
+
+    await until(lambda: len(consumer.owned) == 2, DEADLINE)
+    assert caplog.text.count("no broker serves topic 'later'") == 1
+
+
+async def test_the_retry_topic_of_a_new_group_is_owned_soon(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    retry = f"%RETRY%{GROUP}"
+    consumer = await group.join(topics=(TOPIC, retry))
+
+    await until(lambda: Queue(retry, "broker-a", 0) in consumer.owned, DEADLINE)
+
+
+# ---- what cannot be worked out
+
+
+@pytest.mark.feature("A12")
+async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
+    cluster: AsyncEmbeddedCluster,
+    group: Group,
+    client: RawClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[str] = []
+    first, second = [await group.join(settings=replace(QUICK, retry=0.02)) for _ in range(2)]
+    await settled(group)
+    owners = group.ledger.owners()
+    with refusing(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP):
+        before = first.rebalancer.counts.failed_rounds
+        first.rebalancer.wake()
+        second.rebalancer.wake()
+        await until(lambda: first.rebalancer.counts.failed_rounds > before + 5, DEADLINE)
+        for queue in QUEUES:
+            await client.stored(TOPIC, queue_id=queue.id)
+        await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
+        assert group.ledger.owners() == owners
+    told = [line for line in caplog.messages if f"the share of {TOPIC} stays as it is" in line]
+    assert len(told) == 2  # once for each of the two
+
+    def note(_: Connection, request: Command) -> Command:
+        asked.append(request.header(GetConsumerListRequest).consumer_group)
+        return request.answer(1, remark="not now")
+
+    with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, note):
+        await until(lambda: len(asked) >= 1, DEADLINE)
+        assert set(asked) == {GROUP}
+
+
+@pytest.mark.feature("A12")
+async def test_members_are_read_from_a_broker_that_has_the_topic() -> None:
+    def note(_: Connection, request: Command) -> Command:
+        asked.append(request.header(GetConsumerListRequest).consumer_group)
+        return request.answer(1, remark="not here")
+
+    asked: list[str] = []
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("everywhere", queues=1)
+        one, two = cluster.brokers
+        config = TopicConfig(topic_name=TOPIC, read_queue_nums=4, write_queue_nums=4, perm=6)
+        one.parts.topics.update(config, now=cluster.clock.now())
+        one.parts.registration.notice()
+        settings = replace(QUICK, retry=0.05, interval=0.05)
+        with answering(two, RequestCode.GET_CONSUMER_LIST_BY_GROUP, note):
+            async with Group(cluster.name_server, settings=settings) as group:
+                consumer = await group.join(topics=(TOPIC, "everywhere"))
+                await until(lambda: set(QUEUES) <= consumer.owned, DEADLINE)
+                # The topic that is on both brokers is asked about at either, sooner or later.
+                await until(lambda: asked, DEADLINE)
+
+                counts = consumer.rebalancer.counts
+                before = counts.rounds
+                consumer.subscriptions.remove("everywhere")
+                await until(lambda: counts.rounds > before + 1, DEADLINE)
+                asked.clear()
+                before = counts.rounds
+                await until(lambda: counts.rounds > before + 20, DEADLINE)
+                assert asked == []
+
+
+@pytest.mark.feature("A19")
+async def test_a_strategy_that_raises_leaves_the_shares_as_they_are_and_is_named(
+    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_broken = False
+
+    def moody(queues: Sequence[Queue], ids: Sequence[str], me: str) -> Sequence[Queue]:
+        if is_broken:
+            raise ZeroDivisionError
+        return AveragelyByCircle()(queues, ids, me)
+
+    consumer = await group.join(strategy=moody, settings=replace(QUICK, retry=0.02))
+    await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
+    is_broken = True
+    newcomer = await group.join(strategy=moody, settings=replace(QUICK, retry=0.02))
+    failed = consumer.rebalancer.counts
+    await until(lambda: failed.failed_rounds >= 3, DEADLINE)
+    assert consumer.owned == set(QUEUES)
+    assert newcomer.owned == set()
+    assert "moody': ZeroDivisionError" in caplog.text
+
+    is_broken = False
+    await until(lambda: len(newcomer.owned) == 2, DEADLINE)
+    assert len(consumer.owned) == 2
+
+
+@pytest.mark.parametrize("strategy", [AveragelyByCircle(), ConsistentHash()])
+async def test_other_strategies_share_as_they_say(
+    cluster: AsyncEmbeddedCluster, group: Group, strategy: Strategy
+) -> None:
+    for _ in range(3):
+        await group.join(strategy=strategy)
+
+    await until(lambda: group.ledger.is_settled(QUEUES, strategy), DEADLINE)
+    assert group.ledger.overlaps == []
+
+
+async def test_a_consumer_with_configured_queues_takes_them_and_no_others(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    consumer = await group.join(strategy=ByConfig((QUEUES[1], QUEUES[3], Queue(TOPIC, "x", 9))))
+
+    await until(lambda: consumer.owned == {QUEUES[1], QUEUES[3]}, DEADLINE)
+
+
+@pytest.mark.feature("A16")
+async def test_a_queue_whose_pull_has_stalled_is_begun_anew(
+    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
+) -> None:
+    assert RebalanceSettings().stalled == 120.0
+    consumer = await group.join(settings=replace(QUICK, stalled=60.0))
+    await settled(group)
+    stalled = consumer.rebalancer.owned[QUEUES[2]]
+    consumer.puller.end(stalled)
+    await client.stored(TOPIC, queue_id=2)
+    stalled.last_pull -= 61.0
+    consumer.rebalancer.wake()
+
+    await until(lambda: len(group.ledger.consumed) == 1, DEADLINE)
+
+    assert stalled.is_dropped
+    assert consumer.rebalancer.owned[QUEUES[2]] is not stalled
+    assert consumer.rebalancer.counts.stalled == 1
+    assert [begun.queue for begun in group.ledger.begun].count(QUEUES[2]) == 2
+
+
+# ---- who is told
+
+
+@pytest.mark.feature("A18")
+async def test_the_application_hears_of_every_change_of_its_queues(
+    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[tuple[str, tuple[Queue, ...], tuple[Queue, ...]]] = []
+    heard_async: list[tuple[Queue, ...]] = []
+
+    def listen(topic: str, queues: tuple[Queue, ...], own: tuple[Queue, ...]) -> None:
+        heard.append((topic, queues, own))
+        raise ValueError("a listener's own trouble")
+
+    async def listen_later(_: str, __: tuple[Queue, ...], own: tuple[Queue, ...]) -> None:
+        await asyncio.sleep(0)
+        heard_async.append(own)
+
+    first = await group.join(listener=listen)
+    await until(lambda: heard and heard[-1][2] == tuple(QUEUES), DEADLINE)
+    second = await group.join(listener=listen_later)
+    await settled(group)
+    await until(lambda: set(heard[-1][2]) == first.owned, DEADLINE)
+    await until(lambda: heard_async and set(heard_async[-1]) == second.owned, DEADLINE)
+    await second.stop()
+    await until(lambda: heard[-1][2] == tuple(QUEUES), DEADLINE)
+
+    assert {(topic, queues) for topic, queues, _ in heard} == {(TOPIC, tuple(QUEUES))}
+    assert heard_async[-1] == ()
+    assert "the assignment listener failed" in caplog.text
+
+
+async def test_others_are_told_what_a_consumer_holds(
+    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
+) -> None:
+    gate = asyncio.Event()
+
+    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+        await gate.wait()
+
+    consumer = await group.join(handler=waits)
+    await settled(group)
+    for _ in range(3):
+        await client.stored(TOPIC, queue_id=1)
+    await until(lambda: sum(group.ledger.running.values()) == 3, DEADLINE)
+
+    header = GetConsumerRunningInfoRequest(consumer_group=GROUP, client_id=consumer.client_id)
+    answer = await client.connection.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+    info = decode_body(ConsumerRunningInfo, answer.body)
+    gate.set()
+
+    assert {(queue.topic, queue.queue_id) for queue in info.mq_table} == {
+        (TOPIC, place) for place in range(COUNT)
+    }
+    (busy,) = [each for queue, each in info.mq_table.items() if queue.queue_id == 1]
+    assert (busy.cached_msg_count, busy.cached_msg_min_offset, busy.cached_msg_max_offset) == (
+        3,
+        0,
+        2,
+    )
+    now = cluster.clock.now() * 1000
+    assert now - 60_000 < busy.last_pull_timestamp <= now
+    assert not busy.is_dropped
+
+
+async def test_a_reset_moves_a_queue_and_what_runs_does_not_count(
+    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
+) -> None:
+    gate = asyncio.Event()
+    held = False
+
+    async def sometimes_waits(_: Consumer, message: ReceivedMessage) -> None:
+        if held and message.queue_offset == 5:
+            await gate.wait()
+
+    for _ in range(5):
+        await client.stored(TOPIC)
+    consumer = await group.join(handler=sometimes_waits)
+    await until(lambda: len(group.ledger.consumed) == 5, DEADLINE)
+    held = True
+    await client.stored(TOPIC)
+    await until(lambda: group.ledger.running[QUEUES[0], 5] == 1, DEADLINE)
+    held = False
+
+    await consumer.rebalancer.reset({QUEUES[0]: 2, Queue(TOPIC, "broker-z", 0): 7})
+    await until(lambda: len(group.ledger.duplicates) == 3, DEADLINE)
+    await until(lambda: consumer.progress.read(QUEUES[0]) == 6, DEADLINE)
+    gate.set()
+
+    assert sorted(offset for _, offset in group.ledger.duplicates) == [2, 3, 4]
+    await until(lambda: group.ledger.consumed[QUEUES[0], 5] == 2, DEADLINE)
+    assert consumer.progress.read(QUEUES[0]) == 6
+    assert consumer.owned == set(QUEUES)
+
+
+async def test_an_offset_that_is_illegal_is_corrected_and_the_queue_begun_anew(
+    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
+) -> None:
+    async with Group(cluster.name_server) as before:
+        await before.join()
+        await until(lambda: before.ledger.is_settled(QUEUES), DEADLINE)
+    for _ in range(3):
+        await client.stored(TOPIC)
+    await client.report(TOPIC, 1000)
+
+    consumer = await group.join()
+    await until(
+        lambda: (
+            [begun.offset for begun in group.ledger.begun if begun.queue == QUEUES[0]] == [1000, 3]
+        ),
+        DEADLINE,
+    )
+    await client.stored(TOPIC)
+
+    await until(lambda: group.ledger.consumed[QUEUES[0], 3] == 1, DEADLINE)
+    assert consumer.progress.read(QUEUES[0]) == 4
+
+
+def test_settings_that_cannot_work_are_refused_by_name() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"interval": 0},
+        {"retry": -1.0},
+        {"persist": True},
+        {"handover": -0.1},
+        {"answer": "1"},
+    ]
+    for given in wrong:
+        with pytest.raises(SettingError, match=f"rebalance.{next(iter(given))} must be"):
+            RebalanceSettings(**given)
+    assert RebalanceSettings(handover=0, return_grace=0, spacing=0).handover == 0
+
+
+async def test_nothing_is_left_running_after_a_stop(
+    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = asyncio.all_tasks()
+    consumer = await group.join()
+    await settled(group)
+
+    await consumer.stop()
+
+    def left() -> list[str]:
+        ours = asyncio.all_tasks() - before
+        return [task.get_name() for task in ours if GROUP in task.get_name()]
+
+    await until(lambda: not left(), DEADLINE)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -1,0 +1,225 @@
+"""Failed messages on their way back: what is asked, and what is done when the answer is no."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.consumer.sendback import NO_LIMIT, SendingBack, level_for
+from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SendFailed
+from orbitmq.message.wellknown import (
+    DELAY,
+    MAX_RECONSUME_TIMES,
+    ORIGIN_MESSAGE_ID,
+    RECONSUME_TIME,
+    RETRY_TOPIC,
+    TIMER_DELAY_MS,
+    TRANSACTION_PREPARED,
+    UNIQ_KEY,
+)
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from tests.support.consuming import GROUP, received, retried
+
+
+@dataclass
+class Broker:
+    """Stands for the engine and the broker behind it; refuses what it is told to."""
+
+    refuses: bool = False
+    is_there: bool = True
+    asked: list[tuple[Any, ConsumerSendBackRequest, dict[str, str], float]] = field(
+        default_factory=list
+    )
+
+    @property
+    def routes(self) -> Broker:
+        return self
+
+    def master(self, name: str) -> str:
+        if not self.is_there:
+            raise BrokerUnavailable(name, "it has no master")
+        return f"address of {name}"
+
+    async def ask(
+        self,
+        where: str,
+        code: int,
+        header: Any,
+        *,
+        extra: Mapping[str, str],
+        timeout: float,  # noqa: ASYNC109  # as the engine has it
+    ) -> None:
+        assert code == RequestCode.CONSUMER_SEND_MSG_BACK
+        self.asked.append((where, header, dict(extra), timeout))
+        if self.refuses:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "no", where, code)
+
+
+@dataclass
+class Resender:
+    """Stands for the producer."""
+
+    fails: bool = False
+    sent: list[tuple[str, bytes, dict[str, str]]] = field(default_factory=list)
+
+    async def forward(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+    ) -> None:
+        self.sent.append((topic, body, dict(properties)))
+        if self.fails:
+            raise SendFailed(topic, 3)
+
+
+def sending_back(broker: Broker, resender: Resender, **options: Any) -> SendingBack:
+    return SendingBack(broker, GROUP, resender, **options)  # type: ignore[arg-type]  # stands for it
+
+
+@given(st.floats(0, 10_000))
+def test_the_level_for_a_delay_is_the_first_that_is_not_shorter(delay: float) -> None:
+    level = level_for(delay)
+
+    assert 1 <= level <= 18
+    assert DELAY_LEVELS[level - 1] >= delay or level == 18
+    assert level == 1 or DELAY_LEVELS[level - 2] < delay
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+async def test_the_broker_that_stored_it_is_asked(limit: int | None) -> None:
+    broker, resender = Broker(), Resender()
+    message = received(7)
+
+    assert await sending_back(broker, resender, max_retries=limit).send_back(
+        message, Failure(reason="ValueError: no")
+    )
+
+    ((where, header, extra, timeout),) = broker.asked
+    assert where == "address of broker-a"
+    assert timeout == 5.0
+    assert extra == {"reason": "ValueError: no"}
+    assert header == ConsumerSendBackRequest(
+        offset=7000,
+        group=GROUP,
+        delay_level=0,
+        origin_msg_id="ID7",
+        origin_topic="orders",
+        max_reconsume_times=limit,
+    )
+    assert not resender.sent
+
+
+async def test_a_retried_message_names_the_topic_that_it_was_sent_to() -> None:
+    broker = Broker()
+    await sending_back(broker, Resender()).send_back(retried(1, "orders"), Failure())
+
+    assert broker.asked[0][1].origin_topic == "orders"
+
+
+async def test_a_delay_travels_exactly_and_as_a_level() -> None:
+    broker = Broker()
+    await sending_back(broker, Resender()).send_back(received(1), Failure(delay=45.5))
+
+    _, header, extra, _ = broker.asked[0]
+    assert extra == {"delayMs": "45500"}
+    assert header.delay_level == 5
+
+
+@pytest.mark.parametrize("broker", [Broker(refuses=True), Broker(is_there=False)])
+async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker: Broker) -> None:
+    resender = Resender()
+    message = received(
+        7,
+        reconsume_times=2,
+        properties={"colour": "red", TRANSACTION_PREPARED: "true", TIMER_DELAY_MS: "5000"},
+    )
+
+    assert await sending_back(broker, resender).send_back(message, Failure(reason="because"))
+
+    ((topic, body, properties),) = resender.sent
+    assert topic == f"%RETRY%{GROUP}"
+    assert body == message.stored.stored_body
+    assert properties == {
+        UNIQ_KEY: "ID7",
+        "colour": "red",
+        RETRY_TOPIC: "orders",
+        ORIGIN_MESSAGE_ID: message.offset_id,
+        RECONSUME_TIME: "3",
+        MAX_RECONSUME_TIMES: "16",
+        DELAY: "5",
+        "DLQ_REASON": "because",
+    }
+
+
+@pytest.mark.parametrize(
+    ("failure", "level"),
+    [(Failure(), "3"), (Failure(level=9), "9"), (Failure(delay=100), "6")],
+)
+async def test_the_copy_waits_as_long_as_it_should(failure: Failure, level: str) -> None:
+    resender = Resender()
+    await sending_back(Broker(refuses=True), resender).send_back(received(1), failure)
+
+    assert resender.sent[0][2][DELAY] == level
+
+
+async def test_what_nobody_takes_is_the_callers_again() -> None:
+    back = sending_back(Broker(refuses=True), Resender(fails=True))
+
+    assert not await back.send_back(received(1), Failure())
+
+
+async def test_a_dead_letter_is_never_sent_where_it_would_be_consumed() -> None:
+    resender = Resender()
+
+    assert not await sending_back(Broker(refuses=True), resender).send_back(
+        received(1), Failure(DEAD)
+    )
+    assert not resender.sent
+
+
+class TestGivingUp:
+    """In order: the attempts are known here only, and travel with a copy."""
+
+    async def test_the_copy_says_how_often_it_was_tried(self) -> None:
+        broker, resender = Broker(), Resender()
+        message = received(7).with_reconsume_times(4)
+        back = sending_back(broker, resender, max_retries=4)
+
+        assert await back.give_up(message, Failure(reason="because"))
+
+        properties = resender.sent[0][2]
+        assert properties[RECONSUME_TIME] == "5"
+        assert properties[MAX_RECONSUME_TIMES] == "4"
+        assert properties["DLQ_REASON"] == "because"
+        assert not broker.asked
+
+    async def test_without_a_limit_the_broker_is_told_so(self) -> None:
+        resender = Resender()
+        await sending_back(Broker(), resender).give_up(received(1), Failure(DEAD))
+
+        assert resender.sent[0][2][MAX_RECONSUME_TIMES] == str(NO_LIMIT)
+
+    async def test_otherwise_its_broker_is_asked(self) -> None:
+        broker = Broker()
+
+        assert await sending_back(broker, Resender(fails=True)).give_up(
+            received(1), Failure(reason="because")
+        )
+        assert broker.asked[0][1].delay_level == DEAD
+        assert broker.asked[0][2] == {"reason": "because"}
+
+    async def test_what_nobody_takes_is_the_callers_again(self) -> None:
+        back = sending_back(Broker(refuses=True), Resender(fails=True))
+
+        assert not await back.give_up(received(1), Failure())

@@ -1,0 +1,91 @@
+"""Counts over time: exact in all, and right for the last minute."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.consumer.statistics import Meter, Statistics
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 40), st.integers(1, 50), st.floats(0, 10)), max_size=60),
+    st.floats(0, 130),
+)
+def test_a_meter_counts_what_lies_within_its_stretch(
+    events: list[tuple[float, int, float]], later: float
+) -> None:
+    """Against a list of everything; a slot more or less at the far end is allowed for."""
+    now, width, slots = 1000.0, 5.0, 12
+    meter = Meter(now, slots, width)
+    kept: list[tuple[float, int, float]] = []
+    for pause, count, value in events:
+        now += pause
+        meter.add(now, count, value)
+        kept.append((now, count, value))
+    now += later
+
+    surely = sum(count for at, count, _ in kept if now - at < (slots - 1) * width)
+    maybe = sum(count for at, count, _ in kept if now - at <= slots * width)
+    assert surely <= meter.recent(now) <= maybe
+    assert meter.count == sum(count for _, count, _ in kept)
+    assert abs(meter.total - sum(value for _, _, value in kept)) < 1e-6
+
+
+def test_a_rate_is_that_of_the_time_that_has_passed() -> None:
+    meter = Meter(0.0, 12, 5.0)
+    for second in range(10):
+        meter.add(second, 7)
+
+    assert meter.rate(10.0) == 7.0
+
+
+def test_a_mean_is_the_last_known_one_when_nothing_happens() -> None:
+    meter = Meter(0.0, 12, 5.0)
+    meter.add(0.0, 2, 3.0)
+
+    assert meter.mean(1.0) == 1.5
+    assert meter.mean(1000.0) == 1.5
+    assert Meter(0.0, 12, 5.0).mean(5.0) == 0.0
+
+
+def test_failures_are_remembered_for_an_hour() -> None:
+    time = Time()
+    statistics = Statistics(time)
+    statistics.consumed("orders", done=3, failed=2, calls=5, seconds=0.5)
+
+    time.now += 3000
+    assert statistics.topic("orders").failed_last_hour == 2
+    assert statistics.topic("orders").failed_per_second == 0.0
+
+    time.now += 1000
+    assert statistics.topic("orders").failed_last_hour == 0
+    assert statistics.topic("orders").failed == 2
+
+
+def test_running_info_has_milliseconds() -> None:
+    time = Time()
+    statistics = Statistics(time)
+    statistics.consumed("orders", done=1, failed=0, calls=1, seconds=0.25)
+    statistics.pulled("orders", 32, 0.125)
+    time.now += 10
+
+    status = statistics.status("orders")
+
+    assert (status.consume_rt, status.pull_rt) == (250.0, 125.0)
+    assert (status.consume_ok_tps, status.pull_tps) == (0.1, 3.2)
+
+
+def test_a_topic_that_was_never_seen_has_nothing() -> None:
+    statistics = Statistics(Time())
+
+    assert statistics.topic("orders").consumed == 0
+    assert statistics.snapshot().topics == {}

@@ -1,0 +1,177 @@
+"""What a group wants of a topic."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.consumer.subscription import Subscription, Subscriptions
+from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused, check_subscriptions
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import SettingError
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.settings import ClientSettings
+from orbitmq.filter import InvalidFilter
+from orbitmq.message.stored import StoredMessage
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies.base import encode_body
+
+QUEUE = Queue("orders", "broker-a", 0)
+
+
+class Time:
+    now = 1_700_000_000.123
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def message(tag: str | None) -> ReceivedMessage:
+    properties = {} if tag is None else {"TAGS": tag}
+    stored = StoredMessage.build(topic="orders", stored_body=b"", properties=properties)
+    return ReceivedMessage(stored, QUEUE)
+
+
+@pytest.mark.parametrize("everything", [None, "", "*"])
+def test_none_empty_and_a_star_mean_every_message(everything: str | None) -> None:
+    subscription = Subscription.by_tags("orders", everything)
+
+    assert subscription.expression == "*"
+    wanted = [message("a"), message(None)]
+    assert subscription.accepted(wanted) == wanted
+
+
+def test_messages_are_accepted_by_the_text_of_their_tag() -> None:
+    subscription = Subscription.by_tags("orders", "Aa || c")
+
+    wanted, collides, none = message("Aa"), message("BB"), message(None)
+
+    assert subscription.accepted([wanted, collides, none]) == [wanted]
+
+
+def test_a_heartbeat_says_it_as_java_does() -> None:
+    subscriptions = Subscriptions(Time())
+    subscriptions.put(Subscription.by_tags("orders", "TagA||TagB"))
+
+    (data,) = subscriptions.to_data()
+
+    assert encode_body(data) == (
+        b'{"classFilterMode":false,"codeSet":[2598919,2598920],"expressionType":"TAG",'
+        b'"subString":"TagA||TagB","subVersion":1700000000123,"tagsSet":["TagA","TagB"],'
+        b'"topic":"orders"}'
+    )
+
+
+def test_a_later_subscription_replaces_the_earlier_one_and_has_a_higher_version() -> None:
+    time = Time()
+    subscriptions = Subscriptions(time)
+    first = subscriptions.put(Subscription.by_tags("orders", "a"))
+    time.now -= 3600  # the clock was set back
+
+    second = subscriptions.put(Subscription.by_tags("orders", "b"))
+
+    assert second.version == first.version + 1
+    assert subscriptions.topics == ("orders",)
+    assert subscriptions.get("orders") == second
+
+
+def test_a_renewed_subscription_says_the_same_with_a_higher_version() -> None:
+    subscriptions = Subscriptions(Time())
+    before = subscriptions.put(Subscription.by_tags("orders", "a"))
+
+    subscriptions.renew("orders")
+
+    after = subscriptions.get("orders")
+    assert after is not None
+    assert (after.expression, after.version) == ("a", before.version + 1)
+
+
+def test_a_subscription_can_be_taken_back_once() -> None:
+    subscriptions = Subscriptions(Time())
+    subscriptions.put(Subscription.by_tags("orders"))
+
+    assert subscriptions.remove("orders")
+    assert not subscriptions.remove("orders")
+    assert "orders" not in subscriptions
+    assert len(subscriptions) == 0
+
+
+def test_a_tag_expression_of_separators_alone_is_refused() -> None:
+    with pytest.raises(InvalidFilter, match="needs a tag"):
+        Subscription.by_tags("orders", "||")
+
+
+def test_a_topic_that_cannot_be_is_refused() -> None:
+    with pytest.raises(SettingError, match="a topic may consist of"):
+        Subscription.by_tags("or ders")
+
+
+def test_a_condition_with_a_fault_is_refused_with_its_place() -> None:
+    with pytest.raises(InvalidFilter) as refused:
+        Subscription.by_sql("orders", "amount > > 5")
+
+    assert refused.value.column == 10
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_condition_is_refused(empty: str) -> None:
+    with pytest.raises(SettingError, match="must not be empty"):
+        Subscription.by_sql("orders", empty)
+
+
+def test_without_the_parser_a_condition_is_left_to_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "lark", None)
+    for name in [name for name in sys.modules if name.startswith("orbitmq.filter.")]:
+        if name.rsplit(".", 1)[1] in ("sql", "grammar", "building"):
+            monkeypatch.delitem(sys.modules, name)
+
+    subscription = Subscription.by_sql("orders", "amount > > 5")
+
+    assert not subscription.is_by_tags
+
+
+def unfiltered(settings: BrokerSettings) -> BrokerSettings:
+    from dataclasses import replace
+
+    return replace(settings, pull=replace(settings.pull, enable_property_filter=False))
+
+
+async def test_a_broker_that_does_not_filter_by_properties_refuses_a_condition_at_start() -> None:
+    async with AsyncEmbeddedCluster(adjust=unfiltered) as cluster:
+        await cluster.create_topic("orders")
+        wanted = Subscription.by_sql("orders", "amount > 5")
+        async with Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine:
+            with pytest.raises(SubscriptionRefused, match="for topic 'orders'") as refused:
+                await check_subscriptions(engine, "billing", [wanted])
+
+    assert refused.value.expression == "amount > 5"
+
+
+async def test_a_condition_that_the_broker_cannot_compile_is_refused_with_its_reason() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders")
+        faulty = Subscription("orders", "amount > > 5", "SQL92")
+        good = Subscription.by_sql("orders", "amount > 5")
+        async with Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine:
+            await check_subscriptions(engine, "billing", [good, Subscription.by_tags("none")])
+
+            with pytest.raises(SubscriptionRefused):
+                await check_subscriptions(engine, "billing", [good, faulty])
+
+
+async def test_a_topic_that_nobody_serves_yet_is_not_checked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted = Subscription.by_sql("none", "a > 5")
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine,
+    ):
+        await check_subscriptions(engine, "billing", [wanted])
+
+    assert "subscription not checked" in caplog.text

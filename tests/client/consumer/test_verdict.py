@@ -1,0 +1,157 @@
+"""What handlers and listeners may say, and what it means."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.consumer.verdict import (
+    BY_ATTEMPTS,
+    DEAD,
+    DONE,
+    LONGEST_REASON,
+    AnswerInvalid,
+    ConsumeContext,
+    DeadLetter,
+    Retry,
+    Verdict,
+    outcome_of_answer,
+    outcome_of_error,
+    outcome_of_verdict,
+    reason_of,
+)
+from orbitmq.client.errors import SettingError
+from tests.support.consuming import GROUP, QUEUE, received
+
+MESSAGES = [received(offset) for offset in range(4)]
+
+
+def answered(answer: object, *, is_batch: bool = True) -> list[int]:
+    """Offsets of the messages that failed, by this answer of a batch handler."""
+    outcome = outcome_of_answer(answer, MESSAGES, "bill", is_batch=is_batch)
+    return [message.queue_offset for message in outcome.failed]
+
+
+@pytest.mark.parametrize("answer", [None, True, Verdict.SUCCESS])
+def test_returning_nothing_or_success_is_success(answer: object) -> None:
+    assert outcome_of_answer(answer, MESSAGES, "bill", is_batch=False) is DONE
+
+
+@pytest.mark.parametrize("answer", [False, Verdict.RETRY])
+def test_returning_false_or_retry_fails_all(answer: object) -> None:
+    assert answered(answer) == [0, 1, 2, 3]
+
+
+@given(st.integers(-1, 10))
+def test_messages_after_the_index_failed(index: int) -> None:
+    assert answered(index) == [offset for offset in range(4) if offset > index]
+
+
+@pytest.mark.parametrize("answer", ["done", -2, 1.5, object(), [], Verdict.COMMIT])
+def test_an_answer_that_says_nothing_is_refused_with_what_is_allowed(answer: object) -> None:
+    with pytest.raises(AnswerInvalid, match=r"bill returned .*None, True, False or a Verdict"):
+        answered(answer)
+
+
+@pytest.mark.parametrize("answer", [0, 1, -1])
+def test_a_handler_of_single_messages_cannot_answer_with_an_index(answer: int) -> None:
+    with pytest.raises(AnswerInvalid, match="may return None"):
+        answered(answer, is_batch=False)
+
+
+def test_an_error_fails_all_and_leaves_the_delay_to_the_broker() -> None:
+    outcome = outcome_of_error(ValueError("no such order\nand more"), MESSAGES)
+
+    assert list(outcome.failed) == MESSAGES
+    assert outcome.failure is not None
+    assert outcome.failure.level == BY_ATTEMPTS
+    assert outcome.failure.delay is None
+    assert outcome.failure.reason == "ValueError: no such order"
+
+
+@pytest.mark.parametrize(
+    ("signal", "level", "delay"),
+    [
+        (Retry(), BY_ATTEMPTS, None),
+        (Retry(delay=30), BY_ATTEMPTS, 30.0),
+        (Retry(delay=timedelta(minutes=1)), BY_ATTEMPTS, 60.0),
+        (Retry(level=5), 5, None),
+        (DeadLetter("no such customer"), DEAD, None),
+    ],
+)
+def test_a_signal_says_when_or_whether_messages_come_again(
+    signal: Exception, level: int, delay: float | None
+) -> None:
+    failure = outcome_of_error(signal, MESSAGES).failure
+
+    assert failure is not None
+    assert (failure.level, failure.delay) == (level, delay)
+    assert failure.error is None, "a signal is no error to be logged with a traceback"
+
+
+def test_the_reason_of_a_dead_letter_is_the_handlers_own() -> None:
+    failure = outcome_of_error(DeadLetter("no such customer"), MESSAGES).failure
+
+    assert failure is not None
+    assert failure.reason == "no such customer"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"delay": -1}, {"level": 0}, {"delay": 1, "level": 1}, {"delay": "soon"}]
+)
+def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingError, match="Retry"):
+        Retry(**wrong)  # type: ignore[arg-type]  # that is the point
+
+
+@given(st.text(max_size=5000))
+def test_a_reason_is_one_line_that_can_travel(text: str) -> None:
+    reason = reason_of(ValueError(text))
+
+    assert reason.startswith("ValueError")
+    assert len(reason.encode("utf-8", "replace")) <= LONGEST_REASON
+    assert len(reason.splitlines()) == 1
+
+
+def test_signals_keep_what_they_say_when_pickled() -> None:
+    assert pickle.loads(pickle.dumps(DeadLetter("because"))).reason == "because"  # noqa: S301
+
+
+class TestListener:
+    """The low-level interface, where a verdict is owed."""
+
+    def context(self, **given: object) -> ConsumeContext:
+        return ConsumeContext(GROUP, QUEUE, **given)  # type: ignore[arg-type]
+
+    def failed(self, verdict: object, context: ConsumeContext) -> list[int]:
+        outcome = outcome_of_verdict(verdict, context, MESSAGES, "listen")
+        return [message.queue_offset for message in outcome.failed]
+
+    def test_success_is_success(self) -> None:
+        assert outcome_of_verdict(Verdict.SUCCESS, self.context(), MESSAGES, "listen") is DONE
+
+    @pytest.mark.parametrize("verdict", [None, Verdict.RETRY])
+    def test_no_verdict_is_a_failure(self, verdict: Verdict | None) -> None:
+        assert self.failed(verdict, self.context()) == [0, 1, 2, 3]
+
+    @given(st.integers(-3, 10))
+    def test_the_index_of_the_context_counts_with_success(self, index: int) -> None:
+        context = self.context(ack_index=index)
+
+        assert self.failed(Verdict.SUCCESS, context) == [n for n in range(4) if n > index]
+
+    def test_the_delay_level_of_the_context_travels(self) -> None:
+        context = self.context(delay_level=7)
+        outcome = outcome_of_verdict(Verdict.RETRY, context, MESSAGES, "listen")
+
+        assert outcome.failure is not None
+        assert outcome.failure.level == 7
+
+    @pytest.mark.parametrize("verdict", [True, False, 3, "SUCCESS"])
+    def test_anything_else_is_refused(self, verdict: object) -> None:
+        with pytest.raises(AnswerInvalid, match="listen returned"):
+            outcome_of_verdict(verdict, self.context(), MESSAGES, "listen")

@@ -1,0 +1,301 @@
+"""The window of unfinished messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+
+from orbitmq.client.consumer.window import Window
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.stored import StoredMessage
+
+QUEUE = Queue("orders", "broker-a", 0)
+
+
+def message(offset: int, body: bytes = b"x") -> ReceivedMessage:
+    stored = StoredMessage.build(topic="orders", stored_body=body, queue_offset=offset)
+    return ReceivedMessage(stored, QUEUE, "billing")
+
+
+def messages(*offsets: int) -> list[ReceivedMessage]:
+    return [message(offset) for offset in offsets]
+
+
+def offsets_of(found: list[ReceivedMessage]) -> list[int]:
+    return [each.queue_offset for each in found]
+
+
+def test_an_untouched_window_has_no_progress_to_report() -> None:
+    assert Window().commit_offset is None
+
+
+def test_progress_waits_for_the_smallest_unfinished_message() -> None:
+    window = Window()
+    window.add(messages(5, 6, 7))
+
+    window.finish([6, 7])
+    assert window.commit_offset == 5
+
+    window.finish([5])
+    assert window.commit_offset == 8
+
+
+def test_what_the_filter_left_out_moves_progress_on_when_nothing_is_unfinished() -> None:
+    window = Window()
+    window.add(messages(3, 9), next_offset=40)
+    window.skip_to(60)
+    assert window.commit_offset == 3
+
+    window.finish([3, 9])
+
+    assert window.commit_offset == 60
+
+
+def test_a_message_that_is_fetched_twice_is_new_once() -> None:
+    window = Window()
+    window.add(messages(1, 2))
+
+    again = window.add(messages(1, 2, 3))
+
+    assert offsets_of(again) == [3]
+    assert len(window) == 3
+
+
+def test_offsets_below_what_was_fetched_are_taken_in_and_hold_progress() -> None:
+    window = Window()
+    window.add(messages(10, 11))
+    window.finish([10])
+
+    window.add(messages(4, 5))
+
+    assert window.commit_offset == 4
+    assert window.bounds == (4, 11)
+    assert offsets_of(window.take(10)) == [4, 5, 11]
+
+
+def test_size_and_span_follow_what_is_unfinished() -> None:
+    window = Window()
+    first, second = message(1, b"a" * 10), message(101, b"b" * 1000)
+    window.add([first, second])
+    assert window.size == first.size + second.size
+    assert window.span == 100
+
+    window.finish([1])
+
+    assert window.size == second.size
+    assert window.span == 0
+
+
+def test_one_stuck_message_has_a_span_up_to_the_last_one_fetched() -> None:
+    window = Window()
+    window.add(messages(*range(50)))
+
+    window.finish(range(1, 50))
+
+    assert window.span == 49
+
+
+def test_taken_messages_are_unfinished_until_they_are_committed() -> None:
+    window = Window()
+    window.add(messages(1, 2, 3))
+
+    assert offsets_of(window.take(2)) == [1, 2]
+    assert window.commit_offset == 1
+    assert len(window) == 3
+
+    assert window.commit() == 3
+    assert len(window) == 1
+
+
+def test_a_rollback_gives_the_messages_out_again_in_order() -> None:
+    window = Window()
+    window.add(messages(1, 2, 3))
+    window.take(2)
+
+    window.rollback()
+
+    assert offsets_of(window.take(5)) == [1, 2, 3]
+
+
+def test_putting_part_of_what_was_taken_back_keeps_progress_at_it() -> None:
+    window = Window()
+    window.add(messages(1, 2, 3))
+    taken = window.take(2)
+
+    window.rollback(taken[:1])
+
+    assert window.commit() == 1, "message 1 is to be consumed again"
+    assert offsets_of(window.take(5)) == [1, 3]
+
+
+def test_an_attempt_is_counted_in_the_message_that_is_put_back() -> None:
+    window = Window()
+    window.add(messages(1))
+    (failed,) = window.take(1)
+
+    window.rollback([failed.with_reconsume_times(1)])
+
+    (again,) = window.take(1)
+    assert again.reconsume_times == 1
+
+
+def test_what_is_withdrawn_is_new_again_and_was_never_progress() -> None:
+    window = Window()
+    window.add(messages(1, 2))
+    new = window.add(messages(2, 3, 4), next_offset=9)
+
+    window.withdraw(new)
+    window.finish([1, 2])
+
+    assert window.commit_offset == 3
+    assert offsets_of(window.add(messages(3, 4))) == [3, 4]
+
+
+def test_a_cleared_window_knows_nothing() -> None:
+    window = Window()
+    window.add(messages(1, 2), next_offset=9)
+    window.take(1)
+
+    window.clear()
+
+    assert (len(window), window.size, window.span) == (0, 0, 0)
+    assert window.commit_offset is None
+
+
+@pytest.mark.feature("D6")
+@given(
+    order=st.permutations(range(20)),
+    steps=st.lists(st.integers(1, 20), min_size=20, max_size=20),
+)
+def test_messages_that_finish_in_any_order_never_let_progress_pass_an_unfinished_one(
+    order: list[int], steps: list[int]
+) -> None:
+    window = Window()
+    window.add(messages(*range(20)))
+    unfinished = set(range(20))
+    reported = 0
+
+    while order:
+        size = steps.pop()
+        done, order = order[:size], order[size:]
+        window.finish(done)
+        unfinished -= set(done)
+
+        position = window.commit_offset
+        assert position == min(unfinished, default=20)
+        assert position >= reported, "progress went back"
+        reported = position
+
+
+class WindowModel(RuleBasedStateMachine):
+    """Random pulls, finishes, takes, commits, rollbacks and resets against plain sets."""
+
+    @initialize(start=st.integers(0, 1000))
+    def begin(self, start: int) -> None:
+        self.window = Window()
+        self.waiting: dict[int, ReceivedMessage] = {}
+        self.taken: dict[int, ReceivedMessage] = {}
+        self.next = start
+        self.end: int | None = None
+        self.last = -1
+
+    @rule(gaps=st.lists(st.integers(0, 5), max_size=12), skipped=st.integers(0, 9))
+    def pull(self, gaps: list[int], skipped: int) -> None:
+        pulled = []
+        for gap in gaps:
+            pulled.append(message(self.next + gap, b"x" * gap))
+            self.next += gap + 1
+        self.next += skipped
+
+        new = self.window.add(pulled, self.next)
+
+        assert new == pulled
+        self.waiting |= {each.queue_offset: each for each in pulled}
+        self.last = max([self.last, *offsets_of(pulled)])
+        self.end = max(self.end or 0, self.next)
+
+    @rule(back=st.integers(1, 30), count=st.integers(1, 12))
+    def pull_again_from_further_back(self, back: int, count: int) -> None:
+        first = max(0, self.next - back)
+        pulled = [message(first + place, b"again") for place in range(count)]
+        known = self.waiting.keys() | self.taken.keys()
+
+        new = self.window.add(pulled)
+
+        assert offsets_of(new) == [o for o in offsets_of(pulled) if o not in known]
+        self.waiting |= {each.queue_offset: each for each in new}
+        self.last = max([self.last, *offsets_of(pulled)])
+        self.end = max(self.end or 0, first + count)
+        self.next = max(self.next, first + count)
+
+    @rule(data=st.data(), strangers=st.lists(st.integers(0, 2000), max_size=3))
+    def finish(self, data: st.DataObject, strangers: list[int]) -> None:
+        done = data.draw(st.lists(st.sampled_from(sorted(self.waiting)))) if self.waiting else []
+        strangers = [each for each in strangers if each not in self.taken]
+
+        self.window.finish([*done, *strangers])
+
+        for offset in [*done, *strangers]:
+            self.waiting.pop(offset, None)
+
+    @rule(limit=st.integers(1, 8))
+    def take(self, limit: int) -> None:
+        expected = sorted(self.waiting)[:limit]
+
+        assert offsets_of(self.window.take(limit)) == expected
+
+        self.taken |= {offset: self.waiting.pop(offset) for offset in expected}
+
+    @rule()
+    def commit(self) -> None:
+        position = self.window.commit()
+
+        self.taken.clear()
+        assert position == self.expected_position()
+
+    @rule(data=st.data())
+    def put_back(self, data: st.DataObject) -> None:
+        some = data.draw(st.lists(st.sampled_from(sorted(self.taken)))) if self.taken else []
+        given_all = data.draw(st.booleans())
+        returned = list(self.taken) if given_all else some
+
+        self.window.rollback(None if given_all else [self.taken[offset] for offset in some])
+
+        for offset in set(returned):
+            self.waiting[offset] = self.taken.pop(offset)
+
+    @rule()
+    def reset(self) -> None:
+        self.window.clear()
+        self.waiting.clear()
+        self.taken.clear()
+        self.end = None
+        self.last = -1
+
+    def expected_position(self) -> int | None:
+        return min(self.waiting.keys() | self.taken.keys(), default=self.end)
+
+    @invariant()
+    def progress_is_the_smallest_unfinished_offset(self) -> None:
+        assert self.window.commit_offset == self.expected_position()
+
+    @invariant()
+    def sizes_and_bounds_are_those_of_the_unfinished_messages(self) -> None:
+        unfinished = self.waiting | self.taken
+        assert len(self.window) == len(unfinished)
+        assert self.window.size == sum(each.size for each in unfinished.values())
+        assert self.window.span == self.last - min(unfinished, default=self.last)
+        assert self.window.taken_count == len(self.taken)
+        assert all(offset in self.window for offset in unfinished)
+
+
+TestWindowAgainstTheModel = WindowModel.TestCase
+TestWindowAgainstTheModel.settings = settings(max_examples=80, stateful_step_count=30)

@@ -1,0 +1,366 @@
+"""Where handlers run: threads and tasks, how many, and how their ends are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
+from tests.support.consuming import DEADLINE, until
+
+LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
+
+
+class Job:
+    """Does what a test says, in a thread or on the loop."""
+
+    is_urgent = False
+
+    def __init__(
+        self,
+        work: Callable[[], Any] = lambda: None,
+        work_async: Callable[[], Any] | None = None,
+    ) -> None:
+        self._work = work
+        self._work_async = work_async
+        self.result: Any = None
+
+    def run(self) -> None:
+        self.result = self._work()
+
+    async def run_async(self) -> None:
+        self.result = self._work() if self._work_async is None else await self._work_async()
+
+
+class Pool:
+    """Workers, and what they have told."""
+
+    def __init__(self, kind: type[ThreadWorkers | TaskWorkers], size: int) -> None:
+        self.done: list[Job] = []
+        self.rounds = 0
+        self.workers = kind(size, self._finished, name="test")
+
+    def _finished(self, jobs: list[Any]) -> None:
+        self.done += jobs
+        self.rounds += 1
+
+    def submit(self, *jobs: Job) -> None:
+        for job in jobs:
+            self.workers.submit(job)
+
+    async def until_done(self, count: int) -> None:
+        await until(lambda: len(self.done) >= count)
+
+
+@asynccontextmanager
+async def pool(kind: type[ThreadWorkers | TaskWorkers], size: int) -> AsyncIterator[Pool]:
+    running = Pool(kind, size)
+    try:
+        yield running
+    finally:
+        assert await running.workers.stop(DEADLINE) == 0
+
+
+both = pytest.mark.parametrize("kind", [ThreadWorkers, TaskWorkers], ids=["threads", "tasks"])
+Kind = type[ThreadWorkers | TaskWorkers]
+
+
+@both
+async def test_every_job_is_done_and_told_once(kind: Kind) -> None:
+    async with pool(kind, 4) as running:
+        jobs = [Job() for _ in range(2000)]
+
+        running.submit(*jobs)
+        await running.until_done(2000)
+
+    assert {id(job) for job in running.done} == {id(job) for job in jobs}
+    assert len(running.done) == 2000
+
+
+@both
+async def test_jobs_that_end_together_are_told_together(kind: Kind) -> None:
+    async with pool(kind, 4) as running:
+        running.submit(*(Job() for _ in range(2000)))
+        await running.until_done(2000)
+
+    assert running.rounds < 500, "the loop was woken for nearly every job"
+
+
+async def test_a_busy_thread_does_not_wake_the_loop_for_every_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    wakes: list[object] = []
+    wake = loop.call_soon_threadsafe
+
+    def counting(callback: Any, *arguments: Any, **options: Any) -> Any:
+        wakes.append(callback)
+        return wake(callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+    async with pool(ThreadWorkers, 1) as running:
+        running.submit(*(Job() for _ in range(5000)))
+        await running.until_done(5000)
+        count = len(wakes)
+
+    assert count < 1000
+
+
+@both
+async def test_single_jobs_after_pauses_are_told(kind: Kind) -> None:
+    async with pool(kind, 2) as running:
+        for count in range(1, 30):
+            running.submit(Job())
+            await running.until_done(count)
+            await asyncio.sleep(0.001 * (count % 3))
+
+
+class _Gate:
+    """Holds jobs until it is opened, and counts those that are in."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._opened = threading.Event()
+        self._opened_async = asyncio.Event()
+        self._lock = threading.Lock()
+        self.inside = 0
+        self.most = 0
+
+    def job(self) -> Job:
+        return Job(self._wait, self._wait_async)
+
+    def open(self) -> None:
+        self._opened.set()
+        self._opened_async.set()
+
+    def _enter(self, change: int) -> None:
+        with self._lock:
+            self.inside += change
+            self.most = max(self.most, self.inside)
+
+    def _wait(self) -> None:
+        self._enter(1)
+        self._opened.wait(DEADLINE)
+        self._enter(-1)
+
+    async def _wait_async(self) -> None:
+        self._enter(1)
+        await self._opened_async.wait()
+        self._enter(-1)
+
+
+@both
+async def test_no_more_jobs_run_at_once_than_there_are_workers(kind: Kind) -> None:
+    gate = _Gate(kind)
+    async with pool(kind, 3) as running:
+        running.submit(*(gate.job() for _ in range(10)))
+        await until(lambda: gate.inside == 3)
+
+        gate.open()
+        await running.until_done(10)
+
+    assert gate.most == 3
+
+
+@both
+async def test_idle_workers_come_back_for_more_than_one_job(kind: Kind) -> None:
+    gate = _Gate(kind)
+    async with pool(kind, 3) as running:
+        running.submit(Job())
+        await running.until_done(1)
+        await asyncio.sleep(0.01)  # long enough for all of them to have nothing to do
+
+        running.submit(*(gate.job() for _ in range(3)))
+
+        await until(lambda: gate.inside == 3)
+        gate.open()
+        await running.until_done(4)
+
+
+@pytest.mark.feature("D1")
+@both
+async def test_the_number_of_workers_changes_at_run_time(kind: Kind) -> None:
+    first, second, third = _Gate(kind), _Gate(kind), _Gate(kind)
+    async with pool(kind, 2) as running:
+        running.submit(*(first.job() for _ in range(8)))
+        await until(lambda: first.inside == 2)
+
+        running.workers.resize(6)
+        await until(lambda: first.inside == 6)
+
+        running.workers.resize(1)
+        first.open()
+        await running.until_done(8)
+        running.submit(*(second.job() for _ in range(4)))
+        await until(lambda: second.inside == 1)
+        second.open()
+        await running.until_done(12)
+        assert second.most == 1
+
+        running.workers.resize(3)
+        running.submit(*(third.job() for _ in range(4)))
+        await until(lambda: third.inside == 3)
+        third.open()
+        await running.until_done(16)
+        assert running.workers.size == 3
+
+
+async def test_idle_threads_end_when_there_are_too_many() -> None:
+    async with pool(ThreadWorkers, 8) as running:
+        workers = running.workers
+        assert isinstance(workers, ThreadWorkers)
+
+        workers.resize(2)
+
+        await until(lambda: len(workers.threads()) == 2)
+
+
+@both
+async def test_stopping_does_not_begin_what_waits(kind: Kind) -> None:
+    gate, begun = _Gate(kind), []
+    running = Pool(kind, 1)
+    running.submit(gate.job(), *(Job(lambda: begun.append(1)) for _ in range(5)))
+    await until(lambda: gate.inside == 1)
+
+    stopping = asyncio.create_task(running.workers.stop(DEADLINE))
+    await asyncio.sleep(0)
+    gate.open()
+
+    assert await stopping == 0
+    assert not begun
+    assert len(running.done) == 1
+
+
+async def test_a_thread_that_does_not_end_is_counted_and_left() -> None:
+    gate = _Gate(ThreadWorkers)
+    running = Pool(ThreadWorkers, 1)
+    running.submit(gate.job())
+    await until(lambda: gate.inside == 1)
+
+    late = await running.workers.stop(0.05)
+    gate.open()
+
+    assert late == 1
+    await until(lambda: len(running.done) == 1)
+
+
+async def test_a_task_that_does_not_end_is_cancelled() -> None:
+    gate = _Gate(TaskWorkers)
+    running = Pool(TaskWorkers, 1)
+    running.submit(gate.job())
+    await until(lambda: gate.inside == 1)
+
+    assert await running.workers.stop(0.05) == 1
+    assert isinstance(running.workers, TaskWorkers)
+    assert not running.workers.tasks()
+
+
+@both
+async def test_each_job_has_a_copy_of_the_context_that_the_workers_were_made_in(
+    kind: Kind,
+) -> None:
+    def swap() -> str:
+        before = LABEL.get()
+        LABEL.set("left behind")
+        return before
+
+    async def swap_async() -> str:
+        before = swap()
+        await asyncio.sleep(0)
+        assert LABEL.get() == "left behind"
+        return before
+
+    LABEL.set("made")
+    async with pool(kind, 1) as running:
+        LABEL.set("changed")
+        running.submit(*(Job(swap, swap_async) for _ in range(3)))
+        await running.until_done(3)
+
+    assert [job.result for job in running.done] == ["made"] * 3
+    assert LABEL.get() == "changed"
+
+
+async def test_jobs_that_never_wait_leave_the_loop_its_turn() -> None:
+    turns = 0
+    async with pool(TaskWorkers, 2) as running:
+        running.submit(*(Job(lambda: sum(range(2000))) for _ in range(3000)))
+        while len(running.done) < 3000:
+            await asyncio.sleep(0)
+            turns += 1
+
+    assert turns > 5
+
+
+async def test_a_job_may_use_timeouts_and_task_groups_of_its_own() -> None:
+    async def work() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            pass
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(asyncio.sleep(0, "done"))
+        return answer.result()
+
+    async with pool(TaskWorkers, 1) as running:
+        running.submit(*(Job(work_async=work) for _ in range(3)))
+        await running.until_done(3)
+
+    assert [job.result for job in running.done] == ["done"] * 3
+
+
+async def test_a_job_that_cancels_its_own_task_costs_no_worker() -> None:
+    async def cancel() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async with pool(TaskWorkers, 1) as running:
+        running.submit(Job(work_async=cancel), Job(lambda: "next"))
+        await running.until_done(2)
+
+    assert running.done[1].result == "next"
+
+
+@both
+async def test_finished_jobs_are_not_kept(kind: Kind) -> None:
+    async with pool(kind, 2) as running:
+        job = Job()
+        gone = weakref.ref(job)
+        running.submit(job)
+        await running.until_done(1)
+        running.done.clear()
+        del job
+
+        def is_gone() -> bool:
+            gc.collect()
+            return gone() is None
+
+        await until(is_gone)
+
+
+async def test_threads_that_outlive_their_loop_end_quietly() -> None:
+    gate = threading.Event()
+
+    def in_another_loop() -> ThreadWorkers:
+        async def make() -> ThreadWorkers:
+            workers = ThreadWorkers(1, lambda jobs: None, name="orphan")
+            workers.submit(Job(lambda: gate.wait(DEADLINE)))
+            await asyncio.sleep(0)
+            return workers
+
+        return asyncio.run(make())
+
+    workers = await asyncio.to_thread(in_another_loop)
+    (thread,) = workers.threads()
+    gate.set()
+
+    await until(lambda: not thread.is_alive())

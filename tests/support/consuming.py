@@ -1,0 +1,187 @@
+"""Queues, messages and consumption for tests, without pulling and without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orbitmq.client.consumer.concurrent import ConcurrentConsumption
+from orbitmq.client.consumer.consuming import Bindings, Parts
+from orbitmq.client.consumer.handlers import Binding, bind_handler, bind_listener
+from orbitmq.client.consumer.orderly import OrderlyConsumption
+from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.statistics import Statistics
+from orbitmq.client.consumer.verdict import Failure
+from orbitmq.client.engine import Engine
+from orbitmq.client.names import retry_topic
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.settings import ClientSettings
+from orbitmq.message.stored import StoredMessage
+from orbitmq.message.wellknown import RETRY_TOPIC, UNIQ_KEY
+
+GROUP = "billing"
+QUEUE = Queue("orders", "broker-a", 0)
+
+#: Nothing in a test takes as long; what does has failed.
+DEADLINE = 15.0
+
+
+async def until(condition: Callable[[], object], *, deadline: float = DEADLINE) -> None:
+    """Wait for a condition to become true."""
+    async with asyncio.timeout(deadline):
+        while not condition():  # noqa: ASYNC110  # conditions of all kinds
+            await asyncio.sleep(0.002)
+
+
+async def until_at_least(read: Callable[[], int], wanted: int) -> None:
+    """Wait until a number has grown so large."""
+    await until(lambda: read() >= wanted)
+
+
+def received(
+    offset: int = 0,
+    *,
+    body: bytes | None = None,
+    queue: Queue = QUEUE,
+    reconsume_times: int = 0,
+    properties: Mapping[str, str] | None = None,
+) -> ReceivedMessage:
+    """A message of a queue."""
+    stored = StoredMessage.build(
+        topic=queue.topic,
+        stored_body=str(offset).encode() if body is None else body,
+        properties={UNIQ_KEY: f"ID{offset}"} | dict(properties or {}),
+        queue_id=queue.id,
+        queue_offset=offset,
+        physical_offset=offset * 1000,
+        reconsume_times=reconsume_times,
+    )
+    return ReceivedMessage(stored, queue, GROUP)
+
+
+def retried(offset: int, topic: str, *, reconsume_times: int = 1) -> ReceivedMessage:
+    """A message of the group's retry topic that was sent to `topic`."""
+    queue = Queue(retry_topic(GROUP), "broker-a", 0)
+    return received(
+        offset, queue=queue, reconsume_times=reconsume_times, properties={RETRY_TOPIC: topic}
+    )
+
+
+@dataclass
+class SentBack:
+    """Stands for the broker that takes failed messages back, as long as `takes` says so."""
+
+    takes: bool = True
+    #: Set to let those go on that wait for the broker.
+    gate: asyncio.Event | None = None
+    back: list[tuple[ReceivedMessage, Failure]] = field(default_factory=list)
+    given_up: list[tuple[ReceivedMessage, Failure]] = field(default_factory=list)
+
+    async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
+        self.back.append((message, failure))
+        if self.gate is not None:
+            await self.gate.wait()
+        return self.takes
+
+    async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
+        self.given_up.append((message, failure))
+        if self.gate is not None:
+            await self.gate.wait()
+        return self.takes
+
+    @property
+    def offsets(self) -> list[int]:
+        return [message.queue_offset for message, _ in self.back]
+
+
+@dataclass
+class LockStub:
+    """An order lock that a test takes away."""
+
+    held: bool = True
+
+    def is_held(self, now: float) -> bool:
+        return self.held
+
+
+@dataclass
+class Bench:
+    """Consumption with everything around it in the hands of a test."""
+
+    engine: Engine
+    consumption: Any
+    progress: MemoryProgress
+    sent_back: SentBack
+    statistics: Statistics
+    bindings: Bindings
+
+    def own(
+        self, messages: Sequence[ReceivedMessage] = (), *, lock: LockStub | None = None
+    ) -> OwnedQueue:
+        """Own the queue of these messages, and have them consumed."""
+        queue = messages[0].queue if messages else QUEUE
+        begin = messages[0].queue_offset if messages else 0
+        owned = OwnedQueue(queue, begin, now=self.engine.clock.monotonic(), lock=lock)
+        if messages:
+            self.feed(owned, messages)
+        return owned
+
+    def feed(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Have messages arrive, as pulling would."""
+        new = owned.window.add(list(messages))
+        self.consumption.accept(owned, new)
+
+    def position(self, owned: OwnedQueue) -> int | None:
+        return self.progress.read(owned.queue)
+
+
+@contextlib.asynccontextmanager
+async def consuming(
+    handler: Callable[..., Any] | Mapping[str, Binding],
+    *,
+    ordered: bool = False,
+    broadcasting: bool = False,
+    batch: bool | None = None,
+    listener: bool = False,
+    lapsed: Callable[[OwnedQueue], None] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Bench]:
+    """Consumption of `orders` by a handler, with `settings` of `ConsumeSettings`."""
+    engine = Engine(ClientSettings(name_servers=("127.0.0.1:9",), client_ip="127.0.0.1"))
+    await engine.start()
+    consume = ConsumeSettings(**settings)
+    if isinstance(handler, Mapping):
+        by_topic = dict(handler)
+    elif listener:
+        by_topic = {"orders": bind_listener(handler, group=GROUP, batch_size=consume.batch_size)}
+    else:
+        bound = bind_handler(handler, group=GROUP, batch=batch, batch_size=consume.batch_size)
+        by_topic = {"orders": bound}
+    sent_back = SentBack()
+    progress = MemoryProgress()
+    statistics = Statistics(engine.clock.monotonic)
+    bindings = Bindings(by_topic, GROUP)
+    parts = Parts(
+        engine,
+        GROUP,
+        bindings,
+        progress,
+        None if broadcasting else sent_back,  # type: ignore[arg-type]  # stands for it
+        consume,
+        statistics,
+    )
+    consumption = (
+        OrderlyConsumption(parts, lapsed=lapsed) if ordered else ConcurrentConsumption(parts)
+    )
+    await consumption.start()
+    try:
+        yield Bench(engine, consumption, progress, sent_back, statistics, bindings)
+    finally:
+        await consumption.stop()
+        await engine.stop()

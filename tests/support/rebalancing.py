@@ -1,0 +1,407 @@
+"""A group of consumers in one process, each with an engine of its own, and a ledger.
+
+Everything is real but the handlers: brokers, sockets, pulls, progress and the rebalancer. The
+ledger sees the moment in which a member begins a queue, and knows all members, so that it can tell
+whether anybody else still holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from orbitmq.broker.broker import Broker
+from orbitmq.client.consumer.allocation import Averagely, Strategy, share
+from orbitmq.client.consumer.brokerprogress import BrokerProgress
+from orbitmq.client.consumer.locks import LockSettings, QueueLocks
+from orbitmq.client.consumer.members import CLAIMS, claims_text
+from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.consumer.progress import ProgressStore
+from orbitmq.client.consumer.pulling import Puller
+from orbitmq.client.consumer.pullsettings import PullSettings
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.rebalancing import Rebalancer
+from orbitmq.client.consumer.receiving import IntoWindow
+from orbitmq.client.consumer.starting import ConsumeFrom
+from orbitmq.client.consumer.subscription import Subscription, Subscriptions
+from orbitmq.client.engine import Engine, _State
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.dispatch import Handler as ServerHandler
+from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.bodies.membership import (
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    SubscriptionData,
+)
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ProcessQueueInfo
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.broker import RawClient
+from tests.support.client import quick_settings
+
+GROUP = "billing"
+TOPIC = "orders"
+#: Waits of a test are short; rounds are not: what a test sees within seconds came from news.
+QUICK = RebalanceSettings(interval=60.0, retry=0.2, persist=60.0, return_grace=1.0)
+PULLS = PullSettings(hold=1.0, timeout=5.0, error_delay=0.05, flow_delay=0.01)
+
+Handler = Callable[["Consumer", ReceivedMessage], Awaitable[None]]
+
+
+@dataclass
+class Begun:
+    """A member began a queue."""
+
+    queue: Queue
+    client_id: str
+    offset: int
+    at: float
+    #: How many messages of the queue had been consumed by then.
+    done: int
+
+
+@dataclass
+class Ledger:
+    """What the members of a group did."""
+
+    members: list[Consumer] = field(default_factory=list)
+    begun: list[Begun] = field(default_factory=list)
+    #: How often the handler finished each message.
+    consumed: Counter[tuple[Queue, int]] = field(default_factory=Counter)
+    #: Messages that a handler has in hand: no message may be in two.
+    running: Counter[tuple[Queue, int]] = field(default_factory=Counter)
+    overlaps: list[str] = field(default_factory=list)
+    times: dict[Queue, list[float]] = field(default_factory=dict)
+    #: Who finished each message.
+    by: dict[tuple[Queue, int], list[str]] = field(default_factory=dict)
+
+    def begins(self, consumer: Consumer, owned: OwnedQueue) -> None:
+        others = tuple(
+            other.client_id
+            for other in self.members
+            if other is not consumer and other.is_holding(owned.queue)
+        )
+        if others:
+            self.overlaps.append(f"{consumer.client_id} began {owned.queue}, held by {others}")
+        self.begun.append(
+            Begun(
+                owned.queue,
+                consumer.client_id,
+                owned.next_offset,
+                asyncio.get_running_loop().time(),
+                sum(queue == owned.queue for queue, _ in self.consumed),
+            )
+        )
+
+    def takes(self, message: ReceivedMessage) -> None:
+        where = (message.queue, message.queue_offset)
+        self.running[where] += 1
+        if self.running[where] > 1:
+            self.overlaps.append(f"{where} is in two hands")
+
+    def lets_go(self, message: ReceivedMessage) -> None:
+        self.running[message.queue, message.queue_offset] -= 1
+
+    def finishes(self, message: ReceivedMessage, client_id: str) -> None:
+        self.lets_go(message)
+        where = (message.queue, message.queue_offset)
+        self.consumed[where] += 1
+        self.by.setdefault(where, []).append(client_id)
+        now = asyncio.get_running_loop().time()
+        self.times.setdefault(message.queue, []).append(now)
+
+    @property
+    def duplicates(self) -> dict[tuple[Queue, int], int]:
+        return {where: times for where, times in self.consumed.items() if times > 1}
+
+    def owners(self) -> dict[Queue, list[str]]:
+        """Who holds which queue now."""
+        held: dict[Queue, list[str]] = {}
+        for member in self.members:
+            if member.is_alive:
+                for queue in member.rebalancer.owned:
+                    held.setdefault(queue, []).append(member.client_id)
+        return held
+
+    def is_settled(self, queues: Iterable[Queue], strategy: Strategy | None = None) -> bool:
+        """Whether everybody has exactly what the strategy says, and nothing is on its way."""
+        living = [member for member in self.members if member.is_alive]
+        ids = [member.client_id for member in living]
+        return all(
+            member.owned == set(share(strategy or Averagely(), queues, ids, member.client_id))
+            and not member.rebalancer.claimed
+            and not any(owned.is_draining for owned in member.rebalancer.owned.values())
+            for member in living
+        )
+
+
+class _WatchedPuller(Puller):
+    """Tells the ledger when a queue is begun."""
+
+    ledger: Ledger
+    consumer: Consumer
+
+    def begin(self, owned: OwnedQueue) -> None:
+        self.ledger.begins(self.consumer, owned)
+        super().begin(owned)
+
+
+class Consumer:
+    """A member of the group; its handler calls are tasks."""
+
+    producer_group = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        *,
+        topics: Iterable[str] = (TOPIC,),
+        handler: Handler | None = None,
+        progress: ProgressStore | None = None,
+        settings: RebalanceSettings = QUICK,
+        consume_from: ConsumeFrom = ConsumeFrom.FIRST,
+        is_orderly: bool = False,
+        is_broadcasting: bool = False,
+        pulls_report: bool = True,
+        locks: LockSettings | None = None,
+        group: str = GROUP,
+        **rebalancer: Any,
+    ) -> None:
+        self.engine = engine
+        self.ledger = ledger
+        self.group = group
+        self.is_alive = True
+        self.is_broadcasting = is_broadcasting
+        self._handler = handler
+        self._calls: dict[OwnedQueue, set[asyncio.Task[None]]] = {}
+        self.progress: ProgressStore = progress or BrokerProgress(engine, group)
+        self.subscriptions = Subscriptions(engine.clock.now)
+        for topic in topics:
+            self.subscriptions.put(Subscription.by_tags(topic))
+        receiver = IntoWindow(self.progress, self, group=group)
+        self.puller = _WatchedPuller(
+            engine,
+            group,
+            self.subscriptions,
+            self.progress,
+            receiver,
+            PULLS,
+            # Pulls carry progress unless it is nobody else's.
+            is_broadcasting=is_broadcasting or not pulls_report,
+        )
+        self.puller.ledger = ledger
+        self.puller.consumer = self
+        self.locks = QueueLocks(engine, group, locks) if is_orderly else None
+        self.rebalancer = Rebalancer(
+            engine,
+            group,
+            lambda: self.subscriptions.topics,
+            progress=self.progress,
+            puller=self.puller,
+            consumption=self,
+            consume_from=consume_from,
+            is_broadcasting=is_broadcasting,
+            locks=self.locks,
+            settings=settings,
+            **rebalancer,
+        )
+        self.puller.rebuild = self.rebalancer.rebuild
+
+    @property
+    def client_id(self) -> str:
+        return self.engine.client_id
+
+    @property
+    def owned(self) -> set[Queue]:
+        return set(self.rebalancer.owned)
+
+    def is_holding(self, queue: Queue) -> bool:
+        return self.is_alive and queue in self.rebalancer.owned
+
+    def consumer_data(self) -> ConsumerData:
+        model = MessageModel.BROADCASTING if self.is_broadcasting else MessageModel.CLUSTERING
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            message_model=model,
+            consume_from_where=ConsumeFrom.FIRST.wire_name,
+            subscription_data_set=self.subscriptions.to_data(),
+        )
+
+    async def start(self) -> None:
+        self.ledger.members.append(self)
+        self.engine.join(self)
+        await self.progress.load()
+        await self.rebalancer.start()
+
+    async def stop(self) -> None:
+        """Leave as one should."""
+        if not self.is_alive:
+            return
+        await self.rebalancer.stop()
+        self.puller.stop()
+        await self.engine.leave(self)
+        self.is_alive = False
+        await self.engine.stop()
+
+    async def kill(self) -> None:
+        """End as a process that is killed: nothing is said, connections just close."""
+        self.is_alive = False
+        self.puller.stop()
+        for calls in self._calls.values():
+            for call in calls:
+                call.cancel()
+        # What a stop does after it has told the brokers.
+        self.engine._state = _State.STOPPING
+        await self.engine._end()
+
+    # ---- consumption
+
+    def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
+        calls = self._calls.setdefault(owned, set())
+        for message in messages:
+            call = asyncio.get_running_loop().create_task(self._consume(owned, message))
+            calls.add(call)
+            call.add_done_callback(calls.discard)
+
+    async def _consume(self, owned: OwnedQueue, message: ReceivedMessage) -> None:
+        if owned.is_draining or owned.is_dropped:
+            return
+        owned.running += 1
+        self.ledger.takes(message)
+        try:
+            if self._handler is not None:
+                await self._handler(self, message)
+        except asyncio.CancelledError:
+            self.ledger.lets_go(message)
+            raise
+        finally:
+            owned.running -= 1
+        self.ledger.finishes(message, self.client_id)
+        if not owned.is_dropped:
+            owned.window.finish([message.queue_offset])
+            position = owned.window.commit_offset
+            if position is not None:
+                self.progress.update(owned.queue, position)
+
+    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
+        calls = self._calls.get(owned)
+        if calls:
+            await asyncio.wait(calls, timeout=timeout)
+        return not calls
+
+
+class Group:
+    """The members of a group, started and ended by a test."""
+
+    def __init__(self, name_server: str, ledger: Ledger | None = None, **defaults: Any) -> None:
+        self.ledger = ledger or Ledger()
+        self._name_server = name_server
+        self._defaults = defaults
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def join(self, **changes: Any) -> Consumer:
+        """One member more."""
+        given = self._defaults | changes
+        client = {"route_refresh": 60.0} | given.pop("client", {})
+        engine = Engine(quick_settings(self._name_server, **client))
+        await engine.start()
+        if (progress_of := given.pop("progress_of", None)) is not None:
+            given["progress"] = progress_of(engine)
+        consumer = Consumer(engine, self.ledger, **given)
+        self._stack.push_async_callback(engine.stop)
+        self._stack.push_async_callback(consumer.stop)
+        await consumer.start()
+        return consumer
+
+    async def end(self) -> None:
+        """Everybody leaves."""
+        await asyncio.gather(*(member.stop() for member in self.living))
+
+    @property
+    def living(self) -> list[Consumer]:
+        return [member for member in self.ledger.members if member.is_alive]
+
+
+@contextmanager
+def answering(broker: Broker, code: int, handler: ServerHandler) -> Iterator[None]:
+    """Have a broker answer a request with `handler` for the time of the block."""
+    dispatcher = broker._dispatcher
+    assert dispatcher is not None
+    usual = dispatcher._handlers[code]
+    dispatcher.serve(code, handler)
+    try:
+        yield
+    finally:
+        dispatcher.serve(code, usual)
+
+
+def refusing(broker: Broker, code: int) -> AbstractContextManager[None]:
+    """Have a broker refuse a request for the time of the block."""
+
+    def refuse(_: Connection, request: Command) -> Command:
+        return request.answer(ResponseCode.SYSTEM_ERROR, remark="the test says so")
+
+    return answering(broker, code, refuse)
+
+
+class OtherMember:
+    """A member of the group in some other language: it says what a test wants it to say."""
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        #: The queues that it says it holds; None: it says nothing.
+        self.holds: set[Queue] | None = set()
+        self.claims: set[Queue] = set()
+        self.questions = 0
+        self._connection: Connection | None = None
+
+    async def join(self, broker: Broker, *topics: str) -> None:
+        owner = Dispatcher(
+            {
+                RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,
+                RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell,
+            }
+        )
+        self._connection = await connect(broker.address, owner=owner)
+        client = RawClient(self._connection, [])
+        subscriptions = [SubscriptionData(topic=topic, sub_string="*") for topic in topics]
+        answer = await client.heartbeat(self.client_id, *subscriptions, group=GROUP)
+        assert answer.code == 0
+
+    async def leave(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            await self._connection.wait_closed()
+
+    def _tell(self, _: Connection, request: Command) -> Command | None:
+        self.questions += 1
+        if self.holds is None:
+            return None
+        table = {
+            MessageQueue(
+                topic=queue.topic, broker_name=queue.broker, queue_id=queue.id
+            ): ProcessQueueInfo()
+            for queue in self.holds
+        }
+        properties = {CLAIMS: claims_text(self.claims)} if self.claims else {}
+        info = ConsumerRunningInfo(mq_table=table, properties=properties)
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(info))
