@@ -79,7 +79,7 @@ def test_what_a_program_sends_can_be_looked_at() -> None:
         send(cluster.broker_addresses[0], "orders", b"one", b"two")
 
         assert [message.body for message in cluster.messages("orders")] == [b"one", b"two"]
-        assert cluster.messages("others") == []
+        assert cluster.messages("%DLQ%nobody") == []
 
 
 def test_a_created_topic_is_found_by_clients_at_once() -> None:
@@ -244,3 +244,29 @@ def test_a_moved_clock_goes_on_and_leaves_intervals_alone() -> None:
 
     assert 3600 <= clock.now() - before < 3660
     assert clock.monotonic() - monotonic < 60
+
+
+async def test_what_cannot_be_is_refused_with_what_can() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders")
+
+        with pytest.raises(OrbitError, match=r"queues must be 1 to 1024, got 0"):
+            await cluster.create_topic("fresh", queues=0)
+        with pytest.raises(OrbitError, match=r"create_topic: .*illegal"):
+            await cluster.create_topic("no spaces")
+        with pytest.raises(OrbitError, match=r"has a topic 'nope'; there are .*orders"):
+            cluster.messages("nope")
+        for place in (-1, 2, 5):
+            with pytest.raises(OrbitError, match=rf"the brokers are 0 to 1, got {place}"):
+                await cluster.restart_broker(place)
+
+        assert cluster.messages("orders") == []
+
+
+def test_waiting_for_a_group_that_does_not_consume_says_what_is_behind() -> None:
+    with EmbeddedCluster() as cluster:
+        cluster.create_topic("orders", queues=1)
+        cluster.send("orders", b"one", b"two")
+
+        with pytest.raises(OrbitError, match=r"'billing'.*'orders'.*broker-a:0: 2"):
+            cluster.until_consumed("billing", "orders", timeout=0.1)

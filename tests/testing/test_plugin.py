@@ -12,7 +12,9 @@ PLUGIN = "orbitmq.testing.plugin"
 
 USERS_TESTS = """
 import asyncio
+import threading
 
+from orbitmq import Consumer
 from orbitmq.remoting.address import parse_address
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
@@ -45,6 +47,31 @@ def test_topics_are_called_like_tests(orbit_cluster, orbit_topic):
 
 def test_the_clock_is_the_clusters(orbit_cluster, orbit_clock):
     assert orbit_cluster.clock is orbit_clock
+
+
+def test_a_program_that_consumes(orbit_cluster, orbit_topic, orbit_client):
+    orbit_cluster.send(orbit_topic, b"paid", "shipped", tags="order")
+    bodies = []
+    consumer = Consumer("billing", client=orbit_client, consume_from="first")
+    both = threading.Event()
+
+    @consumer.on(orbit_topic, tags="order")
+    def bill(message):
+        bodies.append(message.body)
+        if len(bodies) == 2:
+            both.set()
+
+    with consumer:
+        assert both.wait(10)
+
+    orbit_cluster.until_consumed("billing", orbit_topic)
+    assert sorted(bodies) == [b"paid", b"shipped"]
+
+
+def test_a_program_that_produces(orbit_cluster, orbit_topic, orbit_producer):
+    orbit_producer.send(orbit_topic, b"paid")
+
+    assert [message.body for message in orbit_cluster.messages(orbit_topic)] == [b"paid"]
 
 
 def test_one(orbit_cluster, orbit_shared_cluster, orbit_shared_topic):
@@ -81,7 +108,7 @@ def test_the_fixtures_work_in_a_users_project(pytester: pytest.Pytester, words: 
 
     ran = pytester.runpytest_subprocess(*words)
 
-    ran.assert_outcomes(passed=5)
+    ran.assert_outcomes(passed=7)
 
 
 def test_a_run_that_uses_no_fixture_imports_no_broker(
@@ -106,5 +133,12 @@ def test_a_run_that_uses_no_fixture_imports_no_broker(
 def test_the_fixtures_explain_themselves(pytester: pytest.Pytester, words: list[str]) -> None:
     ran = pytester.runpytest_subprocess(*words, "--fixtures")
 
-    for fixture in ("orbit_cluster", "orbit_broker", "orbit_topic", "orbit_clock"):
+    for fixture in (
+        "orbit_cluster",
+        "orbit_broker",
+        "orbit_topic",
+        "orbit_clock",
+        "orbit_client",
+        "orbit_producer",
+    ):
         ran.stdout.fnmatch_lines([f"{fixture}*"])

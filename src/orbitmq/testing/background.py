@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.producer.results import SendResult
 from orbitmq.errors import OrbitError
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing.clock import MovableClock
@@ -20,6 +22,7 @@ R = TypeVar("R")
 
 #: How long any single step may take, so that a test that went wrong ends.
 _DEADLINE = 60.0
+_NOT_STARTED = "the cluster is not started; use it as a context manager"
 
 
 class EmbeddedCluster:
@@ -48,6 +51,7 @@ class EmbeddedCluster:
         #: Done when the cluster is to end, and when it has.
         self._wanted: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._producer: Producer | None = None
         self.clock = self._cluster.clock
 
     def __enter__(self) -> Self:
@@ -83,6 +87,9 @@ class EmbeddedCluster:
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.stop()
         self._wanted.set_result(None)
         try:
             self._ended.result(_DEADLINE)
@@ -122,6 +129,22 @@ class EmbeddedCluster:
         """Create a topic on every broker; returns when clients find it."""
         self._run(self._cluster.create_topic(topic, queues=queues))
 
+    def send(self, topic: str, *bodies: bytes | str, **fields: Any) -> list[SendResult]:
+        """Send a message for each body; `fields` are those of `Producer.send`: tags, keys, ..."""
+        if self._loop is None:
+            raise OrbitError(_NOT_STARTED)
+        if self._producer is None:
+            self._producer = Producer("orbitmq-testing", name_server=self.name_server)
+            self._producer.start()
+        return [self._producer.send(topic, body, **fields) for body in bodies]
+
+    def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:
+        """Wait until the group's progress at the brokers has reached the end of the topic.
+
+        Progress gets there when consumers report it: every five seconds, and when they stop.
+        """
+        self._run(self._cluster.until_consumed(group, topic, timeout=timeout))
+
     def messages(self, topic: str) -> list[StoredMessage]:
         """What is in a topic and can be read, in the order in which it was stored."""
         return self._call(lambda: self._cluster.messages(topic))
@@ -148,5 +171,5 @@ class EmbeddedCluster:
         """Have the work done where the cluster lives."""
         if self._loop is None:
             work.close()
-            raise OrbitError("the cluster is not started; use it as a context manager")
+            raise OrbitError(_NOT_STARTED)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_DEADLINE)

@@ -6,6 +6,7 @@ store is on the disk, requests come over sockets, and clients find topics throug
 
 from __future__ import annotations
 
+import asyncio
 import string
 import tempfile
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from types import TracebackType
 from typing import Self
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, topic_problem
 from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cluster import Cluster
-from orbitmq.errors import OrbitError
+from orbitmq.errors import OrbitError, SettingError
 from orbitmq.message.stored import StoredMessage, decode_messages
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings
@@ -35,6 +37,10 @@ _STORE = StoreSettings(
     preallocate_step=0,
     index_file=IndexSettings(slots=10_000, entries=100_000),
 )
+#: Queues of a topic on one broker; more is a slip.
+MOST_QUEUES = 1024
+#: Seconds between two looks at something that is waited for.
+_LOOK_AGAIN = 0.02
 #: Messages taken from a queue in one read.
 _AT_ONCE = 1000
 
@@ -112,6 +118,11 @@ class AsyncEmbeddedCluster:
 
     async def create_topic(self, topic: str, *, queues: int = 4) -> None:
         """Create a topic on every broker; returns when clients find it."""
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise SettingError(f"create_topic: {problem}")
+        if not 1 <= queues <= MOST_QUEUES:
+            raise SettingError(f"create_topic: queues must be 1 to {MOST_QUEUES}, got {queues}")
         for broker in self.brokers:
             parts = broker.parts
             config = TopicConfig(
@@ -126,7 +137,20 @@ class AsyncEmbeddedCluster:
         await self._running.until_routed(topic, names)
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """What is in a topic and can be read, in the order in which it was stored."""
+        """What is in a topic and can be read, in the order in which it was stored.
+
+        Raises `OrbitError` for a topic that no broker has. Those of retries and dead letters are
+        made when they are needed: before that there is nothing in them.
+        """
+        is_made_later = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+        tables = [broker.parts.topics for broker in self.brokers]
+        if not is_made_later and not any(
+            topic in table or table.is_system(topic) for table in tables
+        ):
+            raise OrbitError(
+                f"no broker of the cluster has a topic {topic!r}; there are "
+                f"{', '.join(self._own_topics()) or 'none but those of the system'}"
+            )
         found = [message for broker in self.brokers for message in _messages(broker, topic)]
         return sorted(found, key=lambda message: (message.store_ms, message.physical_offset))
 
@@ -138,6 +162,37 @@ class AsyncEmbeddedCluster:
             for queue_id, offset in broker.parts.progress.offsets(topic, group).items()
         }
 
+    async def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:  # noqa: ASYNC109  # named in the error
+        """Wait until the group's progress at the brokers has reached the end of the topic.
+
+        Progress gets there when consumers report it: every five seconds, and when they stop.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while self._behind(group, topic):  # noqa: ASYNC110  # of two tables, neither of which tells
+                    await asyncio.sleep(_LOOK_AGAIN)
+        except TimeoutError as error:
+            behind = ", ".join(f"{place}: {lag}" for place, lag in self._behind(group, topic))
+            raise OrbitError(
+                f"group {group!r} has not reported all of {topic!r} as consumed within "
+                f"{timeout:g} s; messages behind by queue: {behind}"
+            ) from error
+
+    def _behind(self, group: str, topic: str) -> list[tuple[str, int]]:
+        """The queues of which something is not consumed yet, and how much."""
+        done = self.progress(group, topic)
+        lags = [
+            (broker.parts.settings.name, queue.queue_id, queue.max_offset)
+            for broker in self.brokers
+            for queue in broker.parts.store.queues()
+            if queue.topic == topic
+        ]
+        return [
+            (f"{name}:{queue_id}", end - done.get((name, queue_id), 0))
+            for name, queue_id, end in lags
+            if end > done.get((name, queue_id), 0)
+        ]
+
     def advance(self, seconds: float) -> None:
         """Move the clock on; what has become due is delivered at once."""
         self.clock.advance(seconds)
@@ -148,6 +203,9 @@ class AsyncEmbeddedCluster:
     async def restart_broker(self, place: int = 0) -> None:
         """Stop a broker and start it again, with the same address and data."""
         cluster = self._running
+        if not 0 <= place < len(cluster.brokers):
+            last = len(cluster.brokers) - 1
+            raise OrbitError(f"restart_broker: the brokers are 0 to {last}, got {place}")
         broker = cluster.brokers[place]
         settings, port = broker.parts.settings, broker.address.port
         await broker.stop()
@@ -155,6 +213,17 @@ class AsyncEmbeddedCluster:
         cluster.brokers[place] = restarted = Broker(again, clock=self.clock)
         await restarted.start()
         await cluster.until_registered([settings.name])
+
+    def _own_topics(self) -> list[str]:
+        """Those that tests have made."""
+        return sorted(
+            {
+                config.topic_name
+                for broker in self.brokers
+                for config in broker.parts.topics
+                if not broker.parts.topics.is_system(config.topic_name)
+            }
+        )
 
     @property
     def _running(self) -> Cluster:
@@ -170,6 +239,7 @@ class AsyncEmbeddedCluster:
             server=ServerSettings(port=0),
             store=_STORE,
             stop_grace=1.0,
+            vip=False,
         )
         return settings if self._adjust is None else self._adjust(settings)
 

@@ -5,6 +5,12 @@
 
         assert [message.body for message in orbit_cluster.messages(orbit_topic)] == [b"paid"]
 
+    def test_an_order_is_billed(orbit_cluster, orbit_topic, orbit_client):
+        orbit_cluster.send(orbit_topic, b"paid")
+
+        with Consumer("billing", client=orbit_client, consume_from="first") as consumer:
+            ...
+
 Nothing of a broker is imported, let alone started, before a test asks for a fixture.
 """
 
@@ -17,6 +23,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from orbitmq.client.producer.producer import Producer
+    from orbitmq.client.settings import ClientSettings
     from orbitmq.testing.background import EmbeddedCluster
     from orbitmq.testing.clock import MovableClock
 
@@ -37,6 +45,23 @@ def orbit_cluster() -> Iterator[EmbeddedCluster]:
 def orbit_broker(orbit_cluster: EmbeddedCluster) -> str:
     """The address of the broker of `orbit_cluster`."""
     return orbit_cluster.broker_addresses[0]
+
+
+@pytest.fixture
+def orbit_client(orbit_cluster: EmbeddedCluster) -> ClientSettings:
+    """What to give to a producer, a consumer or an admin of `orbit_cluster` as `client`."""
+    from orbitmq.client.settings import ClientSettings  # noqa: PLC0415  # see above
+
+    return ClientSettings(name_servers=(orbit_cluster.name_server,))
+
+
+@pytest.fixture
+def orbit_producer(orbit_client: ClientSettings) -> Iterator[Producer]:
+    """A started producer of `orbit_cluster`."""
+    from orbitmq.client.producer.producer import Producer  # noqa: PLC0415  # see above
+
+    with Producer("orbitmq-testing", client=orbit_client) as producer:
+        yield producer
 
 
 @pytest.fixture
