@@ -69,13 +69,16 @@ class Cluster:
         self.brokers.append(broker)
         return broker
 
-    async def stop(self) -> None:
-        """Stop the brokers, then the name server that they say goodbye to."""
+    async def stop(self, grace: float | None = None) -> None:
+        """Stop the brokers, then the name server that they say goodbye to.
+
+        `grace` is how long clients may take; 0: everybody is let go of at once.
+        """
         brokers, self.brokers = self.brokers, []
-        stops = (broker.stop() for broker in brokers)
+        stops = (broker.stop(grace) for broker in brokers)
         # One that fails does not keep the others from ending in order.
         outcomes = await asyncio.gather(*stops, return_exceptions=True)
-        await self.name_server.stop()
+        await self.name_server.stop(grace)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.timerfile import TimerFile
+from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.membership import RequestModes
-from orbitmq.wire.bodies.offsets import ConsumerOffsets, DelayOffsets
+from orbitmq.wire.bodies.offsets import ConsumerOffsets, DelayOffsets, TimerMetrics
 from orbitmq.wire.bodies.stats import HARuntimeInfo
 from orbitmq.wire.codes import RequestCode
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import OLD_VERSION, ask, of_version, told
 from tests.support.broker import GROUP, RawClient
+from tests.support.delivery import hand_broker
 
 
 async def test_the_progress_of_all_groups_is_copied(broker: Broker, client: RawClient) -> None:
@@ -43,6 +49,25 @@ async def test_the_progress_of_delay_levels_is_copied(client: RawClient) -> None
     table = await told(client, DelayOffsets, RequestCode.GET_ALL_DELAY_OFFSET)
 
     assert table.offset_table == dict.fromkeys(range(1, 19), 0)
+
+
+async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        now_ms = int(broker.clock.now() * 1000)
+        for after in (1000, 60_000):
+            due = {"TIMER_DELIVER_MS": str(now_ms + after)}
+            await client.stored("orders", b"later", properties=due)
+        broker.advance(5)
+
+        answer = await ask(client, RequestCode.GET_TIMER_CHECK_POINT)
+        counts = await told(client, TimerMetrics, RequestCode.GET_TIMER_METRICS)
+
+    read_ms, _, offset, master_offset, *version = struct.unpack(">7q", bytes(answer.body))
+    assert (read_ms, offset, master_offset) == (now_ms + 5000, 2, 2)
+    assert version == [0, 0, 0]
+    ours = decode_body(TimerFile, answer.ext_fields["orbitmqTimerProgress"].encode())
+    assert (ours.scanned, ours.delivered_ms, ours.delivered_offset) == (2, now_ms + 1000, 0)
+    assert {topic: each.count for topic, each in counts.timing_count.items()} == {"orders": 1}
 
 
 async def test_no_group_pops(client: RawClient) -> None:

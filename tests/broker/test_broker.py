@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.addresses import advertised_host
+from orbitmq.broker.background import SavedTable
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.configfile import ConfigDisk
+from orbitmq.broker.configfile import ConfigDisk, ConfigFile
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import BrokerError, SettingError
 from orbitmq.broker.handlers.send import Sending
+from orbitmq.broker.outcomes import PutResult, PutStatus
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.settings import (
     BrokerSettings,
@@ -26,7 +29,8 @@ from orbitmq.broker.settings import (
     RegistrationSettings,
     SendSettings,
 )
-from orbitmq.broker.turns import PutResult, PutStatus
+from orbitmq.broker.topics import TopicSettings, TopicTable
+from orbitmq.clock import SystemClock
 from orbitmq.errors import OrbitError
 from orbitmq.message.hosts import pack_host
 from orbitmq.namesrv.server import NameServer
@@ -38,6 +42,7 @@ from orbitmq.store.errors import StoreLocked
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.membership import SubscriptionData
 from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.bodies.topics import TopicConfig, TopicConfigTable
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
@@ -245,6 +250,7 @@ def test_a_setting_that_cannot_work_is_refused_by_its_name(
 # Registration.
 
 
+@pytest.mark.feature("J6")
 async def test_a_broker_is_known_to_its_name_servers_with_all_its_topics(
     start_broker: StartBroker, name_server: NameServer
 ) -> None:
@@ -517,6 +523,33 @@ async def test_what_follows_a_put_and_fails_does_not_hurt_the_others(
     assert "what followed a put failed" in caplog.text
 
 
+async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    class SlowDisk(ConfigDisk):
+        def sync(self, fd: int) -> None:
+            gate.wait(10)
+
+    topics = TopicTable(TopicSettings(cluster="c", broker_name="b"), now=0.0)
+    file = ConfigFile(tmp_path / "topics.json", TopicConfigTable, disk=SlowDisk())
+    table = SavedTable(
+        file, revision=lambda: topics.revision, document=topics.file, clock=SystemClock()
+    )
+    topics.ensure(TopicConfig(topic_name="first"), now=0.0)
+    table.save_soon()
+    await until((tmp_path / "topics.json.tmp").exists)
+
+    topics.ensure(TopicConfig(topic_name="second"), now=0.0)
+    table.save_soon()
+    gate.set()
+    await until(lambda: not table.is_stale)
+
+    loaded = file.load().value
+    assert loaded is not None
+    assert {"first", "second"} <= set(loaded.topic_config_table)
+    await table.close()
+
+
 # Stopping.
 
 
@@ -549,6 +582,30 @@ async def test_a_stop_keeps_everything_that_was_answered(
 
     again = await start_broker()
     assert again.parts.store.max_offset("orders", 0) >= len(stored) > 0
+
+
+async def test_a_stop_in_a_hurry_waits_for_nobody_and_keeps_what_was_answered(
+    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
+) -> None:
+    broker = await start_broker(name_servers=(str(name_server.address),), stop_grace=600.0)
+    await until(lambda: broker.parts.registration.is_registered)
+    client, deaf = await open_client(broker), await open_client(broker)
+    for _ in range(8):
+        await client.stored("orders", b"x" * 512 * 1024)
+    # Somebody who does not read: an orderly stop waits for it as long as it may.
+    deaf.connection._transport.pause_reading()
+    pulling = [asyncio.ensure_future(deaf.pull("orders")) for _ in range(32)]
+    assert broker._doors is not None
+    doors = broker._doors
+    await until(lambda: any(each.unwritten for each in doors.connections))
+
+    async with asyncio.timeout(10):
+        await broker.stop(grace=0)
+    deaf.connection.abort()
+    await asyncio.gather(*pulling, return_exceptions=True)
+
+    again = await start_broker()
+    assert again.parts.store.max_offset("orders", 0) == 8
 
 
 async def test_a_stop_before_a_start_and_a_second_stop_do_nothing(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ async def _assert_served(client: RawClient) -> None:
 
 
 def _connections(broker: Broker) -> Collection[Connection]:
-    assert broker._server is not None
-    return broker._server.connections
+    assert broker._doors is not None
+    return broker._doors.connections
 
 
 def _members(broker: Broker, group: str) -> int:

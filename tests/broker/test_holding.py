@@ -13,11 +13,13 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.holding import HeldPull
 from orbitmq.broker.settings import PullSettings
 from orbitmq.store.settings import FlushPolicy
+from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import SubscriptionData
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.pull import PullFlag
+from orbitmq.wire.headers.topics import CreateTopicRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import (
     GROUP,
@@ -324,6 +326,63 @@ async def test_a_woken_pull_is_checked_again(
     await client.stored(orders)
 
     assert (await asyncio.wait_for(waiting, SOON)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_taking_the_brokers_read_permission_away_wakes_everybody_who_waits(
+    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
+) -> None:
+    await client.stored("others")
+    mine = begin(client, orders)
+    others = begin(client, "others", 0, 1, consumer_group="others")
+    await held(broker, 2)
+    admin = await open_client(broker)
+
+    answer = await admin.connection.request(
+        RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=2\n"
+    )
+
+    assert answer.code == ResponseCode.SUCCESS
+    for waiting in (mine, others):
+        assert (await asyncio.wait_for(waiting, SOON)).code == ResponseCode.NO_PERMISSION
+    assert len(broker.parts.held) == 0
+
+
+async def test_switching_a_group_off_wakes_its_pulls_and_no_others(
+    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
+) -> None:
+    mine = begin(client, orders)
+    others = begin(client, orders, consumer_group="others")
+    await held(broker, 2)
+    admin = await open_client(broker)
+    off = SubscriptionGroupConfig(group_name=GROUP, consume_enable=False)
+
+    await admin.connection.request(
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(off)
+    )
+
+    assert (await asyncio.wait_for(mine, SOON)).code == ResponseCode.NO_PERMISSION
+    assert not others.done()
+
+
+async def test_taking_queues_away_wakes_those_who_wait_there(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    topic = broker.parts.topics.get(orders)
+    assert topic is not None
+    last = begin(client, orders, topic.read_queue_nums - 1)
+    await held(broker)
+    header = CreateTopicRequest(
+        topic=orders,
+        default_topic="TBW102",
+        read_queue_nums=1,
+        write_queue_nums=1,
+        perm=topic.perm,
+        topic_filter_type="SINGLE_TAG",
+    )
+
+    await client.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    assert (await asyncio.wait_for(last, SOON)).code == ResponseCode.INVALID_PARAMETER
 
 
 async def test_a_reset_can_wake_those_whom_it_concerns(

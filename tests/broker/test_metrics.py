@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,11 +23,22 @@ from orbitmq.message.ids import decode_offset_id
 from orbitmq.testing.clock import MovableClock
 from orbitmq.wire.bodies.membership import MessageModel, SubscriptionData
 from orbitmq.wire.bodies.topics import TopicConfig
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, TransactionState
+from orbitmq.wire.headers.topics import CreateTopicRequest
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient
+from tests.support.delivery import (
+    AskedProducer,
+    HandBroker,
+    end_header,
+    hand_broker,
+    send_half,
+)
 from tests.support.prometheus import ParsedFamily, parse_metrics
+
+#: What a page of Apache's 5.5.0 has; `tests/interop/test_metrics.py` checks it against a broker.
+RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "5.5.0-metrics.json"
 
 
 async def scraped(broker: Broker) -> dict[str, ParsedFamily]:
@@ -131,6 +143,126 @@ async def test_a_broker_in_use_has_the_metrics_of_rocketmq_under_its_names_and_l
         any(name == "version" and value.startswith("v") for name, value in labels)
         for labels in found["rocketmq_consumer_connections"].samples
     )
+
+
+#: What Apache's broker has and this one has not, and why.
+NOT_HERE = {
+    "target_info": "of OpenTelemetry's exporter",
+    "rocketmq_pop_buffer_scan_time_consume_milliseconds": "POP is not offered",
+    "rocketmq_pop_checkpoint_buffer_size": "POP is not offered",
+    "rocketmq_pop_offset_buffer_size": "POP is not offered",
+    "rocketmq_pop_revive_lag_milliseconds": "POP is not offered",
+    "rocketmq_pop_revive_latency_milliseconds": "POP is not offered",
+}
+#: As boards for older releases have it, without the units that are appended now.
+OLDER_NAMES = {
+    "rocketmq_consumer_lag_latency",
+    "rocketmq_consumer_queueing_latency",
+    "rocketmq_storage_size",
+    "rocketmq_storage_message_reserve_time",
+}
+#: The label of OpenTelemetry's exporter.
+SCOPE = "otel_scope_name"
+
+
+@pytest.mark.feature("O1")
+async def test_every_metric_of_apaches_broker_is_here_with_its_labels_and_buckets(
+    tmp_path: Path,
+) -> None:
+    theirs = json.loads(RECORDING.read_text())
+    async with hand_broker(tmp_path) as (hand, client):
+        broker = hand.broker
+        producer = await AskedProducer.join(broker)
+        await use_in_every_way(hand, client, producer)
+
+        mine = parse_metrics(b"".join(await Metrics(broker.parts).text()))
+        await producer.close()
+
+    assert theirs.keys() - mine.keys() == NOT_HERE.keys()
+    for name in theirs.keys() & mine.keys():
+        wanted, family = theirs[name], mine[name]
+        assert family.kind == wanted["kind"], name
+        labels = {label for sample in family.samples for label, _ in sample}
+        assert set(wanted["labels"]) - {SCOPE} <= labels, name
+        if family.kind == "histogram":
+            bounds = {
+                value for sample in family.samples for label, value in sample if label == "le"
+            }
+            assert set(map(float, bounds)) == set(map(float, wanted["buckets"])), name
+    assert mine.keys() >= OLDER_NAMES
+
+
+async def use_in_every_way(hand: HandBroker, client: RawClient, producer: AskedProducer) -> None:
+    """Everything that there are metrics for happens at least once."""
+    header = CreateTopicRequest(
+        topic="sagas",
+        default_topic="TBW102",
+        read_queue_nums=1,
+        write_queue_nums=1,
+        perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )
+    await client.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    await client.heartbeat("c", wanting("orders"))
+    stored = await client.stored("orders", b"12345")
+    now_ms = int(hand.clock.now() * 1000)
+    await client.stored("orders", b"later", properties={"TIMER_DELIVER_MS": str(now_ms + 1000)})
+    await client.stored("orders", b"much later", properties={"TIMER_DELAY_SEC": "1000"})
+    hand.advance(2)
+    for state in (TransactionState.COMMIT, TransactionState.ROLLBACK):
+        await producer.end(end_header(await send_half(producer, "sagas", b"x", hand), state))
+    await send_half(producer, "sagas", b"open", hand)
+    has_read(hand.broker, "orders", 0)
+    await client.pull("orders", max_msg_nums=1)
+    back = ConsumerSendBackRequest(
+        offset=decode_offset_id(stored.msg_id).offset, group=GROUP, delay_level=-1
+    )
+    await client.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+
+
+async def test_half_messages_and_timer_messages_are_counted_by_topic(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (hand, client):
+        producer = await AskedProducer.join(hand.broker)
+        await use_in_every_way(hand, client, producer)
+        first = await scraped(hand.broker)
+        await hand.restart()
+        hand.step()
+        second = await scraped(hand.broker)
+        hand.advance(1000)
+        third = await scraped(hand.broker)
+        await producer.close()
+
+    assert first["rocketmq_commit_messages_total"].value(topic="sagas") == 1
+    assert first["rocketmq_rollback_messages_total"].value(topic="sagas") == 1
+    (finished,) = first["rocketmq_finish_message_latency_milliseconds"].counts.values()
+    assert finished == 2
+    assert first["rocketmq_half_messages"].value(topic="sagas") == 1
+    assert first["rocketmq_timer_enqueue_total"].value(topic="orders") == 2
+    assert first["rocketmq_timer_dequeue_total"].value(topic="orders") == 1
+    assert first["rocketmq_timing_messages"].value(topic="orders") == 1
+    assert first["rocketmq_timer_message_snapshot"].value(timer_bound_s="3600") == 1
+    assert first["rocketmq_timer_message_snapshot"].value(timer_bound_s="900") == 0
+    # What waits is learnt from the queues, so a restart does not forget it.
+    assert second["rocketmq_half_messages"].value(topic="sagas") == 1
+    assert second["rocketmq_timing_messages"].value(topic="orders") == 1
+    assert third["rocketmq_timing_messages"].value(topic="orders") == 0
+    assert third["rocketmq_timer_dequeue_lag"].value() == 0
+
+
+async def test_sizes_of_messages_fall_into_apaches_buckets(
+    broker: Broker, client: RawClient
+) -> None:
+    for size in (1, 1024, 1025, 4096, 5000, 600_000):
+        await client.stored("orders", b"x" * size)
+
+    family = (await scraped(broker))["rocketmq_message_size"]
+
+    counts = {
+        bound: family.value(topic="orders", le=bound)
+        for bound in ("1024.0", "4096.0", "524288.0", "1048576.0", "+Inf")
+    }
+    assert counts == {"1024.0": 2, "4096.0": 4, "524288.0": 5, "1048576.0": 6, "+Inf": 6}
+    assert list(family.sums.values()) == [1 + 1024 + 1025 + 4096 + 5000 + 600_000]
 
 
 async def test_counters_of_a_broker_only_grow(broker: Broker, client: RawClient) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +14,14 @@ from msgspec.structs import replace as with_changes
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.parts import Parts
-from orbitmq.broker.settings import PullSettings
+from orbitmq.broker.settings import PullSettings, Transfer
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.owner import Answer
 from orbitmq.store.settings import ReadSettings
 from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode, Serialization
+from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.pull import PullFlag, PullMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import (
@@ -26,7 +31,9 @@ from tests.support.broker import (
     bodies_in,
     messages_in,
     pull_header,
+    until,
 )
+from tests.support.replication import SERVING, slave_of
 
 PULL_CODES = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 #: Neither holds nor brings a subscription: what a Java push consumer sends, but for holding.
@@ -609,6 +616,7 @@ async def test_the_permission_of_a_topic_and_of_a_group_count_for_every_pull(
 # Progress.
 
 
+@pytest.mark.feature("B12")
 @pytest.mark.feature("H5")
 async def test_a_pull_carries_the_progress_of_its_group(client: RawClient) -> None:
     await fill(client, 10)
@@ -661,6 +669,39 @@ async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(
     assert then.code == ResponseCode.SUCCESS
 
 
+@pytest.mark.parametrize(
+    ("reset", "offset", "reported", "is_moved"),
+    [
+        (3, 3, 3, False),
+        (0, 0, None, False),
+        # It still has messages below, and would consume them.
+        (3, 3, 1, True),
+        (3, 3, None, True),
+        (3, 8, 3, True),
+        (3, 0, None, True),
+    ],
+)
+async def test_a_consumer_that_is_where_a_reset_wants_it_is_not_stopped(
+    broker: Broker,
+    client: RawClient,
+    reset: int,
+    offset: int,
+    reported: int | None,
+    is_moved: bool,
+) -> None:
+    await fill(client, 10)
+    broker.parts.progress.reset("orders", GROUP, 0, reset)
+    commit = 0 if reported is None else PullFlag.COMMIT_OFFSET
+    flag = int(PullFlag.SUBSCRIPTION | commit)
+
+    first = await client.pull("orders", 0, offset, sys_flag=flag, commit_offset=reported or 0)
+
+    wanted = ResponseCode.PULL_OFFSET_MOVED if is_moved else ResponseCode.SUCCESS
+    assert first.code == wanted
+    assert broker.parts.progress.pending_reset("orders", GROUP, 0) is None
+    assert broker.parts.progress.stored("orders", GROUP, 0) == reset
+
+
 async def test_a_consumer_that_is_sent_back_may_report_that_it_went(
     broker: Broker, open_client: OpenClient
 ) -> None:
@@ -679,15 +720,89 @@ async def test_a_consumer_that_is_sent_back_may_report_that_it_went(
     assert (await other.query("orders")).ext_fields["offset"] == "3"
 
 
+# The way of the messages.
+
+
+@pytest.mark.feature("I6")
+@pytest.mark.parametrize(("transfer", "is_copied"), [(Transfer.HEAP, True), (Transfer.FILE, False)])
+async def test_messages_go_through_the_heap_or_straight_from_the_file(
+    start_broker: StartBroker,
+    open_client: OpenClient,
+    monkeypatch: pytest.MonkeyPatch,
+    transfer: Transfer,
+    is_copied: bool,
+) -> None:
+    broker = await start_broker(pull=PullSettings(transfer=transfer))
+    client = await open_client(broker)
+    bodies = [b"%d " % number + b"x" * 60_000 for number in range(3)]
+    for body in bodies:
+        await client.stored("orders", body)
+    sent: list[Bytes] = []
+    send = Connection.send
+
+    def watched(self: Connection, answer: Answer) -> None:
+        if isinstance(answer, list):
+            sent.extend(answer)
+        send(self, answer)
+
+    monkeypatch.setattr(Connection, "send", watched)
+
+    answer = await client.pull("orders")
+
+    assert bodies_in(answer) == bodies
+    messages = [piece for piece in sent if len(piece) > 60_000]
+    assert messages
+    assert all(isinstance(piece, bytes) is is_copied for piece in messages)
+    for piece in messages:
+        # A view of what is mapped has the map itself behind it, and nothing else.
+        assert isinstance(piece, bytes) or isinstance(piece.obj, mmap.mmap)
+
+
+async def test_the_way_of_the_messages_can_be_changed_while_the_broker_runs(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders", b"x" * 1000)
+
+    for by_heap in (b"true", b"false"):
+        changed = await client.connection.request(
+            RequestCode.UPDATE_BROKER_CONFIG, body=b"transferMsgByHeap=" + by_heap
+        )
+        assert changed.code == ResponseCode.SUCCESS
+        assert (broker.parts.settings.pull.transfer is Transfer.HEAP) is (by_heap == b"true")
+        assert bodies_in(await client.pull("orders")) == [b"x" * 1000]
+
+
 # Replicas.
 
 
-@pytest.mark.parametrize(("is_allowed", "suggested"), [(False, "0"), (True, "1")])
-async def test_a_reader_far_behind_is_sent_to_a_replica_if_that_is_allowed(
-    start_broker: StartBroker, open_client: OpenClient, is_allowed: bool, suggested: str
+@pytest.mark.feature("I5")
+def test_far_behind_is_more_than_two_fifths_of_the_memory() -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    assert ReadSettings().memory_distance == memory * 40 // 100
+
+
+@pytest.mark.feature("I5")
+@pytest.mark.parametrize(
+    ("is_allowed", "has_slave", "suggested"),
+    [(False, False, "0"), (False, True, "0"), (True, False, "0"), (True, True, "1")],
+)
+async def test_a_reader_far_behind_is_sent_to_a_replica_if_there_is_one_and_it_may_be_read(
+    start_broker: StartBroker,
+    open_client: OpenClient,
+    is_allowed: bool,
+    has_slave: bool,
+    suggested: str,
 ) -> None:
     store = replace(SMALL_STORE, read=ReadSettings(memory_distance=1000))
-    broker = await start_broker(store=store, pull=PullSettings(slave_read_enable=is_allowed))
+    broker = await start_broker(
+        store=store, pull=PullSettings(slave_read_enable=is_allowed), replication=SERVING
+    )
+    serving = broker.parts.replication.serving
+    assert serving is not None
+    if has_slave:
+        await start_broker(root="slave", **slave_of(broker))
+        await until(lambda: serving.replicas)
     client = await open_client(broker)
     await fill(client, 100)
 

@@ -50,6 +50,7 @@ def spending(pacing: Pacing, done: list[str], name: str, size: int) -> Callable[
     return work
 
 
+@pytest.mark.feature("I8")
 def test_a_turn_ends_when_its_budget_is_spent(pacing: Pacing, loop: StepLoop) -> None:
     done: list[str] = []
     one = connection()

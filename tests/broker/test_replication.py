@@ -11,6 +11,7 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import PullSettings, RegistrationSettings, ReplicationSettings
+from orbitmq.broker.timerfile import TimerFile
 from orbitmq.namesrv.server import NameServer
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.stats import HARuntimeInfo
@@ -62,7 +63,7 @@ async def crash(broker: Broker) -> None:
     parts = broker.parts
     await parts.background.stop()
     await parts.registration.stop()
-    await broker._server.stop(grace=0)  # type: ignore[union-attr]  # started
+    await broker._doors.close(grace=0)  # type: ignore[union-attr]  # started
     broker._parts = None
 
 
@@ -243,6 +244,43 @@ async def test_delay_progress_is_not_ahead_of_the_log(
     await until_rounds(slave)
 
     assert slave.parts.delays.offsets().offset_table[1] == 0
+
+
+async def test_a_slave_that_becomes_the_master_goes_on_with_timers(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    slave = await start_broker(root="slave", **slave_of(master, state_interval=0.05))
+    await client.stored("orders", b"soon", properties={"TIMER_DELAY_MS": "20"})
+    await until(lambda: master.parts.timers.counts.given["orders"] == 1)
+    await client.stored("orders", b"later", properties={"TIMER_DELAY_MS": "1500"})
+    await until(lambda: master.parts.timers.progress()[0].scanned == 2)
+    delivered = master.parts.timers.progress()[0]
+    await until_copied(master, slave)
+    await until(lambda: slave.parts.timers.progress()[0] == delivered)
+    await crash(master)
+    await slave.stop()
+
+    promoted = await start_broker(root="slave")
+    await until(lambda: promoted.parts.timers.counts.given["orders"] == 1)
+
+    on_promoted = await open_client(promoted)
+    assert await consume(on_promoted, "orders") == [b"soon", b"later"]
+
+
+async def test_timer_progress_is_not_ahead_of_the_log(
+    start_broker: StartBroker, open_client: OpenClient, master: Broker
+) -> None:
+    client = await open_client(master)
+    await client.stored("orders", b"soon", properties={"TIMER_DELAY_MS": "20"})
+    await until(lambda: master.parts.timers.counts.given["orders"] == 1)
+    deaf = await start_broker(root="deaf", replication=SERVING)
+    settings = slave_of(master, master_ha=str(serving(deaf).address))
+
+    slave = await start_broker(root="slave", **settings)
+    await until_rounds(slave)
+
+    assert slave.parts.timers.progress()[0] == TimerFile()
 
 
 async def test_a_slave_that_becomes_the_master_goes_on_with_what_was_delayed(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.outcomes import PutStatus
 from orbitmq.broker.replication.copies import Copies
 from orbitmq.broker.replication.frames import (
     FrameReader,
@@ -20,7 +21,6 @@ from orbitmq.broker.replication.frames import (
     pack_head,
     pack_report,
 )
-from orbitmq.broker.turns import PutStatus
 from orbitmq.remoting.errors import ListenFailed
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import ResponseCode

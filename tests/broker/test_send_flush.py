@@ -13,8 +13,8 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.drafts import Draft
+from orbitmq.broker.outcomes import PutResult, PutStatus
 from orbitmq.broker.settings import SendSettings
-from orbitmq.broker.turns import PutResult, PutStatus
 from orbitmq.message.hosts import pack_host
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import FlushPolicy
@@ -106,8 +106,8 @@ async def test_what_comes_during_a_flush_shares_the_next_one(
 
 
 def broker_connections(broker: Broker) -> Any:
-    assert broker._server is not None
-    return broker._server.connections
+    assert broker._doors is not None
+    return broker._doors.connections
 
 
 async def test_a_send_whose_flush_takes_too_long_is_told_that_it_is_stored_but_not_flushed(

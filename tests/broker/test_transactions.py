@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import tempfile
 from collections.abc import AsyncIterator
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.settings import SendSettings, TransactionSettings
 from orbitmq.broker.transactionchecks import Verdict, judge
+from orbitmq.message.ids import UniqueIds
 from orbitmq.message.stored import StoredMessage
+from orbitmq.store.errors import DiskFull
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers.send import SendMessageResponse
@@ -280,6 +283,53 @@ async def test_a_commit_that_the_disk_refuses_leaves_the_transaction_open(tmp_pa
         assert before == []
         assert again.code == ResponseCode.SUCCESS
         assert broker.bodies("T") == [b"x"]
+
+
+class FailingIds:
+    """Unique ids, of which the next cannot be made."""
+
+    def __init__(self, real: UniqueIds, error: Exception) -> None:
+        self.real = real
+        self.error: Exception | None = error
+
+    def __call__(self) -> str:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return self.real()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (RuntimeError("no more ids"), ResponseCode.SYSTEM_ERROR),
+        (DiskFull("no room for the mark"), ResponseCode.SERVICE_NOT_AVAILABLE),
+    ],
+)
+async def test_a_commit_whose_mark_fails_stores_nothing_of_its_turn(
+    broker: HandBroker, producer: AskedProducer, fault: Exception, code: int
+) -> None:
+    half = await send_half(producer, "T", b"x", broker)
+    log_end = broker.parts.store.statistics().log_end
+    ids = FailingIds(broker.parts.unique_ids, fault)
+    # In one frame after the other, so that both belong to one turn.
+    refused = asyncio.ensure_future(producer.end(end_header(half, COMMIT)))
+    beside = asyncio.ensure_future(
+        producer.send("T", b"beside", properties={"UNIQ_KEY": "0123456789"})
+    )
+    broker.parts.unique_ids = ids  # type: ignore[assignment]
+
+    answers = await asyncio.gather(refused, beside)
+    after = broker.parts.store.statistics().log_end
+    again = await producer.end(end_header(half, COMMIT))
+
+    assert ids.error is None
+    assert [answer.code for answer in answers] == [code, code]
+    assert str(fault) in str(answers[0].remark)
+    assert after == log_end
+    assert again.code == ResponseCode.SUCCESS
+    assert broker.bodies("T") == [b"x"]
+    assert [op.body for op in broker.messages(OP)] == [b"0,"]
 
 
 # Questions.

@@ -16,13 +16,16 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rocketmq import client, ffi  # type: ignore[import-not-found]
 
 #: Seconds that an asynchronous send may take.
 DEADLINE = 10.0
+
+#: Named beside credentials; the client asks for one.
+CHANNEL = "OrbitMQ"
 
 consumers: dict[str, Any] = {}
 #: What native code still calls; Python must not collect it.
@@ -52,9 +55,13 @@ def tell(**line: Any) -> None:
 # Producing.
 
 
-def produce(producers: dict[str, Any], *, group: str, name_server: str) -> None:
+def produce(
+    producers: dict[str, Any], *, group: str, name_server: str, keys: Sequence[str] = ()
+) -> None:
     producer = client.Producer(group)
     producer.set_namesrv_addr(name_server)
+    if keys:
+        producer.set_session_credentials(*keys, CHANNEL)
     producer.start()
     producers[group] = producer
 
@@ -190,6 +197,7 @@ def consume(
     broadcasting: bool = False,
     fail: int = 0,
     instance: str = "one",
+    keys: Sequence[str] = (),
 ) -> None:
     """Start a consumer that fails every message `fail` times."""
     del producers
@@ -197,6 +205,8 @@ def consume(
     consumer = client.PushConsumer(group, orderly=orderly, message_model=model)
     consumer.set_namesrv_addr(name_server)
     consumer.set_instance_name(instance)
+    if keys:
+        consumer.set_session_credentials(*keys, CHANNEL)
     seen: collections.Counter[str] = collections.Counter()
 
     def take(_consumer: object, handle: object) -> int:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interop.apache import VERSIONS, NameServer, Release, Unavailable
+from tests.interop.apache import VERSIONS, Broker, NameServer, Release, Unavailable
+from tests.interop.beside import Beside
+from tests.interop.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,3 +33,17 @@ def release(request: pytest.FixtureRequest) -> Release:
 def name_server(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer]:
     with NameServer.running(release, tmp_path_factory.mktemp("names")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def beside(
+    release: Release, name_server: NameServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Beside]:
+    """Apache's broker, with Apache's client and ours; tests have topics and groups of their own."""
+    home = tmp_path_factory.mktemp("beside")
+    settings = {"recallMessageEnable": "true"}
+    with (
+        Broker.running(release, home / "broker", name_server.address, settings=settings),
+        Session.running(release, home / "client", name_server.address) as session,
+    ):
+        yield Beside(release, name_server.address, session)

@@ -67,6 +67,8 @@ class Running:
     def result(self, deadline: float = DEADLINE) -> list[dict[str, Any]]:
         """Waits for the command to end well, and returns what it printed."""
         self.until(lambda: self.end is not None, deadline)
+        if self.end is None or not self.end["done"]:
+            raise DriverFailed(self._story("failed"))
         return self.lines
 
     def release(self) -> list[dict[str, Any]]:

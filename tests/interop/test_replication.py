@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
@@ -167,26 +166,6 @@ async def test_our_slave_follows_apaches_master(
     )
 
 
-async def forward(port: int, to: int) -> asyncio.Server:
-    """Passes on what comes to a port.
-
-    Apache's slave asks for topics at the master's second port, two below the first.
-    """
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", to)
-        await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
-
-    return await asyncio.start_server(connected, "127.0.0.1", port)
-
-
 async def test_apaches_slave_follows_our_master(
     release: Release,
     start_ours: StartOurs,
@@ -198,8 +177,10 @@ async def test_apaches_slave_follows_our_master(
     master = await start_ours(
         replication=replace(SERVING, port=None, heartbeat=5.0, silence=20.0, whole_log=True),
         server=ServerSettings(port=port),
+        # Where Apache's slave asks for the topics.
+        vip=True,
     )
-    second = await forward(port - 2, port)
+    assert master.vip_address is not None
     client = await RawClient.open(master)
     sent: set[tuple[int, int, bytes]] = set()
 
@@ -234,8 +215,6 @@ async def test_apaches_slave_follows_our_master(
     await until(has_tables, DEADLINE)
     await client.close()
     await master.stop()
-    second.close()
-    await second.wait_closed()
     reading = driver(release, tmp_path, names, slave.address)
     found = await asyncio.to_thread(
         reading.run, "consume", {"topic": "Orders", "group": "readers", "count": 350}

@@ -56,6 +56,9 @@ ACCEPTED: dict[str, str] = {
         "are off in Java"
     ),
     "pull by unknown type code": "as with bad SQL",
+    "binary: pull code": (
+        "the group was reset to where it pulls from; Apache's moves it there, and stops it for that"
+    ),
     "pull a dead letter message?0].properties.DLQ_*": "ours says where it comes from, and why",
     # Questions about messages.
     "by *key header.indexLastUpdatePhyoffset": "an offset in the log, whose records differ in size",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from orbitmq.store.appending import Arrival
+    from orbitmq.store.arrivals import Arrival
     from orbitmq.store.store import Store
 
     OpenStore = Callable[..., Store]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from errno import EIO, ENOSPC
+from errno import EIO, ENOSPC, EROFS
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orbitmq.store.errors import StoreError, StoreLocked
+from orbitmq.store.files import DiskFiles
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, FailingFiles, bodies, put
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 OPEN_AND_WAIT = """
 import sys
+from orbitmq.store.files import DiskFiles
 from orbitmq.store.store import Store
 store = Store(sys.argv[1])
 print("open", flush=True)
@@ -116,3 +118,14 @@ def test_a_full_disk_does_not_keep_a_store_locked(open_store: OpenStore) -> None
     disk.heal()
 
     open_store().close()
+
+
+def test_a_disk_that_is_mounted_read_only_is_called_that(tmp_path: Path) -> None:
+    class ReadOnly(DiskFiles):
+        def open(self, path: Path, *, create: bool = False) -> int:
+            raise OSError(EROFS, "Read-only file system", str(path))
+
+    with pytest.raises(StoreError, match=r"mounted read-only.*open a copy") as refused:
+        Store(tmp_path / "store", files=ReadOnly())
+
+    assert str(tmp_path / "store") in str(refused.value)

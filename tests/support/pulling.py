@@ -192,8 +192,17 @@ class Found:
 class ScriptedBroker:
     """A name server and a broker in one, whose answers to pulls the test writes."""
 
-    def __init__(self, script: Script, *, queues: int = 4, slave: Script | None = None) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        queues: int = 4,
+        slave: Script | None = None,
+        is_before_5: bool = False,
+    ) -> None:
+        """`is_before_5` knows no code for pulls of consumers that are polled."""
         self.script = script
+        self.is_before_5 = is_before_5
         self.slave_script = slave
         self.queues = queues
         #: The pulls that came, and the fields of the last one as they were sent.
@@ -234,7 +243,7 @@ class ScriptedBroker:
             RequestCode.UPDATE_CONSUMER_OFFSET: _yes,
             RequestCode.GET_MIN_OFFSET: _zero,
             RequestCode.PULL_MESSAGE: pull,
-            RequestCode.LITE_PULL_MESSAGE: pull,
+            **({} if self.is_before_5 else {RequestCode.LITE_PULL_MESSAGE: pull}),
         }
 
     def _route(self, _: Connection, request: Command) -> Command:
@@ -303,11 +312,12 @@ async def scripted(
     subscription: Subscription | None = None,
     *,
     slave: Script | None = None,
+    is_before_5: bool = False,
     **kinds: Any,
 ) -> AsyncIterator[tuple[ScriptedBroker, Pulling]]:
     """A scripted broker, and a puller that knows it."""
     async with (
-        ScriptedBroker(script, slave=slave) as broker,
+        ScriptedBroker(script, slave=slave, is_before_5=is_before_5) as broker,
         pulling(broker.name_server, subscription, **kinds) as member,
     ):
         yield broker, member

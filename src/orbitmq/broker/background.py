@@ -134,6 +134,8 @@ class SavedTable(Generic[B]):
         self._saved = revision()
         self._not_before = 0.0
         self._task: asyncio.Task[None] | None = None
+        #: Whether somebody asked while the task was writing.
+        self._is_asked_again = False
 
     @property
     def is_stale(self) -> bool:
@@ -141,8 +143,10 @@ class SavedTable(Generic[B]):
         return self._revision() != self._saved
 
     def save_soon(self) -> None:
-        """Begin to write, if there is anything to write and nobody is writing."""
-        if self._task is None and self.is_stale and self._monotonic() >= self._not_before:
+        """Begin to write, if there is anything to write; after whoever is writing."""
+        if self._task is not None:
+            self._is_asked_again = True
+        elif self.is_stale and self._monotonic() >= self._not_before:
             # Not one of the tasks that a stop cancels: the thread would go on writing.
             self._task = asyncio.get_running_loop().create_task(self._save())
 
@@ -156,10 +160,13 @@ class SavedTable(Generic[B]):
             log.exception("configuration was not saved; trying again in %g s", _AFTER_FAILURE)
         finally:
             self._task = None
+        if self._is_asked_again:
+            self._is_asked_again = False
+            self.save_soon()
 
     async def close(self) -> None:
         """Write what is not written yet, after whoever is writing. Raises `ConfigNotSaved`."""
-        if self._task is not None:
+        while self._task is not None:
             await asyncio.wait((self._task,))
         if self.is_stale:
             revision = self._revision()

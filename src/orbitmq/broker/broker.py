@@ -16,6 +16,7 @@ from orbitmq.broker.consumers import ConsumerTable
 from orbitmq.broker.counters import Counters
 from orbitmq.broker.delivering import begin_delivering
 from orbitmq.broker.disagreements import Disagreements
+from orbitmq.broker.doors import Doors
 from orbitmq.broker.endpoint import Endpoint
 from orbitmq.broker.filters import FilterTable
 from orbitmq.broker.groups import GroupTable
@@ -24,6 +25,7 @@ from orbitmq.broker.handlers.table import FAMILIES, handlers_of
 from orbitmq.broker.health import pages_of
 from orbitmq.broker.holding import Holding
 from orbitmq.broker.keeping import Keeping
+from orbitmq.broker.latencies import Latencies
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.pacing import Pacing
 from orbitmq.broker.parts import Parts
@@ -43,7 +45,6 @@ from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.owner import Owner
-from orbitmq.remoting.server import Server
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.store import Store
 from orbitmq.wire.command import Command
@@ -72,7 +73,7 @@ class Broker:
         self._disk = disk
         self._families = families
         self._front = _Front()
-        self._server: Server | None = None
+        self._doors: Doors | None = None
         self._dispatcher: Dispatcher | None = None
         self._keeping: Keeping | None = None
         self._parts: Parts | None = None
@@ -95,6 +96,11 @@ class Broker:
         """Where metrics and the state of health can be had; None when nowhere."""
         return self._endpoint.address
 
+    @property
+    def vip_address(self) -> Address | None:
+        """The second port, two below the first; None when it is not served."""
+        return None if self._doors is None else self._doors.vip_address
+
     async def start(self) -> None:
         """Open the store, which repairs it after a crash, and serve.
 
@@ -111,29 +117,39 @@ class Broker:
     async def _open(self) -> None:
         settings = self._settings
         host, port = await advertised_host(settings)
-        self._server = Server(self._front, settings.server, clock=self._clock)
-        await self._server.start()
+        self._doors = doors = Doors(self._front, settings, self._clock)
+        await doors.open()
         # From here on without giving control to the loop: whoever has connected waits.
         try:
-            address = Address(host, port or self._server.address.port)
+            address = Address(host, port or doors.address.port)
             self._parts = parts = self._assemble(address)
         except BaseException:
-            await self._server.stop(grace=0)
+            await doors.close(grace=0)
+            raise
+        try:
+            await doors.open_second()
+        except BaseException:
+            await self.stop(grace=0)
             raise
         parts.registration.start()
         parts.background.start()
         log.info("broker started", extra={"broker": settings.name, "address": str(address)})
 
-    async def stop(self) -> None:
-        """Accept nothing more, answer what was asked, tell the name servers, save, close."""
+    async def stop(self, grace: float | None = None) -> None:
+        """Accept nothing more, answer what was asked, tell the name servers, save, close.
+
+        `grace` is how long clients and name servers may take, `settings.stop_grace` unless given;
+        0 is for somebody in a hurry, and costs nothing that was acknowledged.
+        """
         parts = self._parts
-        if parts is None or self._server is None or self._keeping is None:
+        if parts is None or self._doors is None or self._keeping is None:
             return
-        await parts.registration.stop()
+        patience = parts.settings.stop_grace if grace is None else grace
+        await parts.registration.stop(patience)
         await self._endpoint.stop()
         parts.turns.finish()
         parts.held.stop()
-        await self._server.stop(parts.settings.stop_grace)
+        await self._doors.close(patience)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await parts.background.stop()
@@ -160,6 +176,7 @@ class Broker:
         parts.store_host = pack_host(*address)
         parts.started_at = clock.now()
         parts.counters = Counters()
+        parts.latencies = Latencies(clock.monotonic)
         parts.unique_ids = UniqueIds(address.host, clock=clock)
         parts.consumers = ConsumerTable(life=settings.client_life)
         parts.producers = ProducerTable(life=settings.client_life)
@@ -191,7 +208,7 @@ class Broker:
     def _serve(self, parts: Parts) -> None:
         settings, store, loop = parts.settings, parts.store, parts.loop
         answers = SendAnswers(settings.send.region, trace_on=settings.send.trace_on)
-        parts.turns = Turns(store, answers, settings.send, loop)
+        parts.turns = Turns(store, answers, settings.send, loop, parts.latencies)
         parts.pacing = Pacing(loop, settings.pull.step_bytes)
         parts.held = Holding(store, parts.pacing, loop, settings.pull.held_requests)
         parts.registration = Registration(
@@ -225,6 +242,7 @@ class Broker:
     def _tick(self, parts: Parts) -> None:
         """A few times a second: the store's own work, and what changed outside of turns."""
         parts.store.tick()
+        parts.latencies.puts.tick(parts.clock.monotonic())
         parts.registration.notice()
         if self._keeping is not None:
             self._keeping.save_changed()

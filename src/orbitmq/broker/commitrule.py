@@ -82,8 +82,9 @@ class QueueProgress:
 class CommitRule:
     """The rule above and how strictly it is taken."""
 
+    #: Who may move progress back by a commit: everybody as with Apache, its last reporter, nobody.
     backward: BackwardRule = BackwardRule.OWNER
-    ownership: float = OWNERSHIP
+    ownership: float = OWNERSHIP  #: how long a report makes its sender the last reporter
 
     def allows(self, queue: QueueProgress, offset: int, by: Hashable, way: Way, now: float) -> bool:
         """Whether `offset`, which is lower than what is stored, is to be stored."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orbitmq.broker.errors import SettingError
-from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.settings import BrokerSettings, Transfer
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.address import Address
 from orbitmq.store.consumequeue import ENTRY_SIZE
@@ -68,6 +68,11 @@ FLUSH = Kind(
     lambda value: f"{value.name}_FLUSH",
     lambda text: FlushPolicy[text.removesuffix("_FLUSH")],
     "ASYNC_FLUSH or SYNC_FLUSH",
+)
+BY_HEAP = Kind(
+    lambda value: "true" if value is Transfer.HEAP else "false",
+    lambda text: Transfer.HEAP if _boolean(text) else Transfer.FILE,
+    "true or false",
 )
 ENTRIES = Kind(lambda value: str(value * ENTRY_SIZE), lambda text: int(text) // ENTRY_SIZE, "bytes")
 LEVELS = Kind(
@@ -122,6 +127,7 @@ SETTINGS: Mapping[str, Setting] = {
     "shortPollingTimeMills": Setting("pull.short_hold", MILLIS),
     "longestHoldMills": Setting("pull.longest_hold", MILLIS),
     "pullThreadPoolQueueCapacity": Setting("pull.held_requests", NUMBER),
+    "transferMsgByHeap": Setting("pull.transfer", BY_HEAP),
     "litePullMessageEnable": Setting("pull.lite_pull", BOOLEAN),
     "slaveReadEnable": Setting("pull.slave_read_enable", BOOLEAN),
     "rejectPullConsumerEnable": Setting("pull.reject_pull_consumer", BOOLEAN),

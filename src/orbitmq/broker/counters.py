@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from orbitmq.broker.histogram import Histogram
 
-C = TypeVar("C", "TopicCounts", "GroupCounts")
+#: Sizes of messages, as in RocketMQ's metrics. Most are small, which costs nothing to count.
+SIZE_BOUNDS = (1024.0, 4096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
+SMALL = int(SIZE_BOUNDS[0])
 
 
 class TopicCounts:
     """Messages put into a topic."""
 
-    __slots__ = ("put_bytes", "puts")
+    __slots__ = ("_larger", "put_bytes", "puts")
 
     def __init__(self) -> None:
         self.puts = 0
         self.put_bytes = 0
+        #: Sizes of those that are not small.
+        self._larger: Histogram | None = None
+
+    def note_large(self, size: int) -> None:
+        """One of the messages counted is larger than `SMALL`."""
+        if self._larger is None:
+            self._larger = Histogram(SIZE_BOUNDS)
+        self._larger.note(size)
+
+    def sizes(self) -> Histogram:
+        """The sizes of all messages."""
+        sizes = Histogram(SIZE_BOUNDS)
+        if self._larger is not None:
+            sizes.counts = list(self._larger.counts)
+        sizes.counts[0] = self.puts - len(sizes)
+        sizes.total = float(self.put_bytes)
+        return sizes
+
+    def add(self, other: TopicCounts) -> None:
+        """Take over what was counted for another topic."""
+        self.puts += other.puts
+        self.put_bytes += other.put_bytes
 
 
 class GroupCounts:
@@ -29,6 +53,11 @@ class GroupCounts:
         self.hits = 0  #: pulls that brought something
         self.sent_back = 0
         self.dead_letters = 0
+
+    def add(self, other: GroupCounts) -> None:
+        """Take over what was counted for another group."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Counters:
@@ -56,17 +85,12 @@ class Counters:
         return counts
 
     def forget_topic(self, topic: str) -> None:
-        _move(self.topics.pop(topic, None), self.gone_topics)
+        # The broker's totals never go back.
+        if (counts := self.topics.pop(topic, None)) is not None:
+            self.gone_topics.add(counts)
         for key in [key for key in self.groups if key[0] == topic]:
-            _move(self.groups.pop(key), self.gone_groups)
+            self.gone_groups.add(self.groups.pop(key))
 
     def forget_group(self, group: str) -> None:
         for key in [key for key in self.groups if key[1] == group]:
-            _move(self.groups.pop(key), self.gone_groups)
-
-
-def _move(counts: C | None, into: C) -> None:
-    """Add counts to others of their kind: the broker's totals never go back."""
-    if counts is not None:
-        for name in counts.__slots__:
-            setattr(into, name, getattr(into, name) + getattr(counts, name))
+            self.gone_groups.add(self.groups.pop(key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from orbitmq.errors import OrbitError
+from orbitmq.errors import SettingError as SettingError  # noqa: PLC0414  # has its name here, too
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,10 +23,6 @@ class Refused(BrokerError):
     def __init__(self, code: ResponseCode, remark: str) -> None:
         self.code = code
         super().__init__(remark)
-
-
-class SettingError(BrokerError):
-    """A setting of the broker has a value that cannot work."""
 
 
 class ConfigNotSaved(BrokerError):

@@ -1,4 +1,4 @@
-"""Prometheus' text format, as far as a broker needs it: counters and gauges.
+"""Prometheus' text format, as far as a broker needs it: counters, gauges and histograms.
 
 All samples of a metric have to stand together, below its help and type, so they are collected by
 metric and written at the end. Labels are made into text once and used for all metrics of a thing.
@@ -7,9 +7,13 @@ metric and written at the end. Labels are made into text once and used for all m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
+
+from orbitmq.broker.histogram import Histogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 _TOGETHER = 256
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
@@ -20,7 +24,7 @@ class Family:
 
     __slots__ = ("_full", "_name", "_samples")
 
-    def __init__(self, name: str, kind: Literal["counter", "gauge"], text: str) -> None:
+    def __init__(self, name: str, kind: Kind, text: str) -> None:
         self._name = name
         self._samples = [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
         #: Samples that are bytes already: a hundred thousand strings take long to be let go of.
@@ -29,6 +33,18 @@ class Family:
     def add(self, labels: str, value: float) -> None:
         """Add a sample; `labels` as `Exposition.labels` gives them."""
         self._samples.append(f"{self._name}{{{labels}}} {value!r}\n")
+        if len(self._samples) >= _TOGETHER:
+            self._full.append(self._encoded())
+            self._samples.clear()
+
+    def add_histogram(self, labels: str, histogram: Histogram) -> None:
+        """Add all samples of a histogram."""
+        name = self._name
+        for bound, count in histogram.cumulative():
+            shown = "+Inf" if bound == float("inf") else repr(bound)
+            self._samples.append(f'{name}_bucket{{{labels},le="{shown}"}} {count}\n')
+        self._samples.append(f"{name}_count{{{labels}}} {len(histogram)}\n")
+        self._samples.append(f"{name}_sum{{{labels}}} {histogram.total!r}\n")
         if len(self._samples) >= _TOGETHER:
             self._full.append(self._encoded())
             self._samples.clear()
@@ -63,7 +79,10 @@ class Exposition:
     def gauge(self, name: str, text: str) -> Family:
         return self._family(name, "gauge", text)
 
-    def _family(self, name: str, kind: Literal["counter", "gauge"], text: str) -> Family:
+    def histogram(self, name: str, text: str) -> Family:
+        return self._family(name, "histogram", text)
+
+    def _family(self, name: str, kind: Kind, text: str) -> Family:
         return self._families.setdefault(name, Family(name, kind, text))
 
     def pieces(self) -> tuple[bytes, ...]:

@@ -27,14 +27,14 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orbitmq.broker.pacing import Pacing
 from orbitmq.broker.peers import peer_of
 from orbitmq.filter.properties import Properties
 from orbitmq.filter.subscription import MessageFilter
 from orbitmq.remoting.connection import Connection
-from orbitmq.store.appending import Arrival
+from orbitmq.store.arrivals import Arrival
 from orbitmq.store.errors import StoreError
 from orbitmq.store.scanning import properties_of
 from orbitmq.store.store import Store
@@ -49,7 +49,17 @@ _SMALL_HEAP = 256
 class HeldPull:
     """A pull that waits."""
 
-    __slots__ = ("connection", "deadline", "group", "is_held", "key", "offset", "request", "wanted")
+    __slots__ = (
+        "connection",
+        "deadline",
+        "group",
+        "is_held",
+        "key",
+        "offset",
+        "request",
+        "since",
+        "wanted",
+    )
 
     def __init__(
         self,
@@ -68,6 +78,7 @@ class HeldPull:
         #: The first message that the filter has not judged.
         self.offset = offset
         self.wanted = wanted
+        self.since = 0.0
         self.deadline = 0.0
         self.is_held = False
 
@@ -98,7 +109,8 @@ class Holding:
         """Keep a pull for so long; False when there are too many already."""
         if self._count >= self.limit:
             return False
-        pull.deadline = self._loop.time() + seconds
+        pull.since = self._loop.time()
+        pull.deadline = pull.since + seconds
         pull.is_held = True
         self._count += 1
         queue = self._queues.get(pull.key)
@@ -113,9 +125,13 @@ class Holding:
             self._forget_gone()
         return True
 
+    def age_of(self, pull: HeldPull) -> float:
+        """How long ago a pull was held, in seconds."""
+        return self._loop.time() - pull.since
+
     # What ends the waiting.
 
-    def arrived(self, arrivals: list[Arrival]) -> None:
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Messages can be read now: wake those who wait for one of them."""
         if not self._queues:
             return
@@ -125,7 +141,7 @@ class Holding:
             # The write that announces these messages has to answer its senders.
             log.exception("those who wait could not be woken")
 
-    def _wake(self, arrivals: list[Arrival]) -> None:
+    def _wake(self, arrivals: Sequence[Arrival]) -> None:
         queues = self._queues
         woken: list[HeldPull] = []
         for queue, number, code, at, _ in arrivals:
@@ -169,15 +185,21 @@ class Holding:
         except StoreError:
             return None
 
-    def wake(self, topic: str, queue_id: int | None = None, group: str | None = None) -> int:
-        """Process again those who wait for a queue or a topic, or only a group's; how many.
+    def wake(
+        self,
+        topic: str | None = None,
+        queue_id: int | None = None,
+        group: str | None = None,
+    ) -> int:
+        """Process again those who wait for a queue, a topic or anything, or only a group's.
 
-        For what concerns them and is no message: a reset, a deleted topic, a permission.
+        For what concerns them and is no message: a reset, a deleted topic, a permission. How many
+        there were.
         """
         concerned = [
             pull
             for key, waiting in self._queues.items()
-            if key[0] == topic and (queue_id is None or key[1] == queue_id)
+            if (topic is None or key[0] == topic) and (queue_id is None or key[1] == queue_id)
             for pull in waiting
             if group is None or pull.group == group
         ]

@@ -7,8 +7,11 @@ that were deleted is gone from here; `rate()` takes that for a restart.
 
 Differences to Apache: a topic's messages have the type that the topic declares (`message.type`), as
 that of each message is not looked at; bytes in are those of bodies, bytes out those of whole
-records; lag see `lag`. Histograms are not there. What RocketMQ has no name for begins with
+records; lag see `lag`, latencies see `latencies`. What RocketMQ has no name for begins with
 `orbitmq_`.
+
+Recent releases append the unit to some names (`rocketmq_consumer_lag_latency_milliseconds` in 5.5),
+older ones do not. Boards exist for both, so these metrics are there under both names.
 """
 
 from __future__ import annotations
@@ -23,14 +26,17 @@ from typing import TypeVar
 from orbitmq.broker import names
 from orbitmq.broker.attributes import MESSAGE_TYPE
 from orbitmq.broker.clients import Client
+from orbitmq.broker.deliverymetrics import add_timers, add_transactions
 from orbitmq.broker.disagreements import DifferentSubscriptions
 from orbitmq.broker.exposition import CONTENT_TYPE, Exposition
 from orbitmq.broker.handlers.apart import Steps
 from orbitmq.broker.lag import consumed_topics, lag_of
+from orbitmq.broker.latencies import CREATING
 from orbitmq.broker.parts import Parts
 from orbitmq.store.errors import StoreError
 from orbitmq.store.scanning import store_time
 from orbitmq.wire.bodies.membership import ConsumeType
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.versions import release_of
 
 __all__ = ["CONTENT_TYPE", "MOST_PAIRS", "Metrics"]
@@ -48,6 +54,22 @@ _CONSUME_MODES = {
     ConsumeType.CONSUME_PASSIVELY: "push",
     ConsumeType.CONSUME_POP: "pop",
 }
+
+
+_MILLISECONDS = "_milliseconds"
+#: In the order of `lag_of`.
+_LAGS = (
+    ("lag_messages", "Consumer lag messages", ("",)),
+    ("lag_latency", "Consumer lag time, in milliseconds", ("", _MILLISECONDS)),
+    ("inflight_messages", "Consumer inflight messages", ("",)),
+    ("ready_messages", "Consumer ready messages", ("",)),
+    ("queueing_latency", "Consumer queueing time, in milliseconds", ("", _MILLISECONDS)),
+)
+#: RocketMQ's pools of threads. Requests wait here in two places only; there are none elsewhere.
+_PROCESSORS = (
+    *("send", "async_put", "pull", "ack", "query_message", "client_manager", "heartbeat"),
+    *("lite_pull", "transaction", "consumer_manager", "admin", "reply"),
+)
 
 
 class Metrics:
@@ -83,6 +105,9 @@ class Metrics:
         await self._messages(page, steps)
         await self._connections(page, steps)
         await self._lags(page, steps)
+        await add_transactions(page, self._parts, steps)
+        await add_timers(page, self._parts, steps)
+        await self._latencies(page, steps)
         self._own(page)
         return page.pieces()
 
@@ -92,8 +117,9 @@ class Metrics:
         parts = self._parts
         plain = page.labels()
         watermark = page.gauge("rocketmq_processor_watermark", "Request processor watermark")
-        watermark.add(page.labels(processor="send"), parts.turns.waiting)
-        watermark.add(page.labels(processor="pull"), len(parts.pacing))
+        waiting = {"send": parts.turns.waiting, "pull": len(parts.pacing)}
+        for processor in _PROCESSORS:
+            watermark.add(page.labels(processor=processor), waiting.get(processor, 0))
         for name, text, value in (
             ("rocketmq_broker_permission", "Broker permission", parts.settings.permission),
             ("rocketmq_topic_number", "Active topic number", len(parts.topics)),
@@ -111,6 +137,7 @@ class Metrics:
         used = shutil.disk_usage(self._parts.settings.root).used
         for name, text, value in (
             ("size", "Broker storage size, in bytes", used),
+            ("size_bytes", "Broker storage size", used),
             ("flush_behind_bytes", "Broker flush behind bytes", state.log_end - state.flushed),
             (
                 "dispatch_behind_bytes",
@@ -123,10 +150,12 @@ class Metrics:
             first = store_time(self._parts.store.message_at(state.log_start))
         except StoreError:
             return
-        reserve = page.gauge(
-            "rocketmq_storage_message_reserve_time", "Broker message reserve time, in milliseconds"
-        )
-        reserve.add(labels, max(0, self._now_ms() - first))
+        for unit in ("", _MILLISECONDS):
+            reserve = page.gauge(
+                f"rocketmq_storage_message_reserve_time{unit}",
+                "Broker message reserve time, in milliseconds",
+            )
+            reserve.add(labels, max(0, self._now_ms() - first))
 
     # Messages.
 
@@ -134,6 +163,7 @@ class Metrics:
         parts = self._parts
         messages_in = page.counter("rocketmq_messages_in_total", "Incoming messages")
         bytes_in = page.counter("rocketmq_throughput_in_total", "Bytes of incoming messages")
+        sizes = page.histogram("rocketmq_message_size", "Incoming messages size")
         for topic, put in self._some(page, "topics", parts.counters.topics):
             labels = page.labels(
                 topic=topic,
@@ -142,6 +172,7 @@ class Metrics:
             )
             messages_in.add(labels, put.puts)
             bytes_in.add(labels, put.put_bytes)
+            sizes.add_histogram(labels, put.sizes())
             await steps.did(1)
         messages_out = page.counter("rocketmq_messages_out_total", "Outgoing messages")
         bytes_out = page.counter("rocketmq_throughput_out_total", "Bytes of outgoing messages")
@@ -222,15 +253,10 @@ class Metrics:
     # Lag.
 
     async def _lags(self, page: Exposition, steps: Steps) -> None:
-        families = (
-            page.gauge("rocketmq_consumer_lag_messages", "Consumer lag messages"),
-            page.gauge("rocketmq_consumer_lag_latency", "Consumer lag time, in milliseconds"),
-            page.gauge("rocketmq_consumer_inflight_messages", "Consumer inflight messages"),
-            page.gauge("rocketmq_consumer_ready_messages", "Consumer ready messages"),
-            page.gauge(
-                "rocketmq_consumer_queueing_latency", "Consumer queueing time, in milliseconds"
-            ),
-        )
+        families = [
+            [page.gauge(f"rocketmq_consumer_{name}{unit}", text) for unit in units]
+            for name, text, units in _LAGS
+        ]
         left_out = 0
         for number, (group, topic) in enumerate(consumed_topics(self._parts)):
             if number >= MOST_PAIRS:
@@ -239,10 +265,33 @@ class Metrics:
                 continue
             lag = lag_of(self._parts, group, topic, self._now_ms())
             labels = self._consumption(page, topic.topic_name, group)
-            for family, value in zip(families, lag, strict=True):
-                family.add(labels, value)
+            for named, value in zip(families, lag, strict=True):
+                for family in named:
+                    family.add(labels, value)
             await steps.did(max(1, topic.write_queue_nums))
         _left_out(page, "lags", left_out)
+
+    # Latencies.
+
+    async def _latencies(self, page: Exposition, steps: Steps) -> None:
+        latencies = self._parts.latencies
+        family = page.histogram("rocketmq_rpc_latency_milliseconds", "Rpc latency")
+        for (code, response, was_held), histogram in latencies.calls():
+            labels = page.labels(
+                protocol_type="remoting",
+                request_code=_word(RequestCode, code),
+                response_code=_word(ResponseCode, response),
+                is_long_polling=was_held,
+                result="success",
+            )
+            family.add_histogram(labels, histogram)
+            await steps.did(1)
+        for (code, is_success), histogram in latencies.creations.items():
+            name = CREATING[RequestCode(code)]
+            family = page.histogram(name + _MILLISECONDS, "Time that it took to create one")
+            status = "success" if is_success else "failure"
+            labels = page.labels(invocation_status=status, is_system=False)
+            family.add_histogram(labels, histogram)
 
     # What only this broker has.
 
@@ -297,6 +346,13 @@ def _left_out(page: Exposition, what: str, count: int) -> None:
     page.gauge(
         "orbitmq_metrics_left_out", "Topics, or groups in topics, without metrics of their own"
     ).add(page.labels(what=what), count)
+
+
+def _word(codes: type[RequestCode | ResponseCode], code: int) -> str:
+    try:
+        return codes(code).name.lower()
+    except ValueError:
+        return "unknown"
 
 
 def _speaks(page: Exposition, language: str, version: int, **labels: str | bool) -> str:

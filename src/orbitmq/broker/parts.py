@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orbitmq.broker.filters import FilterTable
     from orbitmq.broker.groups import GroupTable
     from orbitmq.broker.holding import Holding
+    from orbitmq.broker.latencies import Latencies
     from orbitmq.broker.locks import OrderLocks
     from orbitmq.broker.pacing import Pacing
     from orbitmq.broker.producers import ProducerTable
@@ -59,6 +60,7 @@ class Parts:
         "filters",
         "groups",
         "held",
+        "latencies",
         "locks",
         "loop",
         "pacing",
@@ -97,6 +99,7 @@ class Parts:
     locks: OrderLocks
     filters: FilterTable
     counters: Counters
+    latencies: Latencies
     unique_ids: UniqueIds
     turns: Turns
     pacing: Pacing

@@ -54,6 +54,8 @@ class PullAnswers:
     """Makes answers to pulls, each kind from a template of its own."""
 
     def __init__(self) -> None:
+        #: Whether messages are copied before they go to a socket.
+        self.by_heap = False
         self._templates: dict[tuple[int, str], AnswerTemplate[PullMessageResponse]] = {}
 
     def make(
@@ -70,6 +72,8 @@ class PullAnswers:
                 PullMessageResponse, _VARYING, code=code, remark=remark
             )
         head = template.head(request.opaque, *place, body_size=result.size)
+        if self.by_heap and result.size:
+            return [head, b"".join(result.pieces)]
         return [head, *few(result)]
 
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from orbitmq.broker.outward import outward_channels
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.broker.topics import TopicTable
 from orbitmq.clock import Clock
@@ -66,7 +67,7 @@ class Registration:
         self._topics = topics
         self._address = address
         self._clock = clock
-        self._channels = channels or Channels(clock=clock)
+        self._channels = channels or outward_channels(settings().outward, clock)
         self._servers = [_NameServer(each) for each in settings().name_server_addresses()]
         self._changed = asyncio.Event()
         self._wants_all = False
@@ -110,15 +111,16 @@ class Registration:
         """The name servers that did not answer the last time."""
         return tuple(server.address for server in self._servers if server.is_reachable is False)
 
-    async def stop(self) -> None:
-        """Say goodbye to those who knew us, for a short time at most."""
+    async def stop(self, patience: float = _GOODBYE) -> None:
+        """Say goodbye to those who knew us, within `patience` and a short time at most."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
             self._task = None
         known = [server for server in self._servers if server.is_reachable]
-        if known:
-            await asyncio.gather(*(self._unregister(server) for server in known))
+        if known and patience > 0:
+            patience = min(patience, _GOODBYE)
+            await asyncio.gather(*(self._unregister(server, patience) for server in known))
         await self._channels.close()
 
     async def _run(self) -> None:
@@ -200,7 +202,7 @@ class Registration:
                 self._settings().registration.interval,
             )
 
-    async def _unregister(self, server: _NameServer) -> None:
+    async def _unregister(self, server: _NameServer, patience: float) -> None:
         settings = self._settings()
         header = BrokerRequest(
             broker_name=settings.name,
@@ -210,7 +212,7 @@ class Registration:
         )
         try:
             await self._channels.request(
-                server.address, RequestCode.UNREGISTER_BROKER, header, timeout=_GOODBYE
+                server.address, RequestCode.UNREGISTER_BROKER, header, timeout=patience
             )
         except RemotingError as error:
             log.info("not unregistered: %s", error, extra={"name_server": str(server.address)})

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 
 from orbitmq.broker.drafts import Draft
-from orbitmq.broker.turns import Done, PutResult, PutStatus, Turns
+from orbitmq.broker.outcomes import PutResult, PutStatus
+from orbitmq.broker.turns import Done, Turns
 
 log = logging.getLogger(__name__)
 

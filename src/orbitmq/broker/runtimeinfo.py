@@ -45,6 +45,7 @@ def _puts_and_gets(parts: Parts, rates: Rates) -> dict[str, str]:
         return " ".join(str(speed[name]) for speed in speeds)
 
     misses = " ".join(str(speed["pulls"] - speed["hits"]) for speed in speeds)
+    puts = parts.latencies.puts
     running = max(0, int(parts.clock.now() - parts.started_at))
     release = release_of(OUR_VERSION)
     return {
@@ -71,12 +72,12 @@ def _puts_and_gets(parts: Parts, rates: Rates) -> dict[str, str]:
         "msgGetTotalYesterdayMorning": str(yesterday.gets),
         "msgGetTotalTodayMorning": str(today.gets),
         "msgGetTotalTodayNow": str(now.gets),
-        # Not measured for single messages: a turn writes many of them at once.
-        "putMessageEntireTimeMax": "0",
-        "putMessageDistributeTime": "null",
-        "putLatency99": "0.00",
-        "putLatency999": "0.00",
-        "getMessageEntireTimeMax": "0",
+        # Of the turns in which messages were written, see `latencies`.
+        "putMessageEntireTimeMax": str(round(puts.longest)),
+        "putMessageDistributeTime": puts.shares(),
+        "putLatency99": f"{puts.percentile(0.99):.2f}",
+        "putLatency999": f"{puts.percentile(0.999):.2f}",
+        "getMessageEntireTimeMax": str(round(parts.latencies.longest_pull)),
     }
 
 

@@ -10,6 +10,7 @@ restart.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from orbitmq.broker.topics import TopicSettings
 from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.errors import AddressError
 from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.tls import ClientTls
 from orbitmq.store.settings import StoreSettings
 
 KIB = 1024
@@ -44,9 +46,8 @@ class SendSettings:
     accept_from: float = 0.0  #: epoch seconds before which sends are refused
     reject_transactions: bool = False  #: `rejectTransactionMessage`
     flush_timeout: float = 5.0  #: wait for a synchronous flush, then FLUSH_DISK_TIMEOUT
-    #: Sends that may wait for a flush before others are answered SYSTEM_BUSY, and their bytes.
-    waiting_messages: int = 10_000
-    waiting_bytes: int = 256 * MIB
+    waiting_messages: int = 10_000  #: sends that wait for a flush; above, others get SYSTEM_BUSY
+    waiting_bytes: int = 256 * MIB  #: of their bodies; above, likewise
 
     def __post_init__(self) -> None:
         _positive("send", self, "max_message_size", "flush_timeout", "waiting_messages")
@@ -57,17 +58,29 @@ class SendSettings:
             )
 
 
+class Transfer(enum.Enum):
+    """The way of pulled messages from the log to a socket."""
+
+    #: Through the heap: copied first. A file that is deleted meanwhile is given up at once, and a
+    #: disk that fails does so here and not in the middle of a write.
+    HEAP = "heap"
+    #: Straight from the file, which is mapped; `sendfile` was measured and is no faster.
+    FILE = "file"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
     """What a consumer may pull, and how long it may wait for it."""
 
     long_polling: bool = True  #: off: empty pulls are held for `short_hold`, whatever they ask
-    short_hold: float = 1.0
+    short_hold: float = 1.0  #: without `long_polling`
     longest_hold: float = 120.0  #: whatever a client asks; clients ask for 15 s
     #: Pulls that may wait for messages; one more is answered at once. Apache has no bound.
     held_requests: int = 100_000
+    #: Whether messages are copied on their way to a socket (`transferMsgByHeap`; Apache's do).
+    transfer: Transfer = Transfer.FILE
     lite_pull: bool = True  #: whether code 361 is served
-    slave_read_enable: bool = False
+    slave_read_enable: bool = False  #: whether slaves are suggested, and serve reads
     reject_pull_consumer: bool = False  #: serve only groups that send heartbeats
     #: SQL92 subscriptions. Apache's default is off, which surprises everybody who writes one.
     enable_property_filter: bool = True
@@ -118,7 +131,7 @@ class DelaySettings:
 class TransactionSettings:
     """When producers are asked about half messages that they left open."""
 
-    check_interval: float = 30.0
+    check_interval: float = 30.0  #: how often half messages are looked at
     timeout: float = 6.0  #: time since its birth in which nobody asks about a half message
     check_max: int = 15  #: after so many questions it is given up
     step_messages: int = 256  #: half messages looked at in one step of the loop
@@ -144,7 +157,7 @@ class ReplySettings:
 class RegistrationSettings:
     """How the name servers hear of this broker."""
 
-    interval: float = 30.0
+    interval: float = 30.0  #: how often they are told everything
     timeout: float = 6.0  #: for one name server to answer; Apache waits for 24 s
     #: Silence after which name servers forget the broker; None leaves it to them (120 s).
     heartbeat_timeout: float | None = None
@@ -162,6 +175,19 @@ class AccessSettings:
 
     def __post_init__(self) -> None:
         _positive("access", self, "check_interval")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutwardSettings:
+    """How the broker shows itself to others: name servers, and the master that it follows."""
+
+    tls: ClientTls | None = None  #: None: without TLS
+    access_key: str | None = None  #: of an account at the master, for a slave
+    secret_key: str | None = field(default=None, repr=False)  #: of that account
+
+    def __post_init__(self) -> None:
+        if (self.access_key is None) != (self.secret_key is None):
+            raise SettingError("outward.access_key and outward.secret_key belong together")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,22 +259,25 @@ class BrokerSettings:
     """Who a broker is, where it keeps its data and how it behaves."""
 
     root: Path  #: the folder of the store, and of `config`
-    name: str = "broker-a"
-    cluster: str = "DefaultCluster"
+    name: str = "broker-a"  #: its name in routes; a master and its slaves share one
+    cluster: str = "DefaultCluster"  #: the cluster that it belongs to
     broker_id: int = 0  #: 0: the master
     #: `host:port` of every name server; none: clients are told the broker's address directly.
     name_servers: tuple[str, ...] = ()
     #: The address that clients are given, `host` or `host:port`. It is written into every message,
     #: and clients send back to it. By default the one listened on, or the machine's own.
     advertised: str | None = None
-    permission: int = READ_WRITE
-    auto_create_topic: bool = True
-    auto_create_group: bool = True
-    default_topic_queues: int = 8
-    cluster_topic: bool = True
-    broker_topic: bool = True
-    trace_topic: bool = False
-    timer: bool = True
+    #: Whether the port two below is served as well, as by Apache's brokers, for clients with
+    #: `vipChannelEnabled` and for Apache's slaves; not when the broker's own port is any free one.
+    vip: bool = True
+    permission: int = READ_WRITE  #: 6: read and write; 4: read; 2: write; 0: nothing
+    auto_create_topic: bool = True  #: whether sending to an unknown topic makes it
+    auto_create_group: bool = True  #: whether consuming as an unknown group makes it
+    default_topic_queues: int = 8  #: of a topic that sending makes, at most
+    cluster_topic: bool = True  #: whether there is a topic of the cluster's name
+    broker_topic: bool = True  #: whether there is a topic of the broker's name
+    trace_topic: bool = False  #: whether there is a topic for traces of messages
+    timer: bool = True  #: whether messages may be delivered at any time (`timerWheelEnable`)
     client_life: float = CLIENT_LIFE  #: silence after which a client counts as gone
     notify_consumers: bool = True  #: tell the members of a group when one comes or goes
     #: No order lock is granted for so long after a start. Locks are not kept: after a restart a
@@ -267,6 +296,7 @@ class BrokerSettings:
     replies: ReplySettings = field(default_factory=ReplySettings)
     registration: RegistrationSettings = field(default_factory=RegistrationSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    outward: OutwardSettings = field(default_factory=OutwardSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     store: StoreSettings = field(default_factory=StoreSettings)

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import heapq
 import logging
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from orbitmq.broker import names
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
 from orbitmq.broker.delays import asked_level
+from orbitmq.broker.deliverycounts import TimerCounts
 from orbitmq.broker.drafts import Draft, Stage
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.logfollowing import LogFollowingFile
@@ -38,15 +38,13 @@ from orbitmq.broker.parts import Parts
 from orbitmq.broker.recalls import RecallHandle, recall_key
 from orbitmq.broker.releasing import Release, Retrying
 from orbitmq.broker.timerfile import FILE_NAME, TimerFile, left_by_apache
+from orbitmq.broker.timerproperties import ASKED, asked_time, number_in
 from orbitmq.message.properties import property_value, remove_properties, replace_property
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_NONE, transaction_type
 from orbitmq.message.wellknown import (
     REAL_TOPIC,
     TIMER_DEL_UNIQKEY,
-    TIMER_DELAY_MS,
-    TIMER_DELAY_SEC,
-    TIMER_DELIVER_MS,
     TIMER_OUT_MS,
     UNIQ_KEY,
 )
@@ -59,15 +57,12 @@ SCAN = 1024
 
 #: In every property by which a producer asks for a time.
 _MARK = "TIMER_DEL"
-_ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 _DELIVERABLE = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 #: A place in the queue takes so many bits of a number in the heap.
 _PLACE_BITS = 40
 _PLACE = (1 << _PLACE_BITS) - 1
 #: Pending messages are counted per stretch of so many places, to know where the first one is.
 _STRETCH_BITS = 12
-
-_is_number = re.compile(r"[+-]?[0-9]{1,18}").fullmatch
 
 
 class Timers:
@@ -90,6 +85,10 @@ class Timers:
         self._late: set[int] = set()
         self._release: Release | None = None
         self._retrying = Retrying()
+        self.counts = TimerCounts()
+        #: What was last told about progress, or what a master told us.
+        self._told = TimerFile()
+        self._is_copy = False
         #: Counts what the file would say differently.
         self.revision = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, TimerFile, disk=disk)
@@ -106,6 +105,29 @@ class Timers:
         return len(self._heap)
 
     @property
+    def unread(self) -> int:
+        """How many were parked and are not known of yet."""
+        return self._store.max_offset(names.TIMER_TOPIC, 0) - self._scanned
+
+    def late(self, now_ms: int) -> int:
+        """By how many milliseconds the first one is late; 0 when none is."""
+        return max(0, now_ms - (self._heap[0] >> _PLACE_BITS)) if self._heap else 0
+
+    def overdue(self, now_ms: int) -> int:
+        """How many are late; one looks at these only, which lie at the top of the heap."""
+        count, places = 0, [0]
+        while places:
+            place = places.pop()
+            if place < len(self._heap) and self._heap[place] >> _PLACE_BITS < now_ms:
+                count += 1
+                places += (2 * place + 1, 2 * place + 2)
+        return count
+
+    def due_times(self) -> Iterator[int]:
+        """When each of them is due, in milliseconds and in no order."""
+        return (entry >> _PLACE_BITS for entry in tuple(self._heap))
+
+    @property
     def longest(self) -> float:
         """How far ahead a message may be: no further than the log is kept."""
         settings = self._parts.settings
@@ -118,7 +140,7 @@ class Timers:
         if transaction_type(draft.sys_flag) not in _DELIVERABLE:
             return
         if asked_level(draft.properties) > 0:
-            draft.properties = remove_properties(draft.properties, _ASKED)
+            draft.properties = remove_properties(draft.properties, ASKED)
             return
         if property_value(draft.properties, TIMER_OUT_MS) is not None:
             return
@@ -146,6 +168,8 @@ class Timers:
         topic = draft.topic
         draft.properties = replace_property(draft.properties, TIMER_OUT_MS, str(due_ms))
         unique_id = property_value(draft.properties, UNIQ_KEY)
+        if property_value(draft.properties, TIMER_DEL_UNIQKEY) is None:
+            self.counts.took(topic, max(0.0, due_ms / 1000 - self._clock.now()))
         park(draft, names.TIMER_TOPIC, 0)
         if unique_id is not None and not topic.startswith(names.RETRY_PREFIX):
             broker = self._parts.settings.name
@@ -198,7 +222,7 @@ class Timers:
         return is_stuck or self._scanned >= end
 
     def _learn(self, message: StoredMessage) -> None:
-        due_ms = _number(message.get_property(TIMER_OUT_MS))
+        due_ms = number_in(message.get_property(TIMER_OUT_MS))
         if due_ms is None or not 0 <= due_ms < 1 << 62:
             log.error("a timer message without a time", extra={"offset": message.queue_offset})
             return
@@ -212,6 +236,8 @@ class Timers:
         recalled = message.get_property(TIMER_DEL_UNIQKEY)
         if recalled is not None:
             self._recalled.setdefault(due_ms, set()).add(recalled)
+        else:
+            self.counts.waiting[message.get_property(REAL_TOPIC) or ""] += 1
         heapq.heappush(self._heap, entry)
         stretch = place >> _STRETCH_BITS
         self._in_stretch[stretch] = self._in_stretch.get(stretch, 0) + 1
@@ -221,33 +247,36 @@ class Timers:
     def _deliver(self, now_ms: int) -> None:
         heap = self._heap
         taken: list[int] = []
-        release = Release(lambda failed: self._done(taken, failed))
+        #: Where what was taken belongs: the topic of a message that is delivered or was recalled.
+        topics: list[str | None] = []
+        release = Release(lambda failed: self._done(taken, topics, failed))
         self._release = release
         while heap and heap[0] >> _PLACE_BITS <= now_ms and len(taken) < self._batch:
             entry = heapq.heappop(heap)
             taken.append(entry)
-            draft = self._draft(entry)
+            draft, topic = self._draft(entry)
+            topics.append(topic)
             if draft is not None:
                 # In the order of the heap, so that the first that failed is known by its number.
                 release.put(self._parts.turns, draft, len(taken) - 1)
         self._delivered = max(self._delivered, taken[-1])
         release.close()
 
-    def _draft(self, entry: int) -> Draft | None:
-        """What is to be delivered for an entry; None when that is nothing."""
+    def _draft(self, entry: int) -> tuple[Draft | None, str | None]:
+        """What is to be delivered for an entry, if anything; and the topic of its message."""
         place = entry & _PLACE
         message = self._message(place)
         if message is None:
             log.error("a timer message is gone", extra={"offset": place})
-            return None
+            return None, None
         if message.get_property(TIMER_DEL_UNIQKEY) is not None:
-            return None
+            return None, None
+        topic = message.get_property(REAL_TOPIC) or ""
         recalled = self._recalled.get(entry >> _PLACE_BITS)
-        if recalled is not None:
-            topic = message.get_property(REAL_TOPIC) or ""
-            if recall_key(topic, message.get_property(UNIQ_KEY) or "") in recalled:
-                return None
-        return released(message)
+        unique_id = message.get_property(UNIQ_KEY) or ""
+        if recalled is not None and recall_key(topic, unique_id) in recalled:
+            return None, topic
+        return released(message), topic
 
     def _message(self, place: int) -> StoredMessage | None:
         reading = Reading(self._store, names.TIMER_TOPIC, 0, place)
@@ -255,11 +284,13 @@ class Timers:
             return messages[0] if messages[0].queue_offset == place else None
         return None
 
-    def _done(self, taken: list[int], failed: int | None) -> None:
+    def _done(self, taken: list[int], topics: list[str | None], failed: int | None) -> None:
         self._release = None
         kept = taken if failed is None else taken[:failed]
-        for entry in kept:
+        for entry, topic in zip(kept, topics, strict=False):
             self._forget(entry)
+            if topic is not None:
+                self.counts.left(topic)
         if failed is None:
             self._retrying.succeeded()
         else:
@@ -283,10 +314,31 @@ class Timers:
         if not self._in_stretch[stretch]:
             del self._in_stretch[stretch]
 
-    # The file.
+    # The file, and a slave's copy.
+
+    def progress(self) -> tuple[TimerFile, int]:
+        """What has been delivered for certain, and the time up to which that is everything.
+
+        While something is on its way it is what was told before: a slave that takes over then
+        delivers it again.
+        """
+        document = self._document()
+        if document is not None:
+            self._told = document
+        first_ms = self._heap[0] >> _PLACE_BITS if self._heap else int(self._clock.now() * 1000)
+        return self._told, min(first_ms, int(self._clock.now() * 1000))
+
+    def replace(self, master: TimerFile) -> None:
+        """Become a copy of a master's progress; for a broker that delivers nothing itself."""
+        if not self._is_copy or master != self._told:
+            self._is_copy = True
+            self._told = master
+            self.revision += 1
 
     def _document(self) -> TimerFile | None:
         """What the file is to say; None while something is on its way."""
+        if self._is_copy:
+            return self._told
         if self._release is not None:
             return None
         first = self._scanned
@@ -319,30 +371,6 @@ class Timers:
             self._late = set()
             return low
         return min(max(before.first_pending, low), high)
-
-
-def asked_time(properties: bytes, now_ms: int) -> int | None:
-    """The time that a message asks for, in milliseconds; None when it asks for none."""
-    for name, unit, start in (
-        (TIMER_DELAY_SEC, 1000, now_ms),
-        (TIMER_DELAY_MS, 1, now_ms),
-        (TIMER_DELIVER_MS, 1, 0),
-    ):
-        text = property_value(properties, name)
-        if text is None:
-            continue
-        number = _number(text)
-        if number is None:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"timer message illegal, property {name} must be a number, got {text[:64]!r}",
-            )
-        return start + number * unit
-    return None
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _is_number(text) else None
 
 
 def _nobody() -> None:

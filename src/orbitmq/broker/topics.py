@@ -121,7 +121,9 @@ class TopicTable:
     def __init__(self, settings: TopicSettings, *, now: float) -> None:
         self._settings = settings
         own = [row.config(settings) for row in SYSTEM_ROWS if row.is_wanted(settings)]
+        #: Always the same object: `get` is asked for every message, without a detour.
         self._topics = {config.topic_name: config for config in own}
+        self.get: Callable[[str], TopicConfig | None] = self._topics.get
         self._system = names.SYSTEM_TOPICS | self._topics.keys()
         self._changed: set[str] = set()
         self.data_version = first_version(now)
@@ -129,9 +131,6 @@ class TopicTable:
         self.revision = 0
 
     # Looking.
-
-    def get(self, topic: str) -> TopicConfig | None:
-        return self._topics.get(topic)
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._topics
@@ -320,7 +319,8 @@ class TopicTable:
     def replace(self, table: TopicConfigTable) -> None:
         """Become a copy of a master's table."""
         if table.data_version != self.data_version:
-            self._topics = dict(table.topic_config_table)
+            self._topics.clear()
+            self._topics.update(table.topic_config_table)
             self.data_version = table.data_version or self.data_version
             self.revision += 1
 

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from orbitmq.broker import names
 from orbitmq.broker.clients import Channel
 from orbitmq.broker.drafts import Draft
+from orbitmq.broker.outcomes import PutResult
 from orbitmq.broker.parking import Reading, copied, real_place
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.releasing import Release
 from orbitmq.broker.transactions import QUEUE, HalfMessages, root_of
-from orbitmq.broker.turns import PutResult
 from orbitmq.message.errors import BodyCorrupt
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.properties import replace_property

@@ -29,11 +29,13 @@ from dataclasses import dataclass
 
 from orbitmq.broker import names
 from orbitmq.broker.commitrule import Way
+from orbitmq.broker.deliverycounts import TransactionCounts
 from orbitmq.broker.drafts import Draft, Stage
-from orbitmq.broker.errors import Refused
-from orbitmq.broker.parking import Reading, park
+from orbitmq.broker.errors import BrokerError, Refused
+from orbitmq.broker.outcomes import PutResult, failed
+from orbitmq.broker.parking import Reading, park, real_place
 from orbitmq.broker.parts import Parts
-from orbitmq.broker.turns import PutResult
+from orbitmq.errors import OrbitError
 from orbitmq.message.properties import (
     encode_properties,
     property_value,
@@ -99,6 +101,7 @@ class HalfMessages:
         #: How transactions ended lately, by their root.
         self._ends: dict[int, TransactionState] = {}
         self._marks: list[_Mark] = []
+        self.counts = TransactionCounts()
         self._read_back()
         parts.turns.before_write.append(self._write_marks)
         parts.turns.transformations.add(
@@ -143,10 +146,14 @@ class HalfMessages:
         """Mark a half message as ended, in the turn that is under way."""
         root = root_of(half)
         latest = self._copies.get(root, half.queue_offset)
+        is_first = root not in self._ends
 
         def written(result: PutResult) -> None:
-            if not result.status.is_stored and self._ends.get(root) is state:
-                del self._ends[root]
+            if not result.status.is_stored:
+                if self._ends.get(root) is state:
+                    del self._ends[root]
+            elif is_first:
+                self._count(half, state)
             if told is not None:
                 told(result)
 
@@ -159,17 +166,32 @@ class HalfMessages:
         self._parts.turns.is_dirty = True
         self._parts.turns.finish_soon()
 
+    def _count(self, half: StoredMessage, state: TransactionState) -> None:
+        place = real_place(half)
+        if place is not None:
+            self.counts.ended(
+                place[0],
+                is_commit=state is TransactionState.COMMIT,
+                seconds=self._parts.clock.now() - half.born_ms / 1000,
+            )
+
     def _write_marks(self) -> None:
-        """Append op messages for what ended in this turn."""
+        """Append op messages for what ended in this turn. What is raised refuses the turn."""
         marks, self._marks = self._marks, []
         begin = 0
-        while begin < len(marks):
-            end, size = begin, 0
-            while end < len(marks) and size < OP_BYTES:
-                size += len(str(marks[end].offset)) + 1
-                end += 1
-            self._write_op(marks[begin:end])
-            begin = end
+        try:
+            while begin < len(marks):
+                end, size = begin, 0
+                while end < len(marks) and size < OP_BYTES:
+                    size += len(str(marks[end].offset)) + 1
+                    end += 1
+                self._write_op(marks[begin:end])
+                begin = end
+        except Exception as error:
+            # Those before are in the turn, and hear of its end with everybody else.
+            cause = error if isinstance(error, OrbitError) else BrokerError(f"no mark: {error}")
+            _tell(marks[begin:], failed(cause))
+            raise
 
     def _write_op(self, marks: list[_Mark]) -> None:
         parts = self._parts
@@ -183,11 +205,9 @@ class HalfMessages:
         def stored(result: PutResult) -> None:
             if result.status.is_stored:
                 self._note_op(result.queue_offset, [mark.offset for mark in marks])
-            for mark in marks:
-                if mark.told is not None:
-                    mark.told(result)
+            _tell(marks, result)
 
-        parts.turns.put(draft, stored, transform=False)
+        parts.turns.add(draft, stored)
 
     def _note_op(self, op_offset: int, offsets: list[int]) -> None:
         self._ops.append((op_offset, max(offsets, default=-1)))
@@ -298,6 +318,12 @@ class HalfMessages:
                 if root in named:
                     # Written by a broker that marks what was quoted and nothing else.
                     self._ended.add(message.queue_offset)
+
+
+def _tell(marks: list[_Mark], result: PutResult) -> None:
+    for mark in marks:
+        if mark.told is not None:
+            mark.told(result)
 
 
 def root_of(half: StoredMessage) -> int:

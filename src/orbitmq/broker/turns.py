@@ -12,8 +12,9 @@ message each took 1.6 times as much when each was written by itself, one connect
 sent before it, and else at the end of the step. What somebody puts outside of any turn (a delivery
 that is due, a transaction that is decided) is written at the end of the step as well.
 
-Either the whole turn is stored or nothing of it: when the write fails, every sender of the turn
-is told so, with the code that its client understands, and may send again.
+Either the whole turn is stored or nothing of it: when the write fails, or something that belongs
+to the turn cannot be added to it (`before_write`), every sender of the turn is told so, with the
+code that its client understands, and may send again.
 
 With synchronous flushing the answer waits for the flush that covers the message, at most
 `flush_timeout`: after that it says FLUSH_DISK_TIMEOUT, which means "stored, but perhaps not yet
@@ -26,23 +27,23 @@ to have its messages on other brokers too (`wait_for_copies`) waits for these in
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from orbitmq.broker.answers import Place, SendAnswers
 from orbitmq.broker.drafts import Draft, Transformations
-from orbitmq.broker.errors import BrokerError, Refused
+from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.latencies import Latencies
+from orbitmq.broker.outcomes import PutResult, PutStatus, failed, refusal_code
 from orbitmq.broker.settings import SendSettings
 from orbitmq.errors import OrbitError
-from orbitmq.message.errors import MessageError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.occurrences import Occurrences
-from orbitmq.store.errors import MessageTooLarge, StoreError, TopicRefused, WriteRefused
+from orbitmq.store.errors import StoreError, WriteRefused
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.store.store import Store
-from orbitmq.wire.codes import Flag, ResponseCode, Serialization
+from orbitmq.wire.codes import Flag, Serialization
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.send import SendMessageResponse
@@ -51,42 +52,6 @@ log = logging.getLogger(__name__)
 
 _ONE_WAY = int(Flag.ONE_WAY)
 _JSON = Serialization.JSON
-
-
-class PutStatus(enum.Enum):
-    """What became of a message that was put; the names are Apache's."""
-
-    PUT_OK = ResponseCode.SUCCESS
-    FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
-    FLUSH_SLAVE_TIMEOUT = ResponseCode.FLUSH_SLAVE_TIMEOUT
-    SLAVE_NOT_AVAILABLE = ResponseCode.SLAVE_NOT_AVAILABLE
-    MESSAGE_ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
-    SERVICE_NOT_AVAILABLE = ResponseCode.SERVICE_NOT_AVAILABLE
-    REFUSED = ResponseCode.SYSTEM_ERROR
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the message is in the log, whatever else went wrong."""
-        return self in _STORED
-
-
-_STORED = frozenset(
-    {
-        PutStatus.PUT_OK,
-        PutStatus.FLUSH_DISK_TIMEOUT,
-        PutStatus.FLUSH_SLAVE_TIMEOUT,
-        PutStatus.SLAVE_NOT_AVAILABLE,
-    }
-)
-
-
-class PutResult(NamedTuple):
-    """The outcome of `put`."""
-
-    status: PutStatus
-    physical_offset: int = -1
-    queue_offset: int = -1
-    error: OrbitError | None = None
 
 
 Done: TypeAlias = Callable[[PutResult], None]
@@ -103,28 +68,19 @@ _Putter: TypeAlias = tuple[Done, tuple[int, int]]
 class _Turn:
     """Those who are to be told about one write."""
 
-    __slots__ = ("putters", "senders", "size", "timer")
+    __slots__ = ("began", "putters", "senders", "size", "timer")
 
     def __init__(self) -> None:
         self.senders: list[Sender] = []
         self.putters: list[_Putter] = []
+        #: When the write began.
+        self.began = 0.0
         #: For those who wait for the flush: bytes of their messages, and when their time is up.
         self.size = 0
         self.timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self.senders) + len(self.putters)
-
-
-def refusal_code(error: OrbitError) -> ResponseCode:
-    """The code that tells a client what a failed put means for it."""
-    if isinstance(error, Refused):
-        return error.code
-    if isinstance(error, MessageTooLarge | MessageError | TopicRefused):
-        return ResponseCode.MESSAGE_ILLEGAL
-    if isinstance(error, StoreError):
-        return ResponseCode.SERVICE_NOT_AVAILABLE
-    return ResponseCode.SYSTEM_ERROR
 
 
 class Turns:
@@ -136,6 +92,7 @@ class Turns:
         answers: SendAnswers,
         settings: SendSettings,
         loop: asyncio.AbstractEventLoop,
+        latencies: Latencies,
     ) -> None:
         self.transformations = Transformations()
         self.answers = answers
@@ -153,10 +110,12 @@ class Turns:
         #: Whether a sender may have to wait longer than for the write.
         self.is_slow = self.is_sync
         self._when_copied: WhenCopied | None = None
-        #: Called before a turn is written; may append to it.
+        #: Called before a turn is written; may append to it. What is raised refuses the turn.
         self.before_write: list[Callable[[], None]] = []
         self._store = store
         self._loop = loop
+        self._latencies = latencies
+        self._monotonic = latencies.monotonic
         self._is_scheduled = False
         self._last_sender: Connection | None = None
         self._refusals = Occurrences()
@@ -185,10 +144,13 @@ class Turns:
         try:
             if transform:
                 self.transformations.apply(draft)
-            place = self.append(draft)
+            self.add(draft, done)
         except OrbitError as error:
-            self._tell_later(done, _failed(error))
-            return
+            self._tell_later(done, failed(error))
+
+    def add(self, draft: Draft, done: Done | None = None) -> None:
+        """Put a message that the rest of the turn depends on: raises what the store raises."""
+        place = self.append(draft)
         if done is not None:
             (self.patient if draft.waits else self.hasty).putters.append((done, place))
 
@@ -248,17 +210,20 @@ class Turns:
         """Write what was appended, and answer."""
         if not self.is_dirty:
             return
-        for call in self.before_write:
-            try:
-                call()
-            except Exception:
-                log.exception("what comes before a write failed; the turn is written without it")
+        began = self._monotonic()
+        refusal = self._complete()
         self.is_dirty = False
         patient, hasty = self.patient, self.hasty
+        patient.began = hasty.began = began
         if patient:
             self.patient = _Turn()
         if hasty:
             self.hasty = _Turn()
+        if refusal is not None:
+            self._store.discard()
+            self._fail(patient, refusal)
+            self._fail(hasty, refusal)
+            return
         try:
             end = self._store.write()
         except WriteRefused as error:
@@ -284,6 +249,20 @@ class Turns:
             self._when_copied(end, lambda status: self._settle(patient, status))
         else:
             self._answer(patient, PutStatus.PUT_OK)
+
+    def _complete(self) -> OrbitError | None:
+        """Have added what belongs to the turn; why that failed."""
+        try:
+            for call in self.before_write:
+                call()
+        except OrbitError as error:
+            if count := self._refusals.note(type(error).__name__):
+                log.warning("a turn could not be completed: %s (%d so far)", error, count)
+            return error
+        except Exception as error:
+            log.exception("a turn could not be completed")
+            return BrokerError(f"the broker failed: {type(error).__name__}: {error}")
+        return None
 
     def _finish_scheduled(self) -> None:
         self._is_scheduled = False
@@ -361,6 +340,8 @@ class Turns:
         if sending is not None:
             sending.send_pieces(heads)
             sending.flush()
+        codes = [request.code for _, request, _ in turn.senders]
+        self._latencies.stored(turn.began, codes, len(turn.putters), code)
         for done, (at, number) in turn.putters:
             self._tell(done, PutResult(status, at, number))
 
@@ -369,7 +350,7 @@ class Turns:
         for connection, request, _ in turn.senders:
             connection.send(self.answers.refused(request, code, str(error)))
         for done, _ in turn.putters:
-            self._tell(done, _failed(error))
+            self._tell(done, failed(error))
 
     def _tell_later(self, done: Done | None, result: PutResult) -> None:
         if done is not None:
@@ -387,12 +368,3 @@ class Turns:
 def _release(turn: _Turn) -> None:
     for connection, request, _ in turn.senders:
         connection.release(request)
-
-
-def _failed(error: OrbitError) -> PutResult:
-    code = refusal_code(error)
-    try:
-        status = PutStatus(code)
-    except ValueError:
-        status = PutStatus.REFUSED
-    return PutResult(status, error=error)

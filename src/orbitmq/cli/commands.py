@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +13,7 @@ import typer
 from orbitmq import __version__
 from orbitmq.cli import options
 from orbitmq.cli.announcing import announcing
-from orbitmq.cli.exposure import check_broker, check_exposure
+from orbitmq.cli.exposure import check_broker, check_cluster, check_name_server
 from orbitmq.cli.logs import set_up_logging
 from orbitmq.cli.schema import LogLevel
 from orbitmq.cli.services import BrokerService, NameServerService
@@ -28,6 +30,14 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+
+
+log = logging.getLogger(__name__)
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        log.warning("%s", warning)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,10 +68,16 @@ def orbitmq(
 def up(
     data: Annotated[
         Path | None,
-        typer.Option("--data", "-d", metavar="FOLDER", help="Where everything is kept."),
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="FOLDER",
+            help="Where everything is kept; ./orbitmq-data by default.",
+        ),
     ] = None,
     brokers: Annotated[
-        int | None, typer.Option("--brokers", help="How many; above 1 each has its process.")
+        int | None,
+        typer.Option("--brokers", help="How many, 1 by default; above 1 each has its process."),
     ] = None,
     host: options.Host = None,
     namesrv_port: Annotated[
@@ -98,10 +114,11 @@ def up(
             **options.shared(insecure, log_level, log_format, loop),
         },
     )
-    accepted = configuration.run.insecure
-    check_broker(configuration.broker, is_accepted=accepted)
-    check_exposure("namesrv.host", configuration.name_server.server.host, is_accepted=accepted)
+    warnings = check_cluster(
+        configuration.name_server, configuration.broker, is_accepted=configuration.run.insecure
+    )
     set_up_logging(configuration.log, LogLevel.WARNING)
+    _warn(warnings)
     service = cluster_service(configuration)
     serve(service, configuration.run.loop, announcing(as_json=as_json))
 
@@ -114,10 +131,19 @@ def up(
 def broker(
     data: Annotated[
         Path | None,
-        typer.Option("--data", "-d", metavar="FOLDER", help="Where its messages are kept."),
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="FOLDER",
+            help="Where its messages are kept; ./orbitmq-data/NAME by default.",
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Its name in routes.")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name in routes; broker-a by default.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The cluster's name; DefaultCluster by default.")
+    ] = None,
     host: options.Host = None,
     port: Annotated[
         int | None, typer.Option("--port", help="10911 by default; 0: any free one.")
@@ -125,7 +151,10 @@ def broker(
     name_server: Annotated[
         list[str] | None,
         typer.Option(
-            "--name-server", "-n", metavar="HOST:PORT", help="To register with; may be repeated."
+            "--name-server",
+            "-n",
+            metavar="HOST:PORT",
+            help="To register with; may be repeated. None by default.",
         ),
     ] = None,
     http_port: options.HttpPort = None,
@@ -160,8 +189,9 @@ def broker(
     settings = configuration.broker
     if not configuration.is_given("broker.root"):
         settings = replace(settings, root=configuration.up.data / settings.name)
-    check_broker(settings, is_accepted=configuration.run.insecure)
+    warnings = check_broker(settings, is_accepted=configuration.run.insecure)
     set_up_logging(configuration.log)
+    _warn(warnings)
     serve(
         BrokerService(settings),
         configuration.run.loop,
@@ -206,8 +236,9 @@ def namesrv(
         },
     )
     settings = configuration.name_server
-    check_exposure("namesrv.host", settings.server.host, is_accepted=configuration.run.insecure)
+    warnings = check_name_server(settings, is_accepted=configuration.run.insecure)
     set_up_logging(configuration.log)
+    _warn(warnings)
     service = NameServerService(settings)
     serve(service, configuration.run.loop, announcing(as_json=as_json))
 
@@ -216,17 +247,32 @@ def namesrv(
     "show",
     epilog="Examples:\n\n"
     "  orbitmq config show --config orbitmq.toml\n\n"
+    "  orbitmq config show broker.store.flush --describe\n\n"
     "  ORBITMQ_BROKER_PORT=0 orbitmq config show --changed --json",
 )
 def config_show(
+    under: Annotated[
+        str,
+        typer.Argument(metavar="[SETTING]", help="One setting, or all below it; else all."),
+    ] = "",
+    describe: Annotated[
+        bool, typer.Option("--describe", "-d", help="Say what each one means and may be.")
+    ] = False,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only what differs from the defaults' origin.")
+        bool, typer.Option("--changed", help="Only what was set somewhere.")
     ] = False,
     config: options.ConfigFile = None,
     words: options.Words = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print every setting, its value and where that comes from; secrets are hidden."""
+    """Print settings, their values and where these come from; secrets are hidden."""
     configuration = options.configured(config, words, {})
-    for line in show(configuration, only_changed=changed, as_json=as_json):
+    lines = show(
+        configuration,
+        under=under,
+        only_changed=changed,
+        with_descriptions=describe,
+        as_json=as_json,
+    )
+    for line in lines:
         typer.echo(line)

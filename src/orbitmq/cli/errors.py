@@ -10,12 +10,34 @@ from orbitmq.errors import OrbitError
 FAILED = 1
 #: What was asked for cannot work: a setting, a flag, an address. As every Unix tool has it.
 MISUSED = 2
+#: What a shell reports for a program that Ctrl-C ended.
+INTERRUPTED = 130
+#: And for one whose output nobody read to its end.
+UNHEARD = 141
 
 
 class CommandError(OrbitError):
     """The command ends with this sentence."""
 
     exit_code: ClassVar[int] = FAILED
+
+
+class Misused(CommandError):
+    """Words and flags that cannot be meant like that."""
+
+    exit_code: ClassVar[int] = MISUSED
+
+
+class NeedsConsent(CommandError):
+    """A change was to be made, and there is nobody at a terminal to ask."""
+
+    exit_code: ClassVar[int] = MISUSED
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}; there is no terminal to ask at: say --yes to do it, or --dry-run to see what "
+            "would happen"
+        )
 
 
 class SettingRefused(CommandError):
@@ -29,10 +51,11 @@ class Exposed(CommandError):
 
     exit_code: ClassVar[int] = MISUSED
 
-    def __init__(self, setting: str, host: str) -> None:
+    def __init__(self, setting: str, host: str, danger: str, remedy: str) -> None:
+        ways = f"{remedy}, listen" if remedy else "listen"
         super().__init__(
-            f"{setting} is {host!r}, which other machines reach, and anybody there could read and "
-            "delete messages; listen on 127.0.0.1, or say --insecure if the network is trusted"
+            f"{setting} is {host!r}, which other machines reach, and anybody there could {danger}; "
+            f"{ways} on 127.0.0.1, or say --insecure if the network is trusted"
         )
 
 

@@ -35,22 +35,27 @@ Words: TypeAlias = Annotated[
     ),
 ]
 Level: TypeAlias = Annotated[
-    LogLevel | None, typer.Option("--log-level", help="Log from this weight on.")
+    LogLevel | None,
+    typer.Option("--log-level", help="Log from this weight on; info by default, of up: warning."),
 ]
 Format: TypeAlias = Annotated[
-    LogFormat | None, typer.Option("--log-format", help="How log lines look.")
+    LogFormat | None, typer.Option("--log-format", help="How log lines look; text by default.")
 ]
 LoopChoice: TypeAlias = Annotated[
-    Loop | None, typer.Option("--loop", help="The event loop; auto: uvloop if installed.")
+    Loop | None,
+    typer.Option("--loop", help="The event loop; auto by default: uvloop if installed."),
 ]
 Insecure: TypeAlias = Annotated[
     bool | None,
     typer.Option(
-        "--insecure", help="Allow an address that other machines reach, open to everybody there."
+        "--insecure", help="Allow an address that other machines reach and that nothing protects."
     ),
 ]
 Host: TypeAlias = Annotated[
-    str | None, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="The address to listen on; 127.0.0.1 by default."
+    ),
 ]
 Advertise: TypeAlias = Annotated[
     str | None,
@@ -62,7 +67,10 @@ Advertise: TypeAlias = Annotated[
 ]
 HttpPort: TypeAlias = Annotated[
     int | None,
-    typer.Option("--http-port", help="Serve metrics and health by HTTP here; 0: any free one."),
+    typer.Option(
+        "--http-port",
+        help="Serve metrics and health by HTTP here; 0: any free one. Not by default.",
+    ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

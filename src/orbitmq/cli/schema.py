@@ -21,7 +21,7 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli.errors import SettingRefused
 from orbitmq.cli.values import Kind, kind_of
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.tls import ServerTls
+from orbitmq.remoting.tls import ClientTls, ServerTls
 
 PREFIX = "ORBITMQ_"
 
@@ -55,14 +55,14 @@ class LogSettings:
     """What is logged, and how."""
 
     level: LogLevel | None = None  #: None: info; of `orbitmq up`: warning
-    format: LogFormat = LogFormat.TEXT
+    format: LogFormat = LogFormat.TEXT  #: a line for people, or an object for programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """How a process runs."""
 
-    loop: Loop = Loop.AUTO
+    loop: Loop = Loop.AUTO  #: the event loop; auto: uvloop where it is installed
     insecure: bool = False  #: whether addresses may be listened on that other machines reach
 
 
@@ -94,7 +94,7 @@ _SHORTER = {"server.host": "host", "server.port": "port", "server.tls": "tls"}
 _SECRET_WORDS = ("password", "secret")
 
 #: Types that the rooms name for the type checker only.
-_NAMES = {"Path": Path, "ServerTls": ServerTls}
+_NAMES = {"Path": Path, "ServerTls": ServerTls, "ClientTls": ClientTls}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,85 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
-from orbitmq.cli.configuration import DEFAULT, Configuration
+from orbitmq.cli.configuration import DEFAULT, Configuration, Row
+from orbitmq.cli.describing import Description, describe
+from orbitmq.cli.errors import SettingRefused
+from orbitmq.cli.schema import all_settings
 
 #: Longer values, of which there are few, push their origin to the right.
 _VALUE_WIDTH = 24
+_TEXT_WIDTH = 96
+_INDENT = "    "
 
 
-def show(configuration: Configuration, *, only_changed: bool, as_json: bool) -> Iterator[str]:
-    """The lines to print: a table, or one JSON object."""
-    rows = [row for row in configuration.rows() if not only_changed or row.origin != DEFAULT]
+def show(
+    configuration: Configuration,
+    *,
+    under: str = "",
+    only_changed: bool = False,
+    with_descriptions: bool = False,
+    as_json: bool = False,
+) -> Iterator[str]:
+    """The lines to print: a table, what each setting means, or one JSON object.
+
+    `under` is a setting, or a part of its path that names several. Raises `SettingRefused`.
+    """
+    rows = [
+        row
+        for row in configuration.rows()
+        if _is_under(row.path, under) and (not only_changed or row.origin != DEFAULT)
+    ]
+    if under and not any(_is_under(path, under) for path in all_settings()):
+        raise SettingRefused(
+            f"no setting is {under!r} or below it; orbitmq config show lists all of them"
+        )
     if as_json:
-        table = {
-            row.path: {"value": row.value, "origin": row.origin, "variable": row.variable}
-            for row in rows
+        yield _as_json(rows)
+    elif with_descriptions:
+        yield from _as_text(rows)
+    else:
+        yield from _as_table(rows)
+
+
+def _is_under(path: str, under: str) -> bool:
+    return not under or path == under or path.startswith(under.rstrip(".") + ".")
+
+
+def _as_json(rows: Sequence[Row]) -> str:
+    table = {}
+    for row in rows:
+        described = describe(all_settings()[row.path])
+        table[row.path] = {
+            "value": row.value,
+            "origin": row.origin,
+            "variable": row.variable,
+            "meaning": described.meaning,
+            "allowed": described.allowed,
+            "unit": described.unit,
         }
-        yield json.dumps(table, indent=2, ensure_ascii=False)
-        return
+    return json.dumps(table, indent=2, ensure_ascii=False)
+
+
+def _as_text(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        described = describe(all_settings()[row.path])
+        yield f"{row.path} = {json.dumps(row.value, ensure_ascii=False)}  ({row.origin})"
+        for text in (described.meaning, f"{allowed(described)}; {row.variable}"):
+            yield from textwrap.wrap(
+                text, _TEXT_WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
+            )
+
+
+def allowed(described: Description) -> str:
+    """What a setting may be, with its unit."""
+    unit = f" ({described.unit})" if described.unit else ""
+    return f"{described.allowed}{unit}"
+
+
+def _as_table(rows: Sequence[Row]) -> Iterator[str]:
     cells = [("setting", "value", "origin")]
     cells += [(row.path, json.dumps(row.value, ensure_ascii=False), row.origin) for row in rows]
     width = max(len(path) for path, _, _ in cells)

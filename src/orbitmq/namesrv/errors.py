@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orbitmq.errors import OrbitError
+from orbitmq.errors import SettingError as SettingError  # noqa: PLC0414  # has its name here, too
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,10 +13,6 @@ if TYPE_CHECKING:
 
 class NameServerError(OrbitError):
     """Something about a name server that its user can act on."""
-
-
-class SettingError(NameServerError):
-    """A setting of the name server that cannot work."""
 
 
 class RegisterAllFirst(NameServerError):

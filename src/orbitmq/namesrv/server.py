@@ -35,12 +35,12 @@ class NameServer:
         await self._server.start()
         self._scan_later()
 
-    async def stop(self) -> None:
-        """Answer what was asked, and end."""
+    async def stop(self, grace: float | None = None) -> None:
+        """Answer what was asked, within `grace` seconds if given, and end."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._server.stop()
+        await self._server.stop(grace)
 
     def _scan_later(self) -> None:
         loop = asyncio.get_running_loop()

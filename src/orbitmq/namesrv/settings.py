@@ -24,10 +24,10 @@ class NameServerSettings:
     heartbeat_timeout: float = 120.0  #: for brokers that do not name one
     order_message_enable: bool = False  #: routes carry the order configuration of their topic
     return_order_topic_config: bool = True  #: registrations are answered with all of it
-    enable_all_topic_list: bool = True
-    enable_topic_list: bool = True
+    enable_all_topic_list: bool = True  #: whether all topics may be listed
+    enable_topic_list: bool = True  #: whether topics of a cluster or kind may be listed
     need_wait_for_service: bool = False  #: give no routes for `wait_for_service` after the start
-    wait_for_service: float = 45.0
+    wait_for_service: float = 45.0  #: see `need_wait_for_service`
     support_acting_master: bool = False  #: show the first slave as master where there is none
     delete_topic_with_broker_registration: bool = False  #: topics not registered again vanish
     #: Settings, besides those that never can, which requests must not change.

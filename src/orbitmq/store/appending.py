@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from orbitmq.message.properties import property_value
 from orbitmq.message.record import (
@@ -38,19 +38,16 @@ from orbitmq.store.errors import (
 from orbitmq.store.files import is_full
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from orbitmq.clock import Clock
     from orbitmq.message.record import Buffer
+    from orbitmq.store.arrivals import Arrival, Placed
     from orbitmq.store.commitlog import CommitLog
     from orbitmq.store.queues import QueueTable
     from orbitmq.store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
-
-#: A message that readers can see now: its queue, its number there, its tag code (the time of
-#: delivery in the schedule topic), its offset in the log and its size.
-Arrival: TypeAlias = tuple[ConsumeQueue, int, int, int, int]
 
 #: Set in prepared and in rolled-back messages of old brokers, which have no place in a queue.
 _NO_ENTRY = 0x4
@@ -79,7 +76,7 @@ class Appender:
         fail: Callable[[BaseException], None],
     ) -> None:
         self.last_store_ms = 0
-        self.arrived: Callable[[list[Arrival]], None] | None = None
+        self.arrived: Callable[[Sequence[Arrival]], None] | None = None
         self.is_held_back = False  #: entries wait for `publish`, because the disk must come first
         self.is_mirror = False  #: the log is another broker's; see `mirroring`
         self._log = commit_log
@@ -93,7 +90,7 @@ class Appender:
         self._max_record = min(settings.max_record, settings.file_size - END_OF_FILE_SIZE)
         self._max_batch = settings.file_size - END_OF_FILE_SIZE
         self._codes: dict[bytes, int] = {}  #: of tags as they lie in properties
-        self._unpublished: deque[Arrival] = deque()
+        self._unpublished: deque[Placed] = deque()
         # The turn:
         self._store_ms = 0  #: 0 between turns
         self._position = 0  #: where the next record goes
@@ -101,7 +98,7 @@ class Appender:
         self._segment_at = 0
         self._pieces: list[Buffer] = []
         self._segments: list[tuple[int, bytes]] = []
-        self._turn: list[Arrival] = []
+        self._turn: list[Placed] = []
 
     # ---- collecting
 
@@ -208,11 +205,11 @@ class Appender:
         at: int,
         constants: bytes,
         store_ms: int,
-    ) -> tuple[list[Buffer], list[Arrival], int]:
+    ) -> tuple[list[Buffer], list[Placed], int]:
         topic_field, queue_id = queue.topic_field, queue.queue_id
         max_record, tag_code_of = self._max_record, self._tag_code
         pieces: list[Buffer] = []
-        arrivals: list[Arrival] = []
+        arrivals: list[Placed] = []
         for body, flag, properties in elements:
             size, record = encode_record(
                 body, topic_field, properties, queue_id, flag, number, at, constants
@@ -296,7 +293,7 @@ class Appender:
             self._segments.append((self._segment_at, b"".join(self._pieces)))
             self._pieces = []
 
-    def adopt(self, at: int, data: bytes, arrivals: list[Arrival], store_ms: int) -> None:
+    def adopt(self, at: int, data: bytes, arrivals: list[Placed], store_ms: int) -> None:
         """Collect records of one file that another broker has given their places."""
         self._segments.append((at, data))
         self._turn += arrivals
@@ -350,7 +347,7 @@ class Appender:
     def publish(self, flushed: int) -> None:
         """Make known what waited for the disk."""
         waiting = self._unpublished
-        ready: list[Arrival] = []
+        ready: list[Placed] = []
         while waiting and waiting[0][3] + waiting[0][4] <= flushed:
             ready.append(waiting.popleft())
         if ready:
@@ -361,7 +358,7 @@ class Appender:
         """Everything in the log below this offset is in the queues."""
         return self._unpublished[0][3] if self._unpublished else self._log.end
 
-    def _dispatch(self, arrivals: list[Arrival]) -> None:
+    def _dispatch(self, arrivals: list[Placed]) -> None:
         dirty = self._queues.dirty
         limit = self._queues.tail_limit
         for queue, number, code, at, size in arrivals:
@@ -392,7 +389,7 @@ class Appender:
         self._fail(failure)
         return failure
 
-    def _take_back(self, segments: list[tuple[int, bytes]], turn: list[Arrival]) -> None:
+    def _take_back(self, segments: list[tuple[int, bytes]], turn: list[Placed]) -> None:
         self._return_numbers(turn)
         try:
             self._log.undo(segments)
@@ -400,7 +397,7 @@ class Appender:
             log.exception("a failed write could not be undone; writes are refused from now on")
             self._fail(error)
 
-    def _return_numbers(self, turn: list[Arrival]) -> None:
+    def _return_numbers(self, turn: list[Placed]) -> None:
         for queue, number, _, _, _ in reversed(turn):
             queue.next_offset = number
             if not number:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from orbitmq.errors import OrbitError
+from orbitmq.errors import SettingError as SettingError  # noqa: PLC0414  # has its name here, too
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,10 +13,6 @@ if TYPE_CHECKING:
 
 class StoreError(OrbitError):
     """Something in or about a store that its owner can act on."""
-
-
-class SettingError(StoreError):
-    """A setting of the store has a value that cannot work."""
 
 
 class StoreLocked(StoreError):

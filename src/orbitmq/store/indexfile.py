@@ -54,7 +54,7 @@ _WINDOW: Final = 200
 class IndexSettings:
     """The shape of every index file; all files of a folder have the same."""
 
-    slots: int = 5_000_000
+    slots: int = 5_000_000  #: of the hash table in a file
     entries: int = 20_000_000  #: places; the first one is never used
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ file. That is what the register is for.
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ class FolderLock:
                 self._files.make_folder(self._root)
                 fd = self._files.open(self._root / "lock", create=True)
             except OSError as error:
-                raise StoreError(f"the folder {self._root} cannot be used: {error}") from error
+                raise StoreError(_unusable(self._root, error)) from error
             try:
                 is_ours = self._files.lock(fd)
                 holder = None if is_ours else self._holder(fd)
@@ -68,3 +69,12 @@ class FolderLock:
     def _holder(self, fd: int) -> int | None:
         words = self._files.pread(fd, 64, 0).split()
         return int(words[1]) if len(words) == 2 and words[1].isdigit() else None
+
+
+def _unusable(root: Path, error: OSError) -> str:
+    if error.errno == errno.EROFS:
+        return (
+            f"the folder {root} is on a disk that is mounted read-only, and a store cannot be "
+            "opened there, not even to be read; mount it for writing, or open a copy of the folder"
+        )
+    return f"the folder {root} cannot be used: {error}"

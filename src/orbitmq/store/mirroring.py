@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orbitmq.message.scan import Int64s, RecordArrays
-    from orbitmq.store.appending import Appender, Arrival
+    from orbitmq.store.appending import Appender
+    from orbitmq.store.arrivals import Placed
     from orbitmq.store.commitlog import CommitLog
     from orbitmq.store.consumequeue import ConsumeQueue
     from orbitmq.store.queues import QueueTable
@@ -318,7 +319,7 @@ class _Taking:
         self.base = base  #: offset in the log of its first byte
         self.at = 0  #: records below are taken
         self.stored = 0  #: and these given to the appender
-        self.arrivals: list[Arrival] = []
+        self.arrivals: list[Placed] = []
         self.store_ms = 0
 
     @property

@@ -34,6 +34,7 @@ class FlushPolicy(enum.Enum):
 class FlushSettings:
     """When what was written goes to the disk."""
 
+    #: Whether a message counts as stored when the operating system has it, or the disk.
     policy: FlushPolicy = FlushPolicy.ASYNC
     interval: float = 0.5  #: how often an asynchronous store looks
     least_bytes: int = 16 * KIB  #: below this much it waits for `thorough_interval`
@@ -59,9 +60,9 @@ class ReadSettings:
     scan_bytes: int = 16_000  #: queue entries looked at per read, in bytes (800 entries)
     max_bytes: int = 128 * MIB  #: ceiling of one answer, whatever is asked
     memory_count: int = 32  #: messages per answer while they are in the page cache
-    memory_bytes: int = 256 * KIB
+    memory_bytes: int = 256 * KIB  #: of one answer then; the first message always passes
     disk_count: int = 8  #: messages per answer when they come from the disk
-    disk_bytes: int = 64 * KIB
+    disk_bytes: int = 64 * KIB  #: of one answer then; the first message always passes
     #: What lies this close to the end of the log counts as "in memory": 40 % of the machine's.
     memory_distance: int = field(default_factory=lambda: _physical_memory() * 40 // 100)
     check_crc: bool = True  #: check what comes from the disk before it is served
@@ -114,7 +115,7 @@ class StoreSettings:
     index_file: IndexSettings = field(default_factory=IndexSettings)
     index_step: int = 2 * MIB  #: bytes of the log indexed in a tick; four times that if far behind
     index_catch_up: int = 16 * MIB  #: bytes of the log that a look-up indexes first, at most
-    delay_levels: tuple[float, ...] = DELAY_LEVELS
+    delay_levels: tuple[float, ...] = DELAY_LEVELS  #: delay of each level, from the first on
     flush: FlushSettings = field(default_factory=FlushSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)

@@ -36,12 +36,12 @@ from orbitmq.store.settings import FlushPolicy, StoreSettings
 from orbitmq.store.statistics import QueueState, StoreStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from orbitmq.clock import Clock
     from orbitmq.filter.subscription import MessageFilter
-    from orbitmq.store.appending import Arrival
+    from orbitmq.store.arrivals import Arrival
     from orbitmq.store.consumequeue import ConsumeQueue
     from orbitmq.store.flushing import Post, WhenFlushed
     from orbitmq.store.reading import ReadResult
@@ -100,7 +100,7 @@ class Store:
 
     # ---- writing
 
-    def on_arrival(self, call: Callable[[list[Arrival]], None] | None) -> None:
+    def on_arrival(self, call: Callable[[Sequence[Arrival]], None] | None) -> None:
         """Have messages announced as soon as they can be read: in `write`, or after the flush."""
         self._appender.arrived = call
 

@@ -204,6 +204,7 @@ _LANGUAGES: Mapping[str | int, Language] = {
     **{str(language.value): language for language in Language},
 }
 _NULL = b"null"
+_OTHER = Language.OTHER
 
 
 def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command:
@@ -217,13 +218,13 @@ def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command
     raw: memoryview | None = None
     if envelope.ext_fields is not _ABSENT:
         raw = memoryview(envelope.ext_fields)
-        if raw == _NULL:
+        if len(raw) == len(_NULL) and raw == _NULL:
             raw = None
     return Command(
         envelope.code,
         envelope.opaque,
         envelope.flag,
-        _LANGUAGES.get(envelope.language, Language.OTHER),
+        _LANGUAGES.get(envelope.language, _OTHER),
         envelope.version,
         envelope.remark,
         frame.body,

@@ -65,11 +65,14 @@ class AnswerTemplate(Generic[H]):
         """The answer up to its body, which has `body_size` bytes and is written by the caller."""
         filled: list[int | str | bytes] = [*values, opaque]
         for place in self._texts:
-            text = str(values[place]).encode("ascii", "replace")
-            # Letters and digits need no escaping; what is not ASCII became a question mark.
-            if not text.isalnum():
+            text = values[place]
+            if type(text) is not str or not text.isascii():
                 return self._encoded(opaque, values, body_size)
-            filled[place] = text
+            # Letters and digits need no escaping; of bytes it is quicker to tell.
+            letters = text.encode()
+            if not letters.isalnum():
+                return self._encoded(opaque, values, body_size)
+            filled[place] = letters
         header = self._text % tuple(filled)
         size = len(header)
         total = 4 + size + body_size

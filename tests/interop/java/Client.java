@@ -13,6 +13,9 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
+import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -22,6 +25,8 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
@@ -29,6 +34,7 @@ import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -36,6 +42,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
@@ -53,6 +60,8 @@ public final class Client {
 
     /** What the client library itself says when no broker has a message with the key. */
     private static final int NO_MESSAGE = 208;
+
+    private static final String COMPRESSION = "rocketmq.message.compressType";
 
     private final Map<String, String> options = new HashMap<>();
 
@@ -108,6 +117,8 @@ public final class Client {
                 return request();
             case "reset":
                 return reset();
+            case "inspect":
+                return inspect();
             case "offsets":
                 return offsets();
             case "query-key":
@@ -134,8 +145,7 @@ public final class Client {
 
     /** Sends count messages, in batches when batch is given, to one queue when queue is given. */
     private boolean send() throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(text("group", "driver-producer"));
-        configure(producer);
+        DefaultMQProducer producer = newSender();
         producer.start();
         int count = number("count", 1);
         int batch = number("batch", 0);
@@ -164,6 +174,17 @@ public final class Client {
         return done;
     }
 
+    /** Both lines take the kind of compression from the system when a producer is made. */
+    private DefaultMQProducer newSender() {
+        synchronized (COMPRESSION) {
+            System.setProperty(COMPRESSION, text("compression", "ZLIB"));
+            DefaultMQProducer producer =
+                new DefaultMQProducer(text("group", "driver-producer"), signing());
+            configure(producer);
+            return producer;
+        }
+    }
+
     private void sendLater(DefaultMQProducer producer, Message message, CountDownLatch answers)
         throws Exception {
         producer.send(message, new SendCallback() {
@@ -188,11 +209,24 @@ public final class Client {
                 (queues, m, key) -> queues.get(Math.floorMod(key.hashCode(), queues.size())),
                 order);
         }
+        if (options.containsKey("hash")) {
+            return producer.send(message, new SelectMessageQueueByHash(), hashed(message));
+        }
         if (!options.containsKey("queue")) {
             return producer.send(message);
         }
         int wanted = number("queue", 0);
         return producer.send(message, (queues, m, id) -> queues.get((int) id), wanted);
+    }
+
+    /** What a message is sent by: the key that it bears, as a number where it is one. */
+    private Object hashed(Message message) {
+        String key = message.getUserProperty("hash");
+        if (!key.matches("-?[0-9]+")) {
+            return key;
+        }
+        long number = Long.parseLong(key);
+        return number == (int) number ? (Object) (int) number : (Object) number;
     }
 
     private SendResult sendMany(DefaultMQProducer producer, List<Message> messages)
@@ -216,7 +250,7 @@ public final class Client {
         int count = number("count", 3);
         CountDownLatch checks = new CountDownLatch(count / 3);
         TransactionMQProducer producer =
-            new TransactionMQProducer(text("group", "driver-transactions"));
+            new TransactionMQProducer(text("group", "driver-transactions"), signing());
         configure(producer);
         producer.setTransactionListener(new TransactionListener() {
             @Override
@@ -282,7 +316,7 @@ public final class Client {
             });
         }
         if (options.containsKey("reply")) {
-            replier = new DefaultMQProducer(text("group") + "-replies");
+            replier = new DefaultMQProducer(text("group") + "-replies", signing());
             configure(replier);
             replier.start();
         }
@@ -325,7 +359,8 @@ public final class Client {
 
     /** Asks count questions, one after the other, and prints each reply. */
     private boolean request() throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(text("group", "driver-requests"));
+        DefaultMQProducer producer =
+            new DefaultMQProducer(text("group", "driver-requests"), signing());
         configure(producer);
         producer.start();
         for (int i = 0; i < number("count", 1); i++) {
@@ -346,7 +381,7 @@ public final class Client {
 
     /** Reads count messages as a member of a group, or with assign alone, and commits. */
     private boolean litePull() throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(text("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(text("group"), signing());
         consumer.setNamesrvAddr(text("namesrv"));
         consumer.setInstanceName(text("instance", "driver"));
         consumer.setClientIP(text("client-ip", "127.0.0.1"));
@@ -383,6 +418,35 @@ public final class Client {
                 line.put("offset", offset);
                 print(line);
             });
+        admin.shutdown();
+        return true;
+    }
+
+    /** What an operator's tool is told of one consumer; with id, it also consumes a message. */
+    private boolean inspect() throws Exception {
+        DefaultMQAdminExt admin = startAdmin();
+        String group = text("group");
+        String client = text("client");
+        var info = admin.getConsumerRunningInfo(group, client, true);
+        Map<String, Object> line = new LinkedHashMap<>();
+        List<String> owned = new ArrayList<>();
+        info.getMqTable().forEach((queue, held) ->
+            owned.add(queue.getTopic() + ":" + queue.getQueueId() + ":" + held.getCommitOffset()));
+        line.put("owned", String.join(",", owned));
+        line.put("properties", new TreeMap<>(info.getProperties()));
+        line.put("subscriptions", String.valueOf(info.getSubscriptionSet().size()));
+        line.put("stack", info.getJstack());
+        line.put("text", info.formatString());
+        List<String> positions = new ArrayList<>();
+        admin.getConsumeStatus(text("topic"), group, client).forEach((member, offsets) ->
+            offsets.forEach((queue, offset) ->
+                positions.add(member + ":" + queue.getQueueId() + ":" + offset)));
+        line.put("positions", String.join(",", positions));
+        if (options.containsKey("id")) {
+            var result = admin.consumeMessageDirectly(group, client, text("topic"), text("id"));
+            line.put("direct", String.valueOf(result.getConsumeResult()));
+        }
+        print(line);
         admin.shutdown();
         return true;
     }
@@ -534,6 +598,15 @@ public final class Client {
         Object ask() throws Exception;
     }
 
+    /** Signs requests, when there is somebody to sign them for. */
+    private RPCHook signing() {
+        if (!options.containsKey("access-key")) {
+            return null;
+        }
+        return new AclClientRPCHook(
+            new SessionCredentials(text("access-key"), text("secret-key")));
+    }
+
     private void configure(DefaultMQProducer producer) {
         producer.setNamesrvAddr(text("namesrv"));
         producer.setInstanceName(text("instance", "driver"));
@@ -544,7 +617,10 @@ public final class Client {
     }
 
     private DefaultMQPushConsumer newConsumer(String group) {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        AllocateMessageQueueStrategy strategy = text("strategy", "AVG").equals("CONSISTENT_HASH")
+            ? new AllocateMessageQueueConsistentHash()
+            : new AllocateMessageQueueAveragely();
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, signing(), strategy);
         consumer.setNamesrvAddr(text("namesrv"));
         consumer.setInstanceName(text("instance", "driver"));
         consumer.setClientIP(text("client-ip", "127.0.0.1"));
@@ -559,7 +635,7 @@ public final class Client {
     }
 
     private DefaultMQAdminExt startAdmin() throws Exception {
-        DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(signing(), 10_000);
         admin.setNamesrvAddr(text("namesrv"));
         admin.setInstanceName(text("instance", "driver"));
         admin.setClientIP(text("client-ip", "127.0.0.1"));
@@ -568,7 +644,8 @@ public final class Client {
     }
 
     private DefaultMQPullConsumer startPuller() throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(text("group", "driver-pull"));
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(
+            text("group", "driver-pull"), signing());
         consumer.setNamesrvAddr(text("namesrv"));
         consumer.setInstanceName(text("instance", "driver"));
         consumer.setClientIP(text("client-ip", "127.0.0.1"));
@@ -598,6 +675,10 @@ public final class Client {
         }
         if (options.containsKey("ordered")) {
             message.putUserProperty("order", "order-" + i % number("ordered", 1));
+        }
+        if (options.containsKey("hash")) {
+            String[] keys = text("hash").split(",");
+            message.putUserProperty("hash", keys[i % keys.length]);
         }
         if (options.containsKey("property")) {
             for (String property : text("property").split(",")) {

@@ -73,6 +73,8 @@ class Configuration:
             # What name servers are told of every topic depends on it.
             parts.topics.renew_version(now=now)
             parts.registration.register_all()
+            # Those who wait for messages are told what they may do now.
+            parts.held.wake()
         return request.answer(ResponseCode.SUCCESS)
 
     # Cleaning. A run of it is bounded; the usual ones go on with what is left.

@@ -72,6 +72,9 @@ class Groups:
                 "group created" if before is None else "group changed",
                 extra={"group": config.group_name, "client": peer_of(connection).name},
             )
+            if before is not None and not after.consume_enable:
+                # Those who wait for messages are told that they may not have any.
+                self._parts.held.wake(group=config.group_name)
 
     def forbid(self, _: Connection, request: Command) -> Command:
         """Keep a group from pulling a topic, or let it again; or only say how it is."""

@@ -23,6 +23,8 @@ from orbitmq.broker.pullanswers import (
     RETRY,
     PullAnswers,
 )
+from orbitmq.broker.resets import OFFSET_RESET, is_there
+from orbitmq.broker.settings import Transfer
 from orbitmq.filter.subscription import TAG, MessageFilter
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
@@ -37,8 +39,6 @@ from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
 from orbitmq.wire.limits import DEFAULT_LIMITS
 
 REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
-#: What the remark says when a pull is sent to where a reset wants its group.
-OFFSET_RESET = "OFFSET_RESET"
 
 _COMMIT = int(PullFlag.COMMIT_OFFSET)
 _SUSPEND = int(PullFlag.SUSPEND)
@@ -69,6 +69,7 @@ class Pulling:
         self._held.again = self._again
         self._read = parts.store.read
         self._monotonic = parts.clock.monotonic
+        self._pulled = parts.latencies.pulled
         self._answers = PullAnswers()
         self._noted: dict[tuple[str, str], tuple[str | None, str | None, float]] = {}
         self._apply_settings()
@@ -80,6 +81,7 @@ class Pulling:
     def _apply_settings(self) -> None:
         settings = self._parts.settings
         self._settings = settings.pull
+        self._answers.by_heap = settings.pull.transfer is Transfer.HEAP
         self._held.limit = settings.pull.held_requests
         self._pacing.limit = settings.pull.step_bytes
         self._parts.filters.is_enabled = settings.pull.enable_property_filter
@@ -104,11 +106,13 @@ class Pulling:
             connection.reply(request, answer)
 
     def _first(self, connection: Connection, request: Command) -> Result:
+        began = self._monotonic()
         header = request.header(PullMessageRequest)
         try:
             group, topic = self._check(request, header)
             wanted = self._wanted(connection, header, group)
         except Refused as refused:
+            self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
         if header.sys_flag & _COMMIT:
             self._parts.progress.commit(
@@ -118,7 +122,7 @@ class Pulling:
                 header.commit_offset,
                 by=peer_of(connection).name,
                 way=Way.PULL,
-                now=self._monotonic(),
+                now=began,
             )
         code, remark, result = self._look(header, header.queue_offset, wanted)
         if (
@@ -128,7 +132,9 @@ class Pulling:
             and self._hold(connection, request, header, wanted)
         ):
             return LATER
-        return self._answer(request, header, group, topic, code, remark, result)
+        answer = self._answer(request, header, group, topic, code, remark, result)
+        self._pulled(request.code, code, self._monotonic() - began, was_held=False)
+        return answer
 
     def _again(self, pull: HeldPull) -> None:
         request = pull.request
@@ -142,6 +148,7 @@ class Pulling:
         else:
             code, remark, result = self._look(header, pull.offset, wanted)
             answer = self._answer(request, header, group, topic, code, remark, result)
+            self._pulled(request.code, code, self._held.age_of(pull), was_held=True)
         pull.connection.reply(request, answer)
 
     def _hold(
@@ -305,6 +312,11 @@ class Pulling:
         )
         self._parts.consumers.compensate(header.consumer_group, subscription, now)
 
+    def _has_slaves(self) -> bool:
+        """Whether somebody else can be suggested. (Apache's broker suggests in any case.)"""
+        serving = self._parts.replication.serving
+        return serving is not None and bool(serving.replicas)
+
     # Reading and answering.
 
     def _look(
@@ -314,7 +326,7 @@ class Pulling:
         parts = self._parts
         name, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         reset = parts.progress.take_reset(topic, name, queue_id)
-        if reset is not None:
+        if reset is not None and not is_there(header, reset):
             low, high = (
                 parts.store.min_offset(topic, queue_id),
                 parts.store.max_offset(topic, queue_id),
@@ -364,7 +376,7 @@ class Pulling:
             self._pacing.spent += size
         suggested = 0
         if self._settings.slave_read_enable:
-            is_far = result.suggest_replica
+            is_far = result.suggest_replica and (self._is_slave or self._has_slaves())
             suggested = group.which_broker_when_consume_slowly if is_far else group.broker_id
         place = (
             suggested,

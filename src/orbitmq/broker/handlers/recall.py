@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
+from orbitmq.broker.outcomes import PutResult
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.permissions import may_write
 from orbitmq.broker.recalls import RecallHandle, decode_handle, recall_key
-from orbitmq.broker.turns import PutResult
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.wellknown import (
     BORN_TIMESTAMP,

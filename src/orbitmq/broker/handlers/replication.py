@@ -1,4 +1,4 @@
-"""What a slave copies besides messages, and how replication stands (43, 45, 402, 907)."""
+"""What a slave copies besides messages, and how replication stands (43, 45, 60, 61, 402, 907)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from orbitmq.broker.parts import Parts
 from orbitmq.broker.progress import encode_progress
 from orbitmq.broker.replication.following import Following
 from orbitmq.broker.replication.serving import Serving
+from orbitmq.broker.timerfile import TIMER_PROGRESS, apache_checkpoint
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.wire.bodies.base import Body, encode_body
 from orbitmq.wire.bodies.membership import RequestModes
+from orbitmq.wire.bodies.offsets import TimerMetrics, TimingCount
 from orbitmq.wire.bodies.stats import HAClientInfo, HAConnectionInfo, HARuntimeInfo
+from orbitmq.wire.bodies.topics import DataVersion
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.versions import Gate
+
+#: Exceptions to the order of delivery that fit into the header of an answer.
+_FEW_LATE = 1000
 
 
 class Replication:
@@ -28,6 +34,8 @@ class Replication:
         return {
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
             RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            RequestCode.GET_TIMER_CHECK_POINT: self.timer_progress,
+            RequestCode.GET_TIMER_METRICS: self.timer_counts,
             RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.request_modes,
             RequestCode.GET_BROKER_HA_STATUS: self.status,
         }
@@ -41,6 +49,28 @@ class Replication:
 
     def delay_offsets(self, _: Connection, request: Command) -> Command:
         return _answer(request, self._parts.delays.offsets())
+
+    def timer_progress(self, _: Connection, request: Command) -> Command:
+        """Which timer messages have been delivered, for slaves of either kind."""
+        progress, read_ms = self._parts.timers.progress()
+        extra: dict[str, str] = {}
+        if len(progress.late) <= _FEW_LATE:
+            # Else the checkpoint alone has to do: after a take-over more is delivered twice.
+            extra = {TIMER_PROGRESS: encode_body(progress).decode()}
+        body = apache_checkpoint(progress, read_ms)
+        return request.answer(ResponseCode.SUCCESS, body=body, extra=extra)
+
+    def timer_counts(self, _: Connection, request: Command) -> Command:
+        """How many timer messages wait, by topic."""
+        now_ms = int(self._parts.clock.now() * 1000)
+        waiting = self._parts.timers.counts.waiting
+        counts = {
+            topic: TimingCount(count=count, time_stamp=now_ms)
+            for topic, count in waiting.items()
+            if count
+        }
+        version = DataVersion(counter=len(counts), state_version=0, timestamp=now_ms)
+        return _answer(request, TimerMetrics(data_version=version, timing_count=counts))
 
     def request_modes(self, _: Connection, request: Command) -> Command:
         """Every group pulls, so there is nothing to say about any."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
+from orbitmq.broker.outcomes import PutResult
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.permissions import may_write
-from orbitmq.broker.turns import PutResult
 from orbitmq.message.errors import MessageError
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.properties import append_property, property_value

@@ -11,13 +11,16 @@ from collections.abc import Mapping
 
 from orbitmq.broker import names
 from orbitmq.broker.answers import SendAnswers
+from orbitmq.broker.counters import SMALL
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
+from orbitmq.broker.outcomes import refusal_code
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.permissions import may_write
 from orbitmq.broker.retries import given_up_properties
-from orbitmq.broker.turns import refusal_code
+from orbitmq.broker.sentproperties import unique_id_of, waits_for_flush
+from orbitmq.errors import OrbitError
 from orbitmq.message.batch import split_batch
 from orbitmq.message.errors import MessageError, PropertiesRefused
 from orbitmq.message.properties import (
@@ -38,7 +41,6 @@ from orbitmq.message.wellknown import (
     RETRY_TOPIC,
     TRACE_SWITCH,
     UNIQ_KEY,
-    WAIT,
 )
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler, Result
@@ -57,7 +59,6 @@ _CLEANUP_POLICY = "cleanup.policy"
 _COMPACTION = "COMPACTION"
 
 _ONE_WAY = int(Flag.ONE_WAY)
-_UNIQ_KEY = UNIQ_KEY + "\x01"
 _POP_CK = POP_CK + "\x01"
 _INNER_NUM = INNER_NUM + "\x01"
 _ITEM_END = "\x02"
@@ -73,6 +74,7 @@ class Sending:
         self._parts = parts
         self._turns = parts.turns
         self._topics = parts.topics
+        self._config_of = parts.topics.get
         self._append = parts.store.append
         self._concern = parts.turns.transformations.concern
         self._count = parts.counters.topic
@@ -120,17 +122,25 @@ class Sending:
                 self._take_batch(connection, request, header)
             else:
                 self._take(connection, request, header)
+        except UnicodeEncodeError as error:
+            problem = f"properties that UTF-8 cannot express: {error.reason}"
+            return self._refuse(request, PropertiesRefused(problem))
         except (Refused, StoreError, MessageError) as error:
-            self._parts.counters.failed_puts += 1
-            return self._answers.refused(request, refusal_code(error), str(error))
+            return self._refuse(request, error)
         return None
+
+    def _refuse(self, request: Command, error: OrbitError) -> Command:
+        code = refusal_code(error)
+        self._parts.counters.failed_puts += 1
+        self._parts.latencies.call((request.code, code, False), 0.0)
+        return self._answers.refused(request, code, str(error))
 
     # One message.
 
     def _take(self, connection: Connection, request: Command, header: SendMessageRequest) -> None:
         body = request.body
         topic = header.topic
-        config = self._topics.get(topic)
+        config = self._config_of(topic)
         if config is None or not body or self._is_restricted or topic in _NOT_FOR_PRODUCERS:
             config = self._config(request, header)
         queue_id = header.queue_id
@@ -153,7 +163,7 @@ class Sending:
             raise self._busy()
         if properties[-1:] != _ITEM_END:
             properties += _ITEM_END
-        raw = encoded(properties + self._marks)
+        raw = (properties + self._marks).encode()
         if len(body) > self._settings.max_message_size or len(raw) > MAX_PROPERTIES:
             raise self._too_large(len(body), len(raw))
         waits = not turns.is_slow or waits_for_flush(properties)
@@ -187,6 +197,8 @@ class Sending:
         counts = self._counts.get(topic) or self._count(topic)
         counts.puts += 1
         counts.put_bytes += len(body)
+        if len(body) > SMALL:
+            counts.note_large(len(body))
         turns.is_dirty = True
         if not request.flag & _ONE_WAY:
             place = (f"{self._id_prefix}{at:016X}", asked_queue, number, unique_id)
@@ -208,6 +220,8 @@ class Sending:
         at, number = self._turns.append(draft)
         counts.puts += 1
         counts.put_bytes += size
+        if size > SMALL:
+            counts.note_large(size)
         self._turns.answer_later(
             connection,
             request,
@@ -259,6 +273,9 @@ class Sending:
         counts = self._count(topic)
         counts.puts += len(elements)
         counts.put_bytes += len(body)
+        for element in elements:
+            if len(element[0]) > SMALL:
+                counts.note_large(len(element[0]))
         properties = header.properties or ""
         prefix = self._id_prefix
         turns.answer_later(
@@ -378,30 +395,3 @@ class Sending:
             f"length limit {self._settings.max_message_size}B, msg properties length limit 32KB; "
             f"this one has a body of {body} and properties of {properties} bytes",
         )
-
-
-def unique_id_of(properties: str) -> str | None:
-    """The unique id in a property string; None when there is none."""
-    at = properties.find(_UNIQ_KEY)
-    if at < 0:
-        return None
-    begin = at + len(_UNIQ_KEY)
-    if (at and properties[at - 1] != _ITEM_END) or properties.find(_UNIQ_KEY, begin) >= 0:
-        # In a value, or more than once: the careful way.
-        return property_value(properties, UNIQ_KEY)
-    end = properties.find(_ITEM_END, begin)
-    return (properties[begin:end] if end >= 0 else properties[begin:]) or None
-
-
-def waits_for_flush(properties: str) -> bool:
-    """Whether the sender of a message wants to know that it is on the disk."""
-    wait = property_value(properties, WAIT)
-    return wait is None or wait.lower() == "true"
-
-
-def encoded(properties: str) -> bytes:
-    """Properties as they are stored."""
-    try:
-        return properties.encode()
-    except UnicodeEncodeError as error:
-        raise PropertiesRefused(f"properties that UTF-8 cannot express: {error.reason}") from error

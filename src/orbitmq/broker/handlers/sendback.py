@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from orbitmq.broker import names
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
+from orbitmq.broker.outcomes import PutResult, PutStatus
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.permissions import may_write
 from orbitmq.broker.retries import Failure
-from orbitmq.broker.turns import PutResult, PutStatus
 from orbitmq.message.errors import MessageError
 from orbitmq.message.properties import property_value
 from orbitmq.message.stored import StoredMessage, decode_message

@@ -24,6 +24,7 @@ from orbitmq.broker.handlers.topics import Topics
 from orbitmq.broker.handlers.transactions import Transactions
 from orbitmq.broker.parts import Parts
 from orbitmq.remoting.dispatch import Handler
+from orbitmq.wire.codes import RequestCode
 
 #: In the order in which they are made.
 FAMILIES: tuple[MakeFamily, ...] = (
@@ -48,6 +49,18 @@ FAMILIES: tuple[MakeFamily, ...] = (
 )
 
 
+#: Answer refusals themselves, and are measured where they are answered: nothing around these.
+_SENDS = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+    }
+)
+#: Measured where they are answered.
+_PULLS = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+
+
 def handlers_of(parts: Parts, families: tuple[MakeFamily, ...] = FAMILIES) -> dict[int, Handler]:
     """Make all families, and join what they answer."""
     table: dict[int, Handler] = {}
@@ -56,5 +69,13 @@ def handlers_of(parts: Parts, families: tuple[MakeFamily, ...] = FAMILIES) -> di
         for code, handler in family.handlers().items():
             if code in table:
                 raise BrokerError(f"two families answer request code {int(code)}")
-            table[int(code)] = refusing(handler)
+            table[int(code)] = _wrapped(parts, int(code), handler)
     return table
+
+
+def _wrapped(parts: Parts, code: int, handler: Handler) -> Handler:
+    """The handler, with what every handler has around it and does not do itself."""
+    if code in _SENDS:
+        return handler
+    handler = refusing(handler)
+    return handler if code in _PULLS else parts.latencies.timed(code, handler)

@@ -114,7 +114,10 @@ class Topics:
                 "topic created" if before is None else "topic changed",
                 extra={"topic": config.topic_name, "client": peer_of(connection).name},
             )
-            if before is not None and before.perm != after.perm:
+            if before is not None and (before.perm, before.read_queue_nums) != (
+                after.perm,
+                after.read_queue_nums,
+            ):
                 # Those who wait for messages of it are told what they may do now.
                 parts.held.wake(config.topic_name)
 
@@ -132,6 +135,8 @@ class Topics:
             parts.store.delete_topic(name)
             parts.progress.remove_topic(name)
             parts.counters.forget_topic(name)
+            parts.timers.counts.forget(name)
+            parts.transactions.halves.counts.forget(name)
             parts.held.wake(name)
             if is_known:
                 log.info("topic deleted", extra={"topic": name, "client": peer_of(connection).name})

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from orbitmq.broker import names
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
+from orbitmq.broker.outcomes import PutResult, refusal_code
 from orbitmq.broker.parking import copied, real_place
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.transactionchecks import immunity_of
 from orbitmq.broker.transactions import QUEUE, root_of
-from orbitmq.broker.turns import PutResult, refusal_code
 from orbitmq.errors import OrbitError
 from orbitmq.message.errors import MessageError
 from orbitmq.message.properties import remove_properties, replace_property

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
-from orbitmq.broker.turns import PutStatus
+from orbitmq.broker.outcomes import PutStatus
 
 Copied: TypeAlias = Callable[[PutStatus], None]
 

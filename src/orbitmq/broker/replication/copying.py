@@ -1,13 +1,13 @@
-"""Copying what a master knows besides messages: topics, groups, progress, delay progress.
+"""Copying what a master knows besides messages: topics, groups, progress, also of delays.
 
 Everything is asked for at the start, then every `state_interval`, and as soon as messages of a
 topic come that is not known here. Topics and groups become copies of the master's. Progress is
 taken over entry by entry, and the master's word counts.
 
-Progress of delay levels must not be ahead of the log: the master has delivered a delayed message
-and says so, and if this broker took over before that message has come, nobody would deliver it.
-So the master is then asked where its log ends, and what it said counts when this log has come so
-far.
+Progress of delay levels and of timers must not be ahead of the log: the master has delivered a
+message and says so, and if this broker took over before that message has come, nobody would deliver
+it. So the master is then asked where its log ends, and what it said counts when this log has come
+so far.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import logging
 from typing import TypeVar
 
 from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.outward import outward_channels
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.replication.master import MasterPlace
+from orbitmq.broker.timerfile import TIMER_PROGRESS, TimerFile, from_apache
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.channels import Channels
@@ -43,12 +45,12 @@ class Copying:
     def __init__(self, parts: Parts, master: MasterPlace, channels: Channels | None = None) -> None:
         self._parts = parts
         self._master = master
-        self._channels = channels or Channels(clock=parts.clock)
+        self._channels = channels or outward_channels(parts.settings.outward, parts.clock)
         self._failures = Occurrences()
         self._wanted = asyncio.Event()
         self._seen_queues = 0
         #: Where the log must end before these may be taken over.
-        self._delays: tuple[int, DelayOffsets] | None = None
+        self._delivered: tuple[int, DelayOffsets, TimerFile | None] | None = None
         #: How often everything was copied.
         self.rounds = 0
 
@@ -80,8 +82,8 @@ class Copying:
     def grown(self) -> None:
         """The log has grown: perhaps by messages of a new topic, or by what was waited for."""
         mirroring, parts = self._parts.store.mirroring, self._parts
-        if self._delays is not None:
-            self._take_delays()
+        if self._delivered is not None:
+            self._take_delivered()
         if mirroring.new_queues != self._seen_queues:
             self._seen_queues = mirroring.new_queues
             if any(queue.topic not in parts.topics for queue in parts.store.queues()):
@@ -100,9 +102,10 @@ class Copying:
                 await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsets)
             )
             delays = await self._ask(address, RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsets)
+            timers = await self._timers(address)
             state = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
-            self._delays = (_number(state.table.get(_LOG_END)), delays)
-            self._take_delays()
+            self._delivered = (_number(state.table.get(_LOG_END)), delays, timers)
+            self._take_delivered()
             parts.groups.replace(
                 await self._ask(
                     address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable
@@ -123,10 +126,26 @@ class Copying:
             )
         return decode_body(kind, answer.body)
 
-    def _take_delays(self) -> None:
-        if self._delays is not None and self._parts.store.mirroring.end >= self._delays[0]:
-            self._parts.delays.replace(self._delays[1])
-            self._delays = None
+    async def _timers(self, address: Address) -> TimerFile | None:
+        """The progress of timers; None from a master that knows none, such as Apache's 4.x."""
+        answer = await self._channels.request(
+            address, RequestCode.GET_TIMER_CHECK_POINT, timeout=_TIMEOUT
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return None
+        ours = answer.ext_fields.get(TIMER_PROGRESS)
+        if ours is not None:
+            return decode_body(TimerFile, ours.encode())
+        return from_apache(bytes(answer.body))
+
+    def _take_delivered(self) -> None:
+        if self._delivered is None or self._parts.store.mirroring.end < self._delivered[0]:
+            return
+        _, delays, timers = self._delivered
+        self._parts.delays.replace(delays)
+        if timers is not None:
+            self._parts.timers.replace(timers)
+        self._delivered = None
 
 
 def _number(text: str | None) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.replication.copying import Copying
 from orbitmq.broker.replication.following import Following
 from orbitmq.broker.replication.master import MasterPlace
 from orbitmq.broker.replication.serving import Serving
-from orbitmq.store.appending import Arrival
+from orbitmq.store.arrivals import Arrival
 
 
 class Replication:
@@ -49,7 +51,7 @@ def _serve(parts: Parts) -> Serving:
     parts.background.add(serving)
     held = parts.held
 
-    def arrived(arrivals: list[Arrival]) -> None:
+    def arrived(arrivals: Sequence[Arrival]) -> None:
         serving.arrived(arrivals)
         held.arrived(arrivals)
 
@@ -64,8 +66,9 @@ def _follow(parts: Parts) -> Replication:
     copying = Copying(parts, master)
     following.on_growth.append(copying.grown)
     # The master delivers; what it has delivered is kept here for the day it is gone.
-    parts.background.every(parts.settings.delays.save_interval, parts.delays.file.save_soon)
-    parts.on_stop(parts.delays.file.close)
+    for deliverer in (parts.delays, parts.timers):
+        parts.background.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
+        parts.on_stop(deliverer.file.close)
     parts.background.add(following)
     parts.background.add(copying)
     return Replication(following=following, copying=copying)

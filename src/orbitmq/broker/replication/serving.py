@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
 
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.replication.copies import Copies
 from orbitmq.broker.replication.replica import Replica
 from orbitmq.remoting.address import Address, socket_address
 from orbitmq.remoting.errors import ListenFailed
-from orbitmq.store.appending import Arrival
+from orbitmq.store.arrivals import Arrival
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Serving:
         """How many slaves are close behind."""
         return sum(1 for replica in self.replicas if replica.is_in_sync)
 
-    def arrived(self, _: list[Arrival]) -> None:
+    def arrived(self, _: Sequence[Arrival]) -> None:
         """Something new can be read, and so sent."""
         for replica in self.replicas:
             replica.wake()

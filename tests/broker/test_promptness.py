@@ -1,0 +1,76 @@
+"""How soon a held pull is answered: a broker process, a sender and a receiver.
+
+Ten milliseconds are promised on an idle machine. A relay that does nothing but pass bytes on shows
+how idle the machine is: it gets the same messages at the same pace, in turns with the broker. What
+the relay cannot do in time on a busy machine is not asked of the broker either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load.asking import Pace, Paced, Target
+from benchmarks.load.processes import Floor, Generator, OurBroker
+from orbitmq.broker.broker import Broker
+from tests.support.broker import RawClient, bodies_in, until
+
+PROMISED = 0.010
+ROUNDS = 3
+ATTEMPTS = 6
+
+
+@pytest.mark.feature("B5")
+@pytest.mark.timeout(180)
+def test_a_held_pull_is_answered_within_ten_milliseconds_of_the_arrival(tmp_path: Path) -> None:
+    found: list[tuple[float, float]] = []
+    with OurBroker(tmp_path) as broker, Floor("relay") as relay, Generator() as generator:
+        _pace(generator, broker.target, "broker")
+        for _ in range(ATTEMPTS):
+            ours, bare = [], []
+            for _ in range(ROUNDS):
+                ours.append(_pace(generator, broker.target, "broker").p99)
+                bare.append(_pace(generator, relay.target, "relay").p99)
+            found.append((statistics.median(ours), statistics.median(bare)))
+            if _is_prompt(*found[-1]):
+                break
+
+    assert _is_prompt(*found[-1]), found
+
+
+def _is_prompt(ours: float, bare: float) -> bool:
+    return ours <= max(PROMISED, 4 * bare)
+
+
+def _pace(generator: Generator, target: Target, way: str) -> Paced:
+    """A message every few milliseconds, so that each finds a pull that is held."""
+    wish = Pace(
+        target=target,
+        way="broker" if way == "broker" else "relay",
+        topic="live",
+        body_size=1024,
+        rate=300.0,
+        seconds=0.6,
+    )
+    done = generator.ask(wish)
+    assert isinstance(done, Paced)
+    return done
+
+
+@pytest.mark.feature("B5")
+async def test_an_empty_pull_is_held_for_as_long_as_its_client_asks(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders", b"first")
+    waiting = asyncio.ensure_future(client.pull("orders", offset=1, hold=15.0))
+    await until(lambda: len(broker.parts.held) == 1)
+    (pull,) = (pull for queue in broker.parts.held._queues.values() for pull in queue)
+
+    held_for = pull.deadline - pull.since
+    await client.stored("orders", b"second")
+
+    assert held_for == 15.0
+    assert bodies_in(await waiting) == [b"second"]

@@ -1,0 +1,120 @@
+"""Writes docs/settings.md from the classes that hold the settings: `python -m tools.settings_docs`.
+
+`--check` only says whether the page is current; a test does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from orbitmq.cli.describing import describe
+from orbitmq.cli.schema import SECTIONS, Setting, all_settings
+from orbitmq.cli.showing import allowed
+from orbitmq.cli.values import shown
+
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+
+_HEAD = """\
+# Settings
+
+This page is made by `python -m tools.settings_docs` from the code; edit the comments beside the
+settings there, not the page. `orbitmq config show --describe` says the same about an installed
+version, with the values in force.
+
+A setting can be given, from the weakest to the strongest, in a TOML file (`--config FILE` or
+`ORBITMQ_CONFIG`), as an environment variable, with `--set PATH=VALUE`, or with the flag that stands
+for it. The variable of a setting is its path in capitals, with `ORBITMQ_` before it and `_` for
+every full stop: `broker.store.flush.policy` is `ORBITMQ_BROKER_STORE_FLUSH_POLICY`. In a file it is
+
+```toml
+[broker.store.flush]
+policy = "sync"
+```
+
+Durations are seconds, sizes are bytes. A name in brackets, such as `flushDiskType`, is RocketMQ's.
+"""
+
+_ABOUT = {
+    "broker": "A broker",
+    "namesrv": "A name server",
+    "up": "What `orbitmq up` starts",
+    "log": "Logs",
+    "run": "The process",
+}
+#: Defaults that depend on the machine.
+_ON_THIS_MACHINE = {"broker.store.read.memory_distance": "40 % of the memory"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.settings_docs", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args(arguments)
+    text = page()
+    is_current = PAGE.exists() and PAGE.read_text() == text
+    if options.check:
+        if not is_current:
+            print(f"{PAGE.name} is not current; python -m tools.settings_docs", file=sys.stderr)
+        return 0 if is_current else 1
+    if not is_current:
+        fresh = PAGE.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(PAGE)
+    return 0
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for section, about in _ABOUT.items():
+        parts.append(f"\n## {about} (`{section}`)\n")
+        own = [each for each in all_settings().values() if each.section == section]
+        own.sort(key=_depth)
+        for group, settings in groupby(own, _group):
+            if group != section:
+                parts.append(f"\n### `{group}`\n")
+            parts.append("\n| setting | default | may be | what it is |\n|---|---|---|---|\n")
+            parts += [_row(setting) for setting in settings]
+    return "".join(parts)
+
+
+def _group(setting: Setting) -> str:
+    return setting.path.rpartition(".")[0]
+
+
+def _depth(setting: Setting) -> tuple[int, str]:
+    """Those of the section itself first, in their order; then group by group."""
+    group = _group(setting)
+    return (0, "") if group == setting.section else (1, group)
+
+
+def _row(setting: Setting) -> str:
+    described = describe(setting)
+    name = setting.path.rpartition(".")[2]
+    cells = (f"`{name}`", _default(setting), allowed(described), described.meaning)
+    return f"| {' | '.join(_cell(cell) for cell in cells)} |\n"
+
+
+def _default(setting: Setting) -> str:
+    if setting.path in _ON_THIS_MACHINE:
+        return _ON_THIS_MACHINE[setting.path]
+    value: Any = SECTIONS[setting.section]
+    for step in setting.fields:
+        if value is None:
+            # The whole part is not there unless something of it is set.
+            return ""
+        value = getattr(value, step)
+    return "" if value is None else f"`{json.dumps(shown(value))}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
