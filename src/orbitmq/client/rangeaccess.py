@@ -28,4 +28,6 @@ class RangeAccess:
             tls=None if self.tls is None else self.tls.context(),
             instance=instance,
             request_timeout=self.timeout,
+            # Whoever ends the process of a planner does not wait longer.
+            stop_timeout=1.0,
         )

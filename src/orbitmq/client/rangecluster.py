@@ -134,19 +134,19 @@ class RangeCluster:
 
     # ---- offsets
 
-    def bounds(self, queues: Iterable[Queue]) -> Found[Bounds]:
-        """Where queues begin and end."""
+    def bounds(self, queues: Iterable[Queue], *, patient: bool = True) -> Found[Bounds]:
+        """Where queues begin and end; not `patient`: what does not answer is not asked again."""
 
         async def ask(engine: Engine, queue: Queue) -> Bounds:
             low, high = await asyncio.gather(first_offset(engine, queue), end_offset(engine, queue))
             # Both were asked at the same time, and the log may have been cut in between.
             return Bounds(max(0, min(low, high)), max(0, high))
 
-        return self._of_all(queues, ask)
+        return self._of_all(queues, ask, patient=patient)
 
-    def ends(self, queues: Iterable[Queue]) -> Found[int]:
+    def ends(self, queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
         """Where queues end: the offset that the next message will get."""
-        return self._of_all(queues, end_offset)
+        return self._of_all(queues, end_offset, patient=patient)
 
     def at_times(self, times: Mapping[Queue, float]) -> Found[int | None]:
         """The first message stored at a time or later; None where no message is that young."""
@@ -206,15 +206,25 @@ class RangeCluster:
     # ---- asking
 
     def _of_all(
-        self, queues: Iterable[Queue], ask: Callable[[Engine, Queue], Awaitable[V]]
+        self,
+        queues: Iterable[Queue],
+        ask: Callable[[Engine, Queue], Awaitable[V]],
+        *,
+        patient: bool = True,
     ) -> Found[V]:
-        return self._thread.run(self._gather(tuple(queues), ask))
+        return self._thread.run(self._gather(tuple(queues), ask, patient=patient))
 
     async def _gather(
-        self, queues: tuple[Queue, ...], ask: Callable[[Engine, Queue], Awaitable[V]]
+        self,
+        queues: tuple[Queue, ...],
+        ask: Callable[[Engine, Queue], Awaitable[V]],
+        *,
+        patient: bool,
     ) -> Found[V]:
         async def one(queue: Queue) -> V | OrbitError:
             try:
+                if not patient:
+                    return await ask(self._running, queue)
                 return await self._again(lambda engine: ask(engine, queue))
             except OrbitError as error:
                 return error

@@ -1,1 +1,60 @@
-"""RocketMQ topics as DataFrames, and what Spark needs around it on a laptop."""
+"""RocketMQ topics as DataFrames, consumer groups on Spark, and what Spark needs on a laptop.
+
+Spark imports this package in every session of everybody who has it installed, when it looks for
+data sources. So nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from orbitmq.spark.consuming.deadletters import dead_letters, retries
+    from orbitmq.spark.consuming.pipeline import ConsumePipeline, consume
+    from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress
+    from orbitmq.spark.consuming.settings import BatchSettings
+    from orbitmq.spark.consuming.settling import settle, with_retries
+    from orbitmq.spark.consuming.verdicts import process
+
+__all__ = [  # noqa: RUF022  # grouped by what they are for
+    # Consumer groups
+    "consume",
+    "ConsumePipeline",
+    "BatchSettings",
+    "BatchReport",
+    "PipelineProgress",
+    # Verdicts in DataFrames
+    "process",
+    "settle",
+    "with_retries",
+    # Messages that failed
+    "dead_letters",
+    "retries",
+]
+
+_HOMES: Final = {
+    "consume": "pipeline",
+    "ConsumePipeline": "pipeline",
+    "BatchSettings": "settings",
+    "BatchReport": "reports",
+    "PipelineProgress": "reports",
+    "process": "verdicts",
+    "settle": "settling",
+    "with_retries": "settling",
+    "dead_letters": "deadletters",
+    "retries": "deadletters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"orbitmq.spark.consuming.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

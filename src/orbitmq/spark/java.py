@@ -101,7 +101,7 @@ def _from_wheel(environment: Mapping[str, str]) -> Java | None:
 
 
 def _shim_home(real_home: Path, environment: Mapping[str, str]) -> Path:
-    home = _cache_folder(environment) / f"java-{sys.version_info.major}.{sys.version_info.minor}"
+    home = cache_folder(environment) / f"java-{sys.version_info.major}.{sys.version_info.minor}"
     launcher = home / "bin" / "java"
     text = _SHIM % real_home
     if not launcher.exists() or launcher.read_text() != text:
@@ -114,6 +114,7 @@ def _shim_home(real_home: Path, environment: Mapping[str, str]) -> Path:
     return home
 
 
-def _cache_folder(environment: Mapping[str, str]) -> Path:
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where what is made once per machine is kept."""
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "orbitmq"

@@ -17,9 +17,12 @@ from orbitmq.client.consumer.verdict import (
     DEAD,
     ConsumeContext,
     DeadLetter,
+    Failure,
+    Outcome,
     Retry,
     Verdict,
 )
+from orbitmq.client.middleware import Delivery
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from tests.support.consuming import (
@@ -501,6 +504,49 @@ class Plan:
             raise ValueError("planned")
         if self.verdicts[offset] == "dead":
             raise DeadLetter("planned")
+
+
+async def test_a_batch_handler_that_consumes_its_list_loses_nothing_when_it_fails() -> None:
+    def handle(batch: list[ReceivedMessage]) -> None:
+        while batch:
+            if batch.pop(0).queue_offset == 2:
+                raise ValueError("the third one")
+
+    async with consuming(handle, batch=True) as bench:
+        bench.sent_back.takes = True
+        owned = bench.own(messages(6))
+        await until(lambda: bench.position(owned) == 6)
+
+    assert sorted(bench.sent_back.offsets) == [0, 1, 2, 3, 4, 5]
+
+
+class Doubtful:
+    """Middleware that says something about messages which are not those of the call."""
+
+    def __init__(self, *failed: ReceivedMessage) -> None:
+        self._failed = failed
+
+    def after(self, delivery: Delivery) -> None:
+        delivery.outcome = Outcome(Verdict.RETRY, self._failed, Failure())
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
+@pytest.mark.parametrize("claimed", [(7,), (1, 1)], ids=["a stranger", "one twice"])
+async def test_an_outcome_that_does_not_add_up_lets_all_messages_come_again(
+    ordered: bool, claimed: tuple[int, ...]
+) -> None:
+    doubtful = Doubtful(*(received(offset) for offset in claimed))
+
+    def handle(batch: list[ReceivedMessage]) -> None:
+        """Content with everything."""
+
+    binding = bind_handler(handle, group=GROUP, batch=True, middleware=[doubtful])
+    async with consuming({"orders": binding}, ordered=ordered, max_retries=0) as bench:
+        owned = bench.own(messages(3))
+        await until(lambda: bench.position(owned) == 3)
+
+    again = bench.sent_back.given_up if ordered else bench.sent_back.back
+    assert sorted(message.queue_offset for message, _ in again) == [0, 1, 2]
 
 
 @pytest.mark.feature("D6")

@@ -18,6 +18,7 @@ from orbitmq.client.consumer.handlers import (
 )
 from orbitmq.client.consumer.verdict import DONE, ConsumeContext, DeadLetter, Outcome, Verdict
 from orbitmq.client.errors import SettingError
+from orbitmq.client.middleware import LogDeliveries
 from orbitmq.client.received import ReceivedMessage
 from tests.support.consuming import GROUP, QUEUE, received
 
@@ -221,3 +222,64 @@ def test_a_binding_is_named_after_its_function() -> None:
     assert bind_handler(bill, group=GROUP).name == "bill"
     assert bind_handler(Methods().one, group=GROUP).name == "Methods.one"
     assert bind_handler(Methods(), group=GROUP).name == "Methods"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+@pytest.mark.parametrize("is_listener", [False, True], ids=["handler", "listener"])
+def test_a_batch_is_the_handlers_own_to_take_to_pieces(is_async: bool, is_listener: bool) -> None:
+    def consume(messages: list[ReceivedMessage], *_: object) -> None:
+        messages.pop(0)
+        messages.pop(0)
+        raise ValueError("the second one")
+
+    async def consume_async(messages: list[ReceivedMessage], *_: object) -> None:
+        consume(messages)
+
+    function: Any = consume_async if is_async else consume
+    if is_listener:
+        binding = bind_listener(function, group=GROUP, batch_size=32)
+    else:
+        binding = bind_handler(function, group=GROUP, batch=True)
+
+    outcome = call(binding, tuple(MESSAGES))
+
+    assert list(outcome.failed) == MESSAGES
+
+
+class Odd(BaseException):
+    """Not an `Exception`, and the application's own."""
+
+
+@pytest.mark.parametrize("error", [Odd("x"), SystemExit(1)], ids=repr)
+@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_whatever_a_handler_raises_is_a_failure(
+    error: BaseException, surrounded: bool, is_async: bool
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    async def fail_async(_: object) -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    middleware = [LogDeliveries()] if surrounded else []
+    binding = bind_handler(fail_async if is_async else fail, group=GROUP, middleware=middleware)
+
+    outcome = call(binding)
+
+    assert list(outcome.failed) == MESSAGES
+    assert outcome.failure is not None
+    assert outcome.failure.error is error
+
+
+@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
+def test_an_interrupt_of_the_program_is_not_kept_from_it(surrounded: bool) -> None:
+    async def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    middleware = [LogDeliveries()] if surrounded else []
+    binding = bind_handler(interrupted, group=GROUP, middleware=middleware)
+
+    with pytest.raises(KeyboardInterrupt):
+        call(binding)

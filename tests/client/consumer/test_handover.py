@@ -370,6 +370,21 @@ async def test_a_member_that_never_lets_go_is_waited_for_no_longer_than_a_handov
         assert consumer.rebalancer.counts.overdue == COUNT // 2
 
 
+async def test_a_member_that_does_not_answer_is_not_pressed(
+    cluster: AsyncEmbeddedCluster, other: OtherMember
+) -> None:
+    """Java clients answer from few threads, which questions that wait block for all else."""
+    other.holds = None
+    await other.join(cluster.brokers[0], TOPIC)
+    settings = RebalanceSettings(interval=60.0, handover=0.5, answer=0.1, silence=60.0)
+
+    async with Group(cluster.name_server, settings=settings) as group:
+        consumer = await group.join()
+        await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+
+        assert other.questions == 1
+
+
 async def test_a_member_that_does_not_answer_holds_up_only_the_queues_that_it_had(
     cluster: AsyncEmbeddedCluster, other: OtherMember
 ) -> None:

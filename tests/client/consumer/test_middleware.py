@@ -173,6 +173,59 @@ def test_a_context_manager_may_swallow_an_error(is_async: bool) -> None:
 
 
 @both
+def test_an_error_that_is_swallowed_before_the_handler_was_called_is_no_success(
+    is_async: bool,
+) -> None:
+    called: list[object] = []
+
+    @contextmanager
+    def forgiving(delivery: Delivery) -> Iterator[None]:
+        with suppress(OSError):
+            yield
+
+    class Broken:
+        def before(self, delivery: Delivery) -> None:
+            delivery.drop(MESSAGES[0])
+            raise OSError("the store is locked")
+
+    outcome = call(bound(called.append, forgiving, Broken(), is_async=is_async))
+
+    assert not called
+    assert list(outcome.failed) == MESSAGES[1:]
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "the handler was not called"
+
+
+@both
+def test_an_error_of_the_way_out_that_is_swallowed_changes_nothing(is_async: bool) -> None:
+    @contextmanager
+    def forgiving(delivery: Delivery) -> Iterator[None]:
+        with suppress(OSError):
+            yield
+
+    class Broken:
+        def after(self, delivery: Delivery) -> None:
+            raise OSError("the store is locked")
+
+    assert call(bound(lambda _: None, forgiving, Broken(), is_async=is_async)) is DONE
+
+
+def test_middleware_cannot_change_the_messages_of_a_delivery_unnoticed() -> None:
+    class Clearing:
+        def before(self, delivery: Delivery) -> None:
+            assert isinstance(delivery.messages, tuple)
+            with pytest.raises(AttributeError):
+                delivery.messages = ()  # type: ignore[misc]  # what must not be possible
+
+    def fail(_: object) -> None:
+        raise KeyError
+
+    outcome = call(bound(fail, Clearing(), is_async=False))
+
+    assert list(outcome.failed) == MESSAGES
+
+
+@both
 def test_a_dropped_message_counts_as_done_and_a_put_off_one_as_failed(is_async: bool) -> None:
     seen: list[list[ReceivedMessage]] = []
 

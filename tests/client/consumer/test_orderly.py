@@ -490,3 +490,34 @@ def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data: st.D
 
     done.clear()
     asyncio.run(scenario())
+
+
+async def test_a_batch_handler_that_consumes_its_list_gets_all_of_it_again() -> None:
+    calls: list[list[int]] = []
+
+    def handle(batch: list[ReceivedMessage]) -> None:
+        calls.append([message.queue_offset for message in batch])
+        while batch:
+            if batch.pop(0).queue_offset == 2 and len(calls) == 1:
+                raise ValueError("the third one")
+
+    async with consuming(handle, ordered=True, batch=True, suspend=0.01) as bench:
+        owned = bench.own(messages(6), lock=LockStub())
+        await until(lambda: bench.position(owned) == 6)
+
+    assert calls == [[0, 1, 2, 3, 4, 5]] * 2
+
+
+async def test_a_coroutine_handler_that_raises_no_exception_is_tried_again() -> None:
+    attempts: list[int] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        attempts.append(message.reconsume_times)
+        if len(attempts) == 1:
+            raise SystemExit(1)
+
+    async with consuming(handle, ordered=True, suspend=0.01) as bench:
+        owned = bench.own(messages(1), lock=LockStub())
+        await until(lambda: bench.position(owned) == 1)
+
+    assert attempts == [0, 1]

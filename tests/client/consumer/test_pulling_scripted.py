@@ -301,6 +301,30 @@ async def test_refusals_are_followed_by_another_pull_after_a_delay_for_ever() ->
         assert member.puller.counts()[QUEUE, Setback.REFUSED] == 30
 
 
+async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_way() -> None:
+    found = Sequence(*(Found(offset + 1, records(offset)) for offset in range(3)))
+    patient = PullSettings(error_delay=60.0)
+    async with scripted(found, is_polled=True, is_before_5=True, settings=patient) as (_, member):
+        member.own(QUEUE)
+        await until(lambda: len(member.taker.messages) == 3, DEADLINE)
+
+        # It says so once and is believed.
+        assert member.puller.counts() == {}
+        assert member.taker.offsets == [0, 1, 2]
+
+
+async def test_a_broker_that_knows_no_pulls_at_all_is_not_asked_in_circles() -> None:
+    unknown = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+    never = Sequence(*[unknown] * 1000)
+    slow = PullSettings(error_delay=60.0)
+    async with scripted(never, is_polled=True, is_before_5=True, settings=slow) as (broker, member):
+        member.own(QUEUE)
+        await until(member.puller.counts, DEADLINE)
+
+        assert member.puller.counts() == {(QUEUE, Setback.REFUSED): 1}
+        assert len(broker.pulls) == 1
+
+
 async def test_a_busy_broker_is_asked_again_sooner_than_one_that_fails() -> None:
     slow_after_errors = PullSettings(error_delay=60.0, busy_delay=0.01)
     busy = Sequence(int(ResponseCode.FLOW_CONTROL), Found(1, records(0)))

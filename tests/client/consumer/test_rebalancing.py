@@ -265,6 +265,29 @@ async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
         assert set(asked) == {GROUP}
 
 
+async def test_a_broker_that_knows_nobody_of_the_group_hears_of_us_and_is_asked_again(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    """Apache's brokers refuse to list a group of nobody, and may do so just before they know us."""
+    refused: list[Command] = []
+    handlers = cluster.brokers[0]._dispatcher
+    assert handlers is not None
+    usual = handlers._handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
+
+    def refuse_once(connection: Connection, request: Command) -> Any:  # as the broker answers
+        if refused:
+            return usual(connection, request)
+        refused.append(request)
+        return request.answer(1, remark="no consumer for this group, billing")
+
+    with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, refuse_once):
+        consumer = await group.join(settings=replace(QUICK, retry=60.0))
+        await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
+
+    assert refused
+    assert consumer.rebalancer.counts.failed_rounds == 0
+
+
 @pytest.mark.feature("A12")
 async def test_members_are_read_from_a_broker_that_has_the_topic() -> None:
     def note(_: Connection, request: Command) -> Command:

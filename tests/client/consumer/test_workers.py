@@ -330,6 +330,69 @@ async def test_a_job_that_cancels_its_own_task_costs_no_worker() -> None:
     assert running.done[1].result == "next"
 
 
+def test_a_loop_that_ends_takes_its_busy_tasks_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """All are busy, so that none of them sees the end of the loop while it waits for a job."""
+    gate = _Gate(TaskWorkers)
+    pools: list[Pool] = []
+
+    async def main() -> None:
+        pools.append(Pool(TaskWorkers, 2))
+        pools[0].submit(gate.job(), gate.job(), gate.job())
+        await until(lambda: gate.inside == 2)
+        raise LookupError("the program fails, and stops nothing")
+
+    def program() -> None:
+        with pytest.raises(LookupError):
+            asyncio.run(main())
+
+    thread = threading.Thread(target=program, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+
+    assert not thread.is_alive()
+    assert isinstance(pools[0].workers, TaskWorkers)
+    assert not pools[0].workers.tasks()
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told() -> None:
+    async def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        nonlocal running
+        running = Pool(TaskWorkers, 1)
+        running.submit(Job(work_async=interrupt))
+        await asyncio.sleep(DEADLINE)
+
+    async def rest() -> None:
+        assert running is not None
+        await running.until_done(1)
+        await running.workers.stop(DEADLINE)
+
+    running: Pool | None = None
+    with asyncio.Runner() as runner:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(main())
+        runner.run(rest())
+
+
+async def test_a_stop_that_is_cancelled_leaves_no_task() -> None:
+    gate = _Gate(TaskWorkers)
+    running = Pool(TaskWorkers, 2)
+    running.submit(gate.job())
+    await until(lambda: gate.inside == 1)
+    before = asyncio.all_tasks()
+    stopping = asyncio.create_task(running.workers.stop(DEADLINE))
+    await asyncio.sleep(0)
+
+    stopping.cancel()
+    await asyncio.wait({*before, stopping} - {asyncio.current_task()}, timeout=DEADLINE)
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 @both
 async def test_finished_jobs_are_not_kept(kind: Kind) -> None:
     async with pool(kind, 2) as running:

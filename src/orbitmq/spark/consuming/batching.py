@@ -1,0 +1,256 @@
+"""One batch after the other: plan, run as a Spark job, settle.
+
+A job that fails has moved no progress: everything in it is planned again, after a pause that grows.
+What its tasks had handled comes a second time, as it would after a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.errors import SettingError
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.errors import OrbitError
+from orbitmq.spark.consuming.errors import PipelineFailed
+from orbitmq.spark.consuming.job import parallelism, run_batch
+from orbitmq.spark.consuming.planning import Pace, deal
+from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress, PipelineState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from orbitmq.spark.consuming.driver import Driver
+    from orbitmq.spark.consuming.portions import Planned
+    from orbitmq.spark.consuming.reports import PieceReport
+
+log = logging.getLogger(__name__)
+
+#: How long a cancelled batch has to end.
+_CANCELLED: Final = 10.0
+#: Of what Spark says about a failed job; the rest is stacks of the JVM.
+_SHOWN: Final = 500
+
+
+class Batching:
+    """Runs the batches of a driver, on a thread of its own."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        driver: Driver,
+        on_batch: Callable[[BatchReport], object] | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._spark = spark
+        self._driver = driver
+        self._settings = driver.batch
+        self._on_batch = on_batch
+        self._clock = clock or SystemClock()
+        self._pace = Pace(driver.batch.messages)
+        self._tag = f"orbitmq-{uuid.uuid4().hex}"
+        self._tasks = 1
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        #: Set when batches end by themselves.
+        self._ended = threading.Event()
+        # Guards what follows, which the batches change and others read. Nothing is waited for
+        # under it but news about it.
+        self._news = threading.Condition()
+        self._looks = 0
+        self._idle_look = 0
+        self._counts = {"batches": 0, "done": 0, "retried": 0, "dead": 0}
+        self._last: BatchReport | None = None
+        self._last_error: str | None = None
+        self.failure: PipelineFailed | None = None
+
+    # ---- life
+
+    def check(self) -> None:
+        """Look at the session; refuse one that cannot keep the promises with `SettingError`."""
+        speculates = self._spark.conf.get("spark.speculation", "false")
+        if self._driver.options.ordered and str(speculates).lower() == "true":
+            raise SettingError(
+                "spark.speculation must be false for consumption in order: it runs a task twice "
+                "at the same time"
+            )
+        self._tasks = self._settings.tasks or parallelism(self._spark)
+
+    def start(self, ended: threading.Event) -> None:
+        """Begin; `ended` is set when the batches end without having been stopped."""
+        self._ended = ended
+        self._thread = threading.Thread(
+            target=self._run, name=f"orbitmq batches {self._driver.group}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no batch more; the one that runs is waited for, then cancelled."""
+        self._stopping.set()
+        thread = self._thread
+        if thread is None:
+            return
+        thread.join(self._settings.stop)
+        if thread.is_alive():
+            log.warning(
+                "the running batch is cancelled, its messages come again",
+                extra={"group": self._driver.group},
+            )
+            self._spark.interruptTag(self._tag)
+            thread.join(_CANCELLED)
+
+    @property
+    def is_caller(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    # ---- what is asked about it
+
+    def until_idle(self, timeout: float | None) -> bool:
+        """Wait for a look, begun from now on, that finds nothing to do."""
+        with self._news:
+            after = self._looks
+            self._news.wait_for(
+                lambda: self._idle_look > after or self.failure or self._stopping.is_set(), timeout
+            )
+            self.raise_failure()
+            return self._idle_look > after
+
+    def progress(self, state: PipelineState) -> PipelineProgress:
+        lag = self._driver.lag() if state is PipelineState.RUNNING else {}
+        with self._news:
+            return PipelineProgress(
+                group=self._driver.group,
+                client_id=self._driver.client_id,
+                state=state,
+                lag=lag,
+                last_batch=self._last,
+                last_error=self._last_error,
+                **self._counts,
+            )
+
+    # ---- on the thread
+
+    def _run(self) -> None:
+        self._spark.addTag(self._tag)
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                error = self._look()
+                failures = 0 if error is None else failures + 1
+                if failures >= self._settings.failures:
+                    self._give_up(failures, error or "")
+                    return
+                if failures:
+                    pause = self._settings.first_pause * 2 ** (failures - 1)
+                    self._stopping.wait(min(pause, self._settings.longest_pause))
+        except OrbitError as error:
+            # Only a driver that was stopped under us says so.
+            if not self._stopping.is_set():
+                self._give_up(failures + 1, str(error))
+        finally:
+            with self._news:
+                self._news.notify_all()
+
+    def _give_up(self, failures: int, last: str) -> None:
+        failure = PipelineFailed(self._driver.group, failures, last)
+        log.error("%s", failure, extra={"group": self._driver.group})
+        self._driver.stop()
+        with self._news:
+            self.failure = failure
+        self._ended.set()
+
+    def _look(self) -> str | None:
+        """Look for messages, and run a batch if there are any; why that failed, if it did."""
+        with self._news:
+            self._looks += 1
+            look = self._looks
+        # Before the look: a queue that comes after it has not been looked at.
+        is_settled = self._driver.is_settled()
+        planned = self._driver.plan(self._pace.size)
+        for queue, error in planned.errors.items():
+            self._note(f"{queue}: {error}")
+        if planned.pieces:
+            return self._batch(planned)
+        if is_settled and not planned.errors and not any(self._driver.lag().values()):
+            with self._news:
+                self._idle_look = look
+                self._news.notify_all()
+        self._stopping.wait(self._settings.idle)
+        return None
+
+    def _batch(self, planned: Planned) -> str | None:
+        began_at, began = self._clock.now(), self._clock.monotonic()
+        reports: list[PieceReport] = []
+        failure: str | None = None
+        tasks = deal(planned.pieces, self._tasks, may_cut=not self._driver.options.ordered)
+        planned.pieces = tuple(piece for some in tasks for piece in some)
+        try:
+            reports = self._run_job(planned, [len(some) for some in tasks])
+        except Exception as error:  # noqa: BLE001
+            # A job fails in many ways, all of which are the same to us: it comes again.
+            failure = f"{type(error).__name__}: {error}"[:_SHOWN]
+            if not self._stopping.is_set():
+                log.warning("a batch failed: %s", failure, extra={"group": self._driver.group})
+        finally:
+            self._driver.settle(planned, reports)
+        errors = [report.error for report in reports if report.error]
+        self._tell(
+            BatchReport(
+                number=self._counts["batches"] + 1,
+                began_at=began_at,
+                seconds=self._clock.monotonic() - began,
+                planned=planned.messages,
+                done=sum(report.done for report in reports),
+                retried=sum(report.retried for report in reports),
+                dead=sum(report.dead for report in reports),
+                kept=sum(report.kept for report in reports),
+                tasks=len(tasks),
+                lag=self._driver.lag(),
+                error=failure or (errors[-1] if errors else None),
+            )
+        )
+        if failure is None:
+            self._learn(planned, reports)
+        return failure
+
+    def _learn(self, planned: Planned, reports: list[PieceReport]) -> None:
+        finished = sum(
+            report.finished - planned.pieces[report.place].range.start for report in reports
+        )
+        self._pace.learn(planned.messages, finished)
+        if not finished and not any(report.pause for report in reports):
+            # Brokers or locks are not as they should be, and will not be so the next instant.
+            self._stopping.wait(self._settings.first_pause)
+
+    def _run_job(self, planned: Planned, sizes: list[int]) -> list[PieceReport]:
+        packed = self._driver.packed
+        assert packed is not None  # noqa: S101  # made by the start
+        places = iter(enumerate(planned.pieces))
+        tasks = [[next(places) for _ in range(size)] for size in sizes]
+        return run_batch(self._spark, packed, tasks, self._settings.seconds)
+
+    def _tell(self, report: BatchReport) -> None:
+        with self._news:
+            self._last = report
+            self._counts["batches"] += 1
+            for name in ("done", "retried", "dead"):
+                self._counts[name] += getattr(report, name)
+        if report.error is not None:
+            self._note(report.error)
+        if self._on_batch is not None:
+            try:
+                self._on_batch(report)
+            except Exception:
+                log.exception("a listener of batches failed", extra={"group": self._driver.group})
+
+    def _note(self, error: str) -> None:
+        with self._news:
+            self._last_error = error

@@ -1,0 +1,79 @@
+"""A batch as a Spark job: one row of a number for each task, which becomes rows of reports.
+
+`spark.range` with as many partitions as numbers is the one way to say what runs in which task that
+works in classic and in Connect sessions alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.spark.consuming.reports import PieceReport
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from orbitmq.spark.consuming.definition import PackedDefinition
+    from orbitmq.spark.consuming.planning import Piece
+
+_SCHEMA: Final = (
+    "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
+    "kept BIGINT, attempts INT, pause DOUBLE, error STRING"
+)
+_COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
+
+
+def run_batch(
+    spark: SparkSession,
+    packed: PackedDefinition,
+    tasks: Sequence[Sequence[tuple[int, Piece]]],
+    seconds: float,
+) -> list[PieceReport]:
+    """Have the pieces of each task handled. Raises what Spark raises when the job fails."""
+    numbers = spark.range(0, len(tasks), 1, len(tasks))
+    rows = numbers.mapInArrow(_handling(packed, tasks, seconds), _SCHEMA).collect()
+    return [PieceReport(**row.asDict()) for row in rows]
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks a session runs at once."""
+    # A Connect session has no context. There, it is the partitions of a range of its own making.
+    context = getattr(spark, "sparkContext", None)
+    if context is not None:
+        return max(1, int(context.defaultParallelism))
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+
+    return max(1, spark.range(1000).select(F.spark_partition_id()).distinct().count())
+
+
+def _handling(
+    packed: PackedDefinition, tasks: Sequence[Sequence[tuple[int, Piece]]], seconds: float
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    tasks = tuple(tuple(each) for each in tasks)
+
+    def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from orbitmq.spark.consuming.kept import worker_for  # noqa: PLC0415  # tasks only
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield _rows(worker_for(packed).handle(tasks[number], seconds))
+
+    return handle
+
+
+def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    types = {
+        "beyond": pa.list_(pa.int64()),
+        "place": pa.int32(),
+        "attempts": pa.int32(),
+        "pause": pa.float64(),
+        "error": pa.string(),
+    }
+    schema = pa.schema([(name, types.get(name, pa.int64())) for name in _COLUMNS])
+    rows = [{name: getattr(report, name) for name in _COLUMNS} for report in reports]
+    return pa.RecordBatch.from_pylist(rows, schema=schema)

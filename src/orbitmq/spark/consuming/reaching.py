@@ -1,0 +1,28 @@
+"""How drivers and tasks reach the cluster, from what a user says or the environment does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orbitmq.client.rangeaccess import ClientTls, Credentials, RangeAccess
+from orbitmq.client.settings import resolve
+from orbitmq.spark.access import access_options
+from orbitmq.spark.optiontext import OptionTexts
+
+
+def reach(
+    name_server: str | Iterable[str] | None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+    timeout: float = 3.0,
+) -> RangeAccess:
+    """Name servers and secrets, each from the environment where it is not given."""
+    given = name_server if name_server is None or isinstance(name_server, str) else (*name_server,)
+    servers = resolve(given).name_servers
+    found = access_options(OptionTexts({"nameServer": ";".join(servers)}), None, timeout)
+    return replace(
+        found,
+        credentials=credentials or found.credentials,
+        tls=tls if tls is not None else found.tls,
+    )

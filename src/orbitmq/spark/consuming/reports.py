@@ -1,0 +1,87 @@
+"""What is told about a pipeline: of each batch, and altogether."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orbitmq.client.queue import Queue
+
+
+class PipelineState(enum.Enum):
+    """Where a pipeline is in its life."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceReport:
+    """What a task says about one piece. Travels from tasks to the driver."""
+
+    #: The place of the piece in its batch.
+    place: int
+    #: Everything of the piece below this offset is done with.
+    finished: int
+    #: Stretches above it that are done with as well, one after the other: start, end, start, end.
+    beyond: tuple[int, ...] = ()
+    done: int = 0  #: messages that handlers were done with
+    retried: int = 0  #: messages that a broker took back, to be delivered again
+    dead: int = 0  #: messages given up
+    kept: int = 0  #: failed messages that no broker took back
+    #: In order: how often the message at `finished` was tried, and how long its queue pauses.
+    attempts: int = 0
+    pause: float | None = None
+    error: str | None = None  #: the last thing that went wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What became of a batch."""
+
+    number: int
+    began_at: float  #: seconds since the epoch
+    seconds: float
+    planned: int = 0
+    done: int = 0
+    retried: int = 0
+    dead: int = 0
+    kept: int = 0
+    tasks: int = 0
+    #: Messages that wait in each owned queue, as far as that is known.
+    lag: Mapping[Queue, int] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def handled(self) -> int:
+        """Messages that were dealt with, well or badly."""
+        return self.done + self.retried + self.dead
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.handled / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineProgress:
+    """Where a pipeline stands."""
+
+    group: str
+    client_id: str | None
+    state: PipelineState
+    batches: int = 0
+    done: int = 0
+    retried: int = 0
+    dead: int = 0
+    #: The queues that are consumed here, and how many messages wait in each.
+    lag: Mapping[Queue, int] = field(default_factory=dict)
+    last_batch: BatchReport | None = None
+    last_error: str | None = None
+
+    @property
+    def total_lag(self) -> int:
+        return sum(self.lag.values())

@@ -1,0 +1,71 @@
+"""Rows of the `rocketmq` source as the messages that they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.stored import StoredMessage
+from orbitmq.message.wellknown import KEYS, TAGS, UNIQ_KEY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Which message it is.
+PLACE: Final = ("topic", "brokerName", "queueId", "queueOffset")
+#: What a message cannot be made without.
+REQUIRED: Final = (*PLACE, "body")
+_OPTIONAL: Final = (
+    "msgId",
+    "tags",
+    "keys",
+    "flag",
+    "reconsumeTimes",
+    "bornTimestamp",
+    "storeTimestamp",
+    "properties",
+)
+#: No place in a log: what a message is asked for by must never be another one's.
+NO_PLACE: Final = -1
+
+
+def messages_of(batch: pa.RecordBatch, group: str | None = None) -> list[ReceivedMessage]:
+    """A message for every row, in their order."""
+    names = [name for name in (*REQUIRED, *_OPTIONAL) if name in batch.schema.names]
+    columns = [batch.column(name).to_pylist() for name in names]
+    return [
+        _message(dict(zip(names, values, strict=True)), group)
+        for values in zip(*columns, strict=True)
+    ]
+
+
+def _message(row: Mapping[str, Any], group: str | None) -> ReceivedMessage:
+    queue = Queue(row["topic"], row["brokerName"], row["queueId"])
+    stored = StoredMessage.build(
+        topic=queue.topic,
+        stored_body=row["body"] or b"",
+        properties=_properties(row),
+        queue_id=queue.id,
+        queue_offset=row["queueOffset"],
+        physical_offset=NO_PLACE,
+        flag=row.get("flag") or 0,
+        born_ms=_millis(row.get("bornTimestamp")),
+        store_ms=_millis(row.get("storeTimestamp")),
+        reconsume_times=row.get("reconsumeTimes") or 0,
+    )
+    return ReceivedMessage(stored, queue, group)
+
+
+def _properties(row: Mapping[str, Any]) -> dict[str, str | None]:
+    """Those of the row; where it has none, what other columns say about them."""
+    if (given := row.get("properties")) is not None:
+        return dict(given)
+    named = {TAGS: row.get("tags"), KEYS: row.get("keys"), UNIQ_KEY: row.get("msgId")}
+    return {name: value for name, value in named.items() if value}
+
+
+def _millis(time: datetime | None) -> int:
+    return 0 if time is None else round(time.timestamp() * 1000)

@@ -1,0 +1,188 @@
+"""Rows with a verdict: those that failed go back to the broker that stored them.
+
+It is done in one action of its own and not in a step of somebody's DataFrame, which Spark would run
+again for every action. A task that is tried again sends its rows back once more: a group then gets
+those messages twice, which at least once allows.
+
+Brokers take a message back by its place in their log, which no column has. So it is looked up by
+its offset, which costs a pull for neighbouring rows; of a message that is gone meanwhile, the row
+itself is sent to the retry topic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.consumer.verdict import DEAD, Failure
+from orbitmq.client.names import check_group, retry_topic
+from orbitmq.client.rangecluster import RangeCluster
+from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
+from orbitmq.client.ranges import QueueRange, RangeFilter
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.errors import OrbitError
+from orbitmq.message.stored import decode_messages
+from orbitmq.spark.connections import links_to
+from orbitmq.spark.consuming.errors import ReturnFailed
+from orbitmq.spark.consuming.reaching import reach
+from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
+from orbitmq.spark.consuming.verdicts import ADDED, DEAD_LETTER, OK, check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from orbitmq.client.queue import Queue
+    from orbitmq.client.rangeaccess import ClientTls, Credentials, RangeAccess
+
+log = logging.getLogger(__name__)
+
+_SCHEMA: Final = "retried BIGINT, dead BIGINT, kept BIGINT, error STRING"
+_USED: Final = (*REQUIRED, "flag", "reconsumeTimes", "properties", *ADDED)
+#: A pull for one message more costs less than another pull.
+_NEIGHBOURS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """How many rows went back."""
+
+    retried: int
+    dead: int
+
+
+def settle(
+    frame: DataFrame,
+    group: str,
+    *,
+    name_server: str | Iterable[str] | None = None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+    max_retries: int | None = None,
+) -> Settled:
+    """Send the failed rows of `process` back, to be delivered to the group again or given up.
+
+    Returns when brokers have taken all of them; raises `ReturnFailed` when one was not taken, so
+    that the batch fails and is repeated.
+    """
+    check_group(group)
+    check_columns(frame, (*REQUIRED, "outcome"))
+    used = [name for name in _USED if name in frame.columns]
+    failed = frame.where(frame["outcome"] != OK).select(*used)
+    send = _sending(reach(name_server, credentials, tls), group, max_retries)
+    rows = failed.mapInArrow(send, _SCHEMA).collect()
+    kept = sum(row.kept for row in rows)
+    if kept:
+        raise ReturnFailed(kept, next(row.error for row in rows if row.kept) or "")
+    return Settled(retried=sum(row.retried for row in rows), dead=sum(row.dead for row in rows))
+
+
+def with_retries(
+    *topics: str,
+    group: str,
+    name_server: str | Iterable[str] | None = None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+) -> str:
+    """These topics and the group's retry topic, as the option `subscribe` of a stream takes them.
+
+    Brokers make a retry topic when they first hear of its group: they do so here.
+    """
+    access = reach(name_server, credentials, tls)
+    with RangeCluster(access, check_group(group), retries=8, pause=0.05) as cluster:
+        cluster.queues(topics)  # by which its brokers are known
+        cluster.join(topics, RangeFilter())
+        cluster.queues([retry_topic(group)], refresh=True)
+    return ",".join((*topics, retry_topic(group)))
+
+
+def _sending(
+    access: RangeAccess, group: str, max_retries: int | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from orbitmq.spark.consuming.kept import returner_for  # noqa: PLC0415  # tasks only
+
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            failed = list(zip(_stored(access, group, batch), _failures(batch), strict=True))
+            try:
+                taken = returner_for(access, group, max_retries).send_back(failed)
+                yield _counted(failed, taken)
+            except OrbitError as error:
+                yield _counted(failed, [False] * len(failed), str(error))
+
+    return send
+
+
+def _failures(batch: pa.RecordBatch) -> list[Failure]:
+    def column(name: str) -> Sequence[object]:
+        if name in batch.schema.names:
+            values: list[object] = batch.column(name).to_pylist()
+            return values
+        return [None] * batch.num_rows
+
+    return [
+        Failure(
+            DEAD if outcome == DEAD_LETTER else 0,
+            delay if isinstance(delay, float) else None,
+            reason if isinstance(reason, str) else None,
+        )
+        for outcome, reason, delay in zip(*map(column, ADDED), strict=True)
+    ]
+
+
+def _stored(access: RangeAccess, group: str, batch: pa.RecordBatch) -> list[ReceivedMessage]:
+    """The messages of rows as brokers have them; as the rows have them where brokers do not."""
+    rows = messages_of(batch, group)
+    found: dict[tuple[Queue, int], ReceivedMessage] = {}
+    try:
+        for chunk in read_ranges(
+            links_to(access),
+            neighbours((row.queue, row.queue_offset) for row in rows),
+            group=group,
+            settings=RangeSettings(missing=Missing.SKIP, patience=5.0, lag_patience=0.1),
+        ):
+            for piece in chunk.pieces:
+                for stored in decode_messages(piece):
+                    message = ReceivedMessage(stored, chunk.queue, group)
+                    found[chunk.queue, stored.queue_offset] = message
+    except OrbitError as error:
+        log.warning("failed messages cannot be looked up, and are sent as they are: %s", error)
+    return [found.get((row.queue, row.queue_offset), row) for row in rows]
+
+
+def neighbours(places: Iterable[tuple[Queue, int]]) -> list[QueueRange]:
+    """Few ranges that have all places in them, and little else."""
+    ranges: list[QueueRange] = []
+    for queue, offset in sorted(set(places)):
+        last = ranges[-1] if ranges else None
+        if last is not None and last.queue == queue and offset - last.end < _NEIGHBOURS:
+            ranges[-1] = QueueRange(queue, last.start, offset + 1)
+        else:
+            ranges.append(QueueRange(queue, offset, offset + 1))
+    return ranges
+
+
+def _counted(
+    failed: Sequence[tuple[ReceivedMessage, Failure]],
+    taken: Sequence[bool],
+    error: str | None = None,
+) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    levels = [
+        failure.level for (_, failure), is_taken in zip(failed, taken, strict=True) if is_taken
+    ]
+    dead, kept = levels.count(DEAD), len(failed) - len(levels)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([len(levels) - dead], pa.int64()),
+            pa.array([dead], pa.int64()),
+            pa.array([kept], pa.int64()),
+            pa.array([error or ("no broker took it" if kept else None)], pa.string()),
+        ],
+        names=["retried", "dead", "kept", "error"],
+    )

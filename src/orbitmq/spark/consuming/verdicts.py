@@ -1,0 +1,205 @@
+"""Verdicts in DataFrames: a handler called for every row, and what it said as columns.
+
+For jobs that are their own masters, in `foreachBatch` or anywhere else:
+
+    def each(batch: DataFrame, number: int) -> None:
+        judged = process(batch, bill).persist()
+        judged.where("outcome = 'ok'").write.mode("append").parquet("billed")
+        settle(judged, "billing", name_server="localhost:9876")
+        judged.unpersist()
+
+A DataFrame is computed again for every action on it, and with it the handler is called again;
+`persist` is what makes it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from orbitmq.client.consumer.handlers import Binding, bind_handler
+from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict
+from orbitmq.client.errors import SettingError
+from orbitmq.spark.consuming.errors import RowsRefused
+from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from orbitmq.client.consumer.handlers import HandlerFunction
+    from orbitmq.client.received import ReceivedMessage
+
+#: What `outcome` says: done with; to be delivered again; given up.
+OK: Final = "ok"
+RETRY: Final = "retry"
+DEAD_LETTER: Final = "dead"
+
+#: The columns that are added: the outcome, what went wrong, and in how many seconds to try again
+#: if the handler said so.
+ADDED: Final = ("outcome", "error", "retryAfter")
+_DAMAGED: Final = Failure(reason="the body is damaged, or cannot be expanded")
+
+
+def process(
+    frame: DataFrame,
+    handler: HandlerFunction,
+    *,
+    group: str = "spark",
+    batch: bool | None = None,
+    batch_size: int | None = None,
+    workers: int = 1,
+    middleware: Sequence[object] = (),
+) -> DataFrame:
+    """The rows of a DataFrame of messages, with a handler's verdict on each.
+
+    The handler is that of a `Consumer`: for one message or a batch, `def` or `async def`, with
+    `Retry`, `DeadLetter` and whatever else it may return or raise. All columns stay; `outcome` is
+    ok, retry or dead, `error` the reason, `retryAfter` the delay that it asked for. A failing row
+    fails no task. `workers` rows are handled at once in each task. `group` is what middleware sees.
+    """
+    if isinstance(workers, bool) or workers < 1:
+        raise SettingError(f"process: workers must be 1 or more, got {workers!r}")
+    check_columns(frame, REQUIRED)
+    if taken := sorted({*ADDED} & {*frame.columns}):
+        raise RowsRefused(f"process adds the columns {', '.join(taken)}, which are there already")
+
+    def bind() -> Binding:
+        return bind_handler(
+            handler, group=group, batch=batch, batch_size=batch_size, middleware=middleware
+        )
+
+    bind()  # says here, on the driver, what is wrong
+    return frame.mapInArrow(_judging(bind, workers), _schema(frame))
+
+
+def check_columns(frame: DataFrame, wanted: Iterable[str]) -> None:
+    """Refuse a DataFrame that lacks columns; raises `RowsRefused`."""
+    if missing := [name for name in wanted if name not in frame.columns]:
+        raise RowsRefused(
+            f"the DataFrame has no column {', '.join(missing)}; it must have those of the "
+            f"rocketmq source: {', '.join(wanted)}"
+        )
+
+
+def _schema(frame: DataFrame) -> Any:
+    from pyspark.sql.types import (  # noqa: PLC0415  # only where Spark is
+        DoubleType,
+        StringType,
+        StructField,
+        StructType,
+    )
+
+    return StructType(
+        [
+            *frame.schema.fields,
+            StructField("outcome", StringType(), nullable=False),
+            StructField("error", StringType()),
+            StructField("retryAfter", DoubleType()),
+        ]
+    )
+
+
+def _judging(
+    bind: Callable[[], Binding], workers: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        binding = bind()
+        with ThreadPoolExecutor(workers, thread_name_prefix="orbitmq-process") as pool:
+            for batch in batches:
+                messages = messages_of(batch)
+                readable, failures = _readable(batch, messages)
+                failures |= _failures(binding, readable, pool, workers)
+                yield _with_outcomes(batch, messages, failures)
+
+    return judge
+
+
+def _readable(
+    batch: pa.RecordBatch, messages: Sequence[ReceivedMessage]
+) -> tuple[list[ReceivedMessage], dict[int, Failure]]:
+    """Messages with a body; the source has null where one is damaged."""
+    is_readable = batch.column("body").is_valid().to_pylist()
+    pairs = list(zip(messages, is_readable, strict=True))
+    return (
+        [message for message, is_good in pairs if is_good],
+        {id(message): _DAMAGED for message, is_good in pairs if not is_good},
+    )
+
+
+def _failures(
+    binding: Binding, messages: Sequence[ReceivedMessage], pool: ThreadPoolExecutor, workers: int
+) -> dict[int, Failure]:
+    """Call the handler; what became of messages that failed, by the identity of the message."""
+    calls = _calls(binding, messages)
+    if binding.is_async:
+        outcomes = asyncio.run(_all(binding, calls, workers))
+    else:
+        outcomes = list(pool.map(lambda some: binding.call(some[0].queue, some), calls))
+    failures: dict[int, Failure] = {}
+    for some, outcome in zip(calls, outcomes, strict=True):
+        outcome = _without_order(outcome, some)
+        for message in outcome.failed:
+            failures[id(message)] = outcome.failure or Failure()
+    return failures
+
+
+async def _all(
+    binding: Binding, calls: Sequence[Sequence[ReceivedMessage]], workers: int
+) -> list[Outcome]:
+    turns = asyncio.Semaphore(workers)
+
+    async def call(some: Sequence[ReceivedMessage]) -> Outcome:
+        async with turns:
+            return await binding.call_async(some[0].queue, some)
+
+    return await asyncio.gather(*map(call, calls))
+
+
+def _calls(
+    binding: Binding, messages: Sequence[ReceivedMessage]
+) -> list[Sequence[ReceivedMessage]]:
+    """Messages as they are given to the handler: neighbours of one queue, none too many."""
+    size = binding.batch_size
+    found: list[Sequence[ReceivedMessage]] = []
+    for _, neighbours in groupby(messages, key=lambda message: message.queue):
+        some = list(neighbours)
+        found += [some[begin : begin + size] for begin in range(0, len(some), size)]
+    return found
+
+
+def _without_order(outcome: Outcome, messages: Sequence[ReceivedMessage]) -> Outcome:
+    if outcome.verdict in (Verdict.COMMIT, Verdict.ROLLBACK):
+        reason = f"{outcome.verdict.name} is for consumption in order"
+        return Outcome(Verdict.RETRY, messages, Failure(reason=reason))
+    return outcome
+
+
+def _with_outcomes(
+    batch: pa.RecordBatch, messages: Sequence[ReceivedMessage], failures: dict[int, Failure]
+) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    found = [failures.get(id(message)) for message in messages]
+    outcomes = [
+        OK if failure is None else DEAD_LETTER if failure.level == DEAD else RETRY
+        for failure in found
+    ]
+    reasons = [None if failure is None else failure.reason for failure in found]
+    pauses = [None if failure is None else failure.pause for failure in found]
+    fields = [
+        *batch.schema,
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("error", pa.string()),
+        pa.field("retryAfter", pa.float64()),
+    ]
+    columns = [
+        *batch.columns,
+        pa.array(outcomes, pa.string()),
+        pa.array(reasons, pa.string()),
+        pa.array(pauses, pa.float64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

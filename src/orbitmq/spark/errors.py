@@ -1,0 +1,54 @@
+"""What the Spark source refuses, in words that name the option and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orbitmq.client.ranges import OffsetsGone
+from orbitmq.errors import OrbitError
+
+
+class SourceError(OrbitError):
+    """Something about a query on the `rocketmq` source that its author can act on."""
+
+
+class OptionRefused(SourceError):
+    """An option that cannot work."""
+
+    def __init__(self, option: str, value: str | None, allowed: str) -> None:
+        self.option = option
+        self.value = value
+        self.allowed = allowed
+        got = "it is missing" if value is None else f"got {value!r}"
+        super().__init__(f"option {option!r} must be {allowed}; {got}")
+
+    def __reduce__(self) -> tuple[type[OptionRefused], tuple[str, str | None, str]]:
+        return type(self), (self.option, self.value, self.allowed)
+
+
+class SchemaRefused(SourceError):
+    """A schema that the source cannot read into, or that cannot be written."""
+
+
+class DataLost(SourceError):
+    """Messages that the query has to read are not there any more."""
+
+    REMEDIES = (
+        "either set failOnDataLoss to false, which leaves out what is gone; or begin anew with a "
+        "new checkpointLocation and startingOffsets=earliest; and have the broker keep messages "
+        "longer than the query may lag (fileReservedTime)"
+    )
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        shown = "; ".join(self.problems[:10])
+        if len(self.problems) > 10:
+            shown += f"; and {len(self.problems) - 10} more queues"
+        super().__init__(f"messages are gone: {shown}. What to do: {self.REMEDIES}")
+
+    @classmethod
+    def of(cls, gone: OffsetsGone) -> DataLost:
+        return cls([str(gone)])
+
+    def __reduce__(self) -> tuple[type[DataLost], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)

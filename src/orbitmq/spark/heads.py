@@ -1,0 +1,128 @@
+"""Where the queues of a stream begin and end, asked for no more often than is needed.
+
+Spark asks an idle stream for news about eighty times a second. Brokers are asked a few times a
+second instead, and at once after a batch. A broker that does not answer is no reason to stop: its
+queues keep the ends that were last known, it is left alone for a while, and the stream goes on with
+the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from orbitmq.client.errors import NoRoute
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangecluster import Bounds, RangeCluster
+from orbitmq.clock import Clock
+from orbitmq.errors import OrbitError
+from orbitmq.spark.options import Subscription
+from orbitmq.spark.places import subscribed
+
+log = logging.getLogger(__name__)
+
+#: Brokers are asked again after this part of the time in which nothing has happened.
+_PART: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """How often brokers are asked, in seconds."""
+
+    idle: float = 0.25  #: for the ends of queues, while nothing happens
+    busy: float = 0.03  #: the same shortly after something happened: more is likely to follow
+    lows: float = 30.0  #: for their beginnings
+    route: float = 30.0  #: for the queues themselves
+    silence: float = 5.0  #: for anything, of a broker that did not answer
+
+
+class Heads:
+    """The bounds of the queues of a subscription, as they were last heard of."""
+
+    def __init__(
+        self,
+        cluster: RangeCluster,
+        subscription: Subscription,
+        settings: HeadSettings,
+        clock: Clock,
+    ) -> None:
+        self._cluster = cluster
+        self._subscription = subscription
+        self._settings = settings
+        self._monotonic = clock.monotonic
+        self._queues: tuple[Queue, ...] = ()
+        self._known: dict[Queue, Bounds] = {}
+        self._routed_at = self._asked_at = self._lows_at = float("-inf")
+        self._changed_at = float("-inf")
+        self._silent: frozenset[Queue] = frozenset()
+        #: When brokers that did not answer are asked again.
+        self._not_before: dict[str, float] = {}
+
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        """The queues of the subscription; asks for them when they are not known lately."""
+        now = self._monotonic()
+        if now - self._routed_at < self._settings.route:
+            return self._queues
+        try:
+            found = subscribed(
+                self._cluster, self._subscription, refresh=self._routed_at > float("-inf")
+            )
+        except OrbitError as error:
+            # Once known, a topic whose only broker restarts has no route for a while.
+            if not self._queues or not (error.retriable or isinstance(error, NoRoute)):
+                raise
+            log.warning("the route stays as it was: %s", error)
+        else:
+            if added := sorted(set(found) - set(self._queues)):
+                log.info("queues found", extra={"queues": ", ".join(map(str, added))})
+            self._queues = tuple(sorted({*self._queues, *found}))
+        self._routed_at = now
+        return self._queues
+
+    def bounds(self, *, fresh: bool = False) -> dict[Queue, Bounds]:
+        """What is known of every queue; asks if it is `fresh` that is wanted, or it is time."""
+        now = self._monotonic()
+        queues = self.queues
+        if fresh or now - self._asked_at >= self._pause(now):
+            before = dict(self._known)
+            self._ask(queues, now)
+            if self._known != before:
+                self._changed_at = now
+        return dict(self._known)
+
+    def _pause(self, now: float) -> float:
+        """The longer nothing has happened, the less often brokers are asked."""
+        settings = self._settings
+        return min(max((now - self._changed_at) * _PART, settings.busy), settings.idle)
+
+    def _ask(self, queues: tuple[Queue, ...], now: float) -> None:
+        self._asked_at = now
+        asked = [each for each in queues if self._not_before.get(each.broker, now) <= now]
+        unknown = set(asked) - self._known.keys()
+        if unknown or now - self._lows_at >= self._settings.lows:
+            self._lows_at = now
+            found = self._cluster.bounds(asked, patient=False)
+            self._known.update(found.values)
+            failures = found.failures
+        else:
+            ends = self._cluster.ends(asked, patient=False)
+            for queue, end in ends.values.items():
+                # A queue that ends before it began was made anew.
+                low = self._known[queue].low
+                self._known[queue] = Bounds(low if low <= end else 0, end)
+            failures = ends.failures
+        self._note(asked, failures, now)
+
+    def _note(self, asked: list[Queue], failures: dict[Queue, OrbitError], now: float) -> None:
+        silent = (self._silent - set(asked)) | failures.keys()
+        for queue in sorted(silent - self._silent):
+            log.warning(
+                "%s says nothing, and the stream goes on without it: %s", queue, failures[queue]
+            )
+        for queue in sorted(self._silent - silent):
+            log.info("queue answers again", extra={"queue": str(queue)})
+        for queue in failures:
+            self._not_before[queue.broker] = now + self._settings.silence
+        self._silent = frozenset(silent)

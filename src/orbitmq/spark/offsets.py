@@ -1,0 +1,194 @@
+"""Positions in queues as Spark keeps them, and how a query says where to begin and to end.
+
+Spark takes offsets for JSON text and compares the text. The same positions must therefore always
+give the same text, so topics and queues are written in one order:
+
+    {"orders": {"broker-a:0": 17, "broker-a:1": 4, "broker-b:0": 9}}
+
+A stream that begins at a place that time moves (`latest`, the progress of a group, a time) has an
+initial offset that names the place instead: `{"starting": "latest"}`. Spark asks for the initial
+offset again when the very first batch is repeated after a crash, and logs only where that batch
+ends. So the answer must never change, and the first batch of such a stream is one without rows
+that ends at the positions the place stood for. From then on they are in Spark's log.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from orbitmq.client.queue import Queue
+from orbitmq.spark.errors import OptionRefused, SourceError
+from orbitmq.spark.optiontext import instant
+
+#: In JSON, for "wherever the queue begins" and "wherever it ends".
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+Positions: TypeAlias = Mapping[Queue, int]
+Json: TypeAlias = dict[str, Any]
+
+_STARTING: Final = "starting"
+
+
+class OnNoMatch(enum.Enum):
+    """What a time stands for that no message is young enough for."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """Wherever each queue begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Wherever each queue ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """Where the group stands at the broker; the earliest message where it stands nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """An offset for every queue."""
+
+    offsets: Positions
+    option: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """The first message that was stored at a time or later, in seconds since the epoch."""
+
+    option: str
+    on_no_match: OnNoMatch
+    #: For every queue, or for those that `times` does not name.
+    time: float | None = None
+    times: Mapping[Queue, float] = field(default_factory=dict)
+
+
+Place: TypeAlias = Earliest | Latest | GroupProgress | AtOffsets | AtTimes
+
+
+def is_fixed(place: Place) -> bool:
+    """Whether it stands for the same messages whenever it is looked up.
+
+    What is earliest moves as well, but only over messages that nobody can read any more.
+    """
+    match place:
+        case Earliest():
+            return True
+        case AtOffsets(offsets):
+            return LATEST not in offsets.values()
+        case _:
+            return False
+
+
+def starting(place: Place) -> Json:
+    """The initial offset of a stream that begins at a place that time moves."""
+    match place:
+        case Latest():
+            return {_STARTING: "latest"}
+        case GroupProgress():
+            return {_STARTING: "group"}
+        case AtTimes():
+            return {_STARTING: "timestamp"}
+        case _:
+            return {_STARTING: "offsets"}
+
+
+def is_starting(offset: Json) -> bool:
+    """Whether an offset of a stream is one that `starting` made."""
+    return isinstance(offset.get(_STARTING), str)
+
+
+def to_json(positions: Positions) -> Json:
+    """Positions as Spark logs them."""
+    found: Json = {}
+    for queue in sorted(positions):
+        found.setdefault(queue.topic, {})[queue_name(queue)] = positions[queue]
+    return found
+
+
+def from_json(offset: Json) -> dict[Queue, int]:
+    """Positions from Spark's log."""
+    try:
+        return {
+            named_queue(topic, name): int(position)
+            for topic, positions in offset.items()
+            for name, position in positions.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"the checkpoint has an offset that this source did not write: {offset!r}; use a "
+            "checkpointLocation of its own for each query"
+        ) from error
+
+
+def queue_name(queue: Queue) -> str:
+    """`broker:id`, the name of a queue within its topic."""
+    return f"{queue.broker}:{queue.id}"
+
+
+def named_queue(topic: str, name: str) -> Queue:
+    """The queue of such a name. Raises `ValueError`."""
+    broker, colon, number = name.rpartition(":")
+    if not colon or not broker or not (number.isascii() and number.isdigit()):
+        raise ValueError(f"a queue is named broker:id, as in broker-a:0, got {name!r}")
+    return Queue(topic, broker, int(number))
+
+
+# ---- from options
+
+
+def offsets_option(option: str, given: Json, *, least: int) -> AtOffsets:
+    """`{"topic": {"broker-a:0": 17, ...}}`; numbers below 0 have their special meanings."""
+    allowed = f'{{"topic": {{"broker-a:0": offset, ...}}, ...}} with offsets from {least} up'
+    offsets: dict[Queue, int] = {}
+    for queue, value in _by_queue(option, given, allowed):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionRefused(option, str(given), allowed)
+        offsets[queue] = value
+    return AtOffsets(offsets, option)
+
+
+def times_option(option: str, given: Json, on_no_match: OnNoMatch) -> AtTimes:
+    """`{"topic": {"broker-a:0": milliseconds or ISO time, ...}}`."""
+    allowed = '{"topic": {"broker-a:0": milliseconds or ISO time, ...}, ...}'
+    times = {queue: instant(option, value) for queue, value in _by_queue(option, given, allowed)}
+    return AtTimes(option, on_no_match, times=times)
+
+
+def assign_option(option: str, given: Json) -> tuple[Queue, ...]:
+    """`{"topic": ["broker-a:0", ...]}`."""
+    allowed = '{"topic": ["broker-a:0", ...], ...} with at least one queue'
+    found: set[Queue] = set()
+    for topic, names in given.items():
+        if not isinstance(names, list):
+            raise OptionRefused(option, str(given), allowed)
+        found.update(_named(option, given, allowed, topic, name) for name in names)
+    if not found:
+        raise OptionRefused(option, str(given), allowed)
+    return tuple(sorted(found))
+
+
+def _by_queue(option: str, given: Json, allowed: str) -> Iterable[tuple[Queue, Any]]:
+    for topic, values in given.items():
+        if not isinstance(values, dict):
+            raise OptionRefused(option, str(given), allowed)
+        for name, value in values.items():
+            yield _named(option, given, allowed, topic, name), value
+
+
+def _named(option: str, given: Json, allowed: str, topic: str, name: object) -> Queue:
+    try:
+        return named_queue(topic, str(name))
+    except ValueError as error:
+        raise OptionRefused(option, str(given), f"{allowed} ({error})") from None

@@ -1,0 +1,131 @@
+"""Which queues a query reads, and which offsets the places stand for that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangecluster import Bounds, RangeCluster
+from orbitmq.client.ranges import OffsetsGone, QueueRange
+from orbitmq.spark.errors import DataLost, OptionRefused, SourceError
+from orbitmq.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    AtOffsets,
+    AtTimes,
+    Earliest,
+    GroupProgress,
+    Latest,
+    OnNoMatch,
+    Place,
+    Positions,
+)
+from orbitmq.spark.options import Subscription
+
+#: How many queues an error names.
+_SHOWN = 10
+
+
+def subscribed(
+    cluster: RangeCluster, subscription: Subscription, *, refresh: bool = False
+) -> tuple[Queue, ...]:
+    """The queues that a subscription means now. Raises `NoRoute` for a topic that nobody has."""
+    if subscription.pattern is not None:
+        return cluster.queues(cluster.topics(subscription.pattern), refresh=refresh)
+    if subscription.topics:
+        return cluster.queues(subscription.topics, refresh=refresh)
+    topics = sorted({queue.topic for queue in subscription.queues})
+    existing = cluster.queues(topics, refresh=refresh)
+    if missing := sorted(set(subscription.queues) - set(existing)):
+        raise OptionRefused("assign", _shown(missing), f"queues that exist: {_shown(existing)}")
+    return subscription.queues
+
+
+def resolve(
+    place: Place, queues: Iterable[Queue], cluster: RangeCluster, *, shown_as: str = "offsets"
+) -> dict[Queue, int]:
+    """The offset that a place stands for in each of the queues. Raises what the cluster raises."""
+    queues = tuple(queues)
+    match place:
+        case Earliest():
+            return {queue: each.low for queue, each in cluster.bounds(queues).or_raise().items()}
+        case Latest():
+            return cluster.ends(queues).or_raise()
+        case GroupProgress():
+            known = cluster.progress(queues).or_raise()
+            without = [queue for queue, offset in known.items() if offset is None]
+            found = {queue: offset for queue, offset in known.items() if offset is not None}
+            return found | resolve(Earliest(), without, cluster)
+        case AtOffsets(offsets, option):
+            return _at_offsets(offsets, option, queues, cluster)
+        case AtTimes():
+            return _at_times(place, queues, cluster)
+
+
+def available(
+    wanted: Iterable[QueueRange], bounds: Mapping[Queue, Bounds], *, fail: bool
+) -> list[QueueRange]:
+    """The ranges as far as they are there; raises `DataLost` with `fail` if one is not wholly.
+
+    A queue of unknown bounds is taken as it is: whoever reads it finds out.
+    """
+    found: list[QueueRange] = []
+    problems: list[str] = []
+    for each in wanted:
+        if each.queue not in bounds or not len(each):
+            found.append(each)
+            continue
+        low, high = bounds[each.queue].low, bounds[each.queue].high
+        if each.start < low or each.end > high:
+            problems.append(str(OffsetsGone(each, low, high)))
+        start = min(max(each.start, low), high)
+        found.append(QueueRange(each.queue, start, max(start, min(each.end, high))))
+    if problems and fail:
+        raise DataLost(problems)
+    return found
+
+
+def _at_offsets(
+    offsets: Positions, option: str, queues: tuple[Queue, ...], cluster: RangeCluster
+) -> dict[Queue, int]:
+    if missing := sorted(set(queues) - offsets.keys()):
+        raise OptionRefused(
+            option,
+            f"no offset for {_shown(missing)}",
+            "an offset for every queue that is read (-2: earliest, -1: latest)",
+        )
+    if unknown := sorted(offsets.keys() - set(queues)):
+        raise OptionRefused(option, _shown(unknown), f"offsets of queues that are read: {queues}")
+    found = dict(offsets)
+    moving = [queue for queue in queues if offsets[queue] < 0]
+    for queue, bounds in cluster.bounds(moving).or_raise().items():
+        found[queue] = {EARLIEST: bounds.low, LATEST: bounds.high}[offsets[queue]]
+    return found
+
+
+def _at_times(place: AtTimes, queues: tuple[Queue, ...], cluster: RangeCluster) -> dict[Queue, int]:
+    times: dict[Queue, float] = dict(place.times)
+    if place.time is not None:
+        times = dict.fromkeys(queues, place.time) | times
+    if missing := sorted(set(queues) - times.keys()):
+        raise OptionRefused(
+            place.option, f"no time for {_shown(missing)}", "a time for every queue that is read"
+        )
+    times = {queue: times[queue] for queue in queues}
+    known = cluster.at_times(times).or_raise()
+    without = [queue for queue, offset in known.items() if offset is None]
+    if without and place.on_no_match is OnNoMatch.ERROR:
+        raise SourceError(
+            f"no message of {_shown(without)} was stored at or after "
+            f"{datetime.fromtimestamp(times[without[0]], UTC).isoformat()}, as {place.option} "
+            "wants it; set startingOffsetsByTimestampStrategy to latest to begin at the end there"
+        )
+    found = {queue: offset for queue, offset in known.items() if offset is not None}
+    return found | cluster.ends(without).or_raise()
+
+
+def _shown(queues: Iterable[Queue]) -> str:
+    names = [str(queue) for queue in queues]
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest

@@ -1,0 +1,179 @@
+"""Reads a partition: pulled bytes become record batches, with no object per message between.
+
+One bad message never fails a task, or its query would fail at it again after every restart. A body
+that is damaged or cannot be expanded is null, in a row that has everything else. Messages that
+should be there and are not are another matter: that is what `failOnDataLoss` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
+from orbitmq.client.ranges import OffsetsGone, QueueRange
+from orbitmq.client.rangewindow import Bytes, Chunk, WindowLimits
+from orbitmq.filter.tags import parse_tags
+from orbitmq.message.arrow import BadBody, messages_to_arrow
+from orbitmq.message.errors import ChunkTooLarge, RecordInvalid
+from orbitmq.spark.connections import links_to
+from orbitmq.spark.errors import DataLost
+from orbitmq.spark.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from orbitmq.spark.options import ReadOptions
+
+log = logging.getLogger(__name__)
+
+#: Bytes of messages that become one record batch: Spark's best size is 4 to 16 MiB.
+BATCH_BYTES: Final = 8 * 1024 * 1024
+
+
+def read_partition(
+    ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a partition as record batches of the schema."""
+    decoder = _Decoder(options, schema)
+    try:
+        for piece in _joined(_chunks(ranges, options)):
+            yield from decoder.batches(piece)
+    except OffsetsGone as gone:
+        raise DataLost.of(gone) from gone
+
+
+def _chunks(ranges: Sequence[QueueRange], options: ReadOptions) -> Iterator[Chunk]:
+    return read_ranges(
+        links_to(options.access),
+        ranges,
+        group=options.group,
+        wanted=options.wanted,
+        settings=RangeSettings(
+            missing=Missing.RAISE if options.fail_on_data_loss else Missing.SKIP,
+            window=WindowLimits(messages=options.pull_size),
+        ),
+    )
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Neighbouring chunks of a queue."""
+
+    queue: Queue
+    start: int
+    end: int
+    pieces: list[Bytes]
+    size: int
+
+    def halves(self) -> tuple[_Stretch, _Stretch]:
+        """The same in two, with bounds that only the whole knows."""
+        middle = len(self.pieces) // 2
+        first, second = self.pieces[:middle], self.pieces[middle:]
+        return (
+            _Stretch(self.queue, self.start, self.end, first, sum(map(len, first))),
+            _Stretch(self.queue, self.start, self.end, second, sum(map(len, second))),
+        )
+
+
+def _joined(chunks: Iterator[Chunk]) -> Iterator[_Stretch]:
+    """Chunks put together until they are worth a record batch."""
+    stretch: _Stretch | None = None
+    for chunk in chunks:
+        if stretch is None or stretch.queue != chunk.queue or stretch.end != chunk.start:
+            if stretch is not None:
+                yield stretch
+            stretch = _Stretch(chunk.queue, chunk.start, chunk.end, [], 0)
+        stretch.pieces += chunk.pieces
+        stretch.size += sum(map(len, chunk.pieces))
+        stretch.end = chunk.end
+        if stretch.size >= BATCH_BYTES:
+            yield stretch
+            stretch = None
+    if stretch is not None:
+        yield stretch
+
+
+class _Decoder:
+    """Turns stretches of a queue into record batches."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        wanted = options.wanted
+        self._tags = None
+        if wanted.kind == "TAG" and not wanted.passes_all:
+            # Brokers compare hashes of tags; different tags may share one.
+            self._tags = pa.array(sorted(parse_tags(wanted.expression).tags), pa.string())
+        #: Columns that are decoded; `tags` at the end when it is only needed for the filter.
+        self._columns = list(self._schema.names)
+        if self._tags is not None and "tags" not in self._columns:
+            self._columns.append("tags")
+
+    def batches(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
+        found = self._decoded(stretch)
+        if self._options.fail_on_data_loss and self._options.wanted.passes_all:
+            self._check_count(stretch, sum(batch.num_rows for batch in found))
+        for batch in found:
+            chosen = self._chosen(batch)
+            if chosen.num_rows:
+                yield self._shaped(chosen)
+
+    def _decoded(self, stretch: _Stretch) -> list[pa.RecordBatch]:
+        if not stretch.pieces:
+            return []
+        try:
+            return [
+                messages_to_arrow(
+                    stretch.pieces,
+                    broker_name=stretch.queue.broker,
+                    columns=self._columns,
+                    bad_body=BadBody.NULL,
+                )
+            ]
+        except ChunkTooLarge:
+            # Compressed bodies that grow beyond what one column can hold.
+            if len(stretch.pieces) == 1:
+                raise
+        except RecordInvalid as error:
+            if self._options.fail_on_data_loss:
+                raise DataLost(
+                    [f"{stretch.queue}: what the broker sent is damaged: {error}"]
+                ) from error
+            if len(stretch.pieces) == 1:
+                log.warning(
+                    "a damaged answer of the broker is left out: %s",
+                    error,
+                    extra={"queue": str(stretch.queue), "offset": stretch.start},
+                )
+                return []
+        first, second = stretch.halves()
+        return self._decoded(first) + self._decoded(second)
+
+    def _check_count(self, stretch: _Stretch, count: int) -> None:
+        """Without a filter every offset has a message."""
+        wanted = QueueRange(stretch.queue, stretch.start, stretch.end)
+        if count != len(wanted):
+            raise DataLost([f"{wanted} has {count} messages instead of {len(wanted)}"])
+
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._tags is None:
+            return batch
+        is_wanted = pc.is_in(batch.column("tags"), value_set=self._tags)
+        return batch if pc.all(is_wanted).as_py() else batch.filter(is_wanted)
+
+    def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = batch.columns[: len(self._schema.names)]
+        if batch.schema == self._schema:
+            return batch
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

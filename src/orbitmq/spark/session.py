@@ -1,0 +1,82 @@
+"""A Spark session on this machine, with the settings that were measured to matter.
+
+Three of them are about the start. Workers import PySpark from a zip without byte code unless
+`SPARK_HOME` has no `python` folder, so it becomes a folder of links without it. A `JAVA_HOME` is
+found, or made (see `java`). Workers run the interpreter that runs this, not the first on the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.spark.java import cache_folder, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FILE_MANAGER: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+#: For every session on one machine.
+LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    # Takes 40 to 50 ms off each Python task, which over TCP wait for delayed acknowledgements.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # The default starts a process for every write of the logs of a stream. Local checkpoints only.
+    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+#: What the folder of PySpark has that its launcher needs.
+_LINKED: Final = ("bin", "jars", "sbin", "data", "licenses")
+
+
+def local_session(
+    name: str,
+    *,
+    cores: int | str = "*",
+    attempts: int = 4,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session in this process's own JVM; a failed task is tried `attempts` times."""
+    prepare(os.environ)
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # reads the environment
+
+    builder = SparkSession.builder.master(f"local[{cores},{attempts}]").appName(name)
+    for key, value in {**LOCAL_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def prepare(environment: MutableMapping[str, str]) -> None:
+    """Set what the launcher of Spark reads; what is set already stays. Before the first session."""
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "JAVA_HOME" not in environment:
+        environment["JAVA_HOME"] = str(find_java(environment).home)
+    if "SPARK_HOME" not in environment:
+        environment["SPARK_HOME"] = str(_spark_home(environment))
+
+
+def _spark_home(environment: Mapping[str, str]) -> Path:
+    import pyspark  # noqa: PLC0415  # only its place is needed
+
+    package = Path(pyspark.__file__).resolve().parent
+    # One folder for each installation: several versions may be in use on one machine.
+    mark = hashlib.sha256(str(package).encode()).hexdigest()[:12]
+    home = cache_folder(environment) / f"spark-{pyspark.__version__}-{mark}"
+    home.mkdir(parents=True, exist_ok=True)
+    for part in _LINKED:
+        target, link = package / part, home / part
+        if target.exists() and not link.is_symlink():
+            try:
+                link.symlink_to(target, target_is_directory=True)
+            except FileExistsError:
+                continue  # another session made it meanwhile
+    return home

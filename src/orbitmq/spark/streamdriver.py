@@ -1,0 +1,274 @@
+"""What a stream decides on the driver: where batches begin and end, and what the broker is told.
+
+The truth about progress is Spark's log of offsets. The group's progress at the broker is told from
+it, after the fact, and is never read back except by a new stream that asks for it
+(`startingOffsets=group`). Spark says in the first argument of `latestOffset` up to where all is
+done; only that sign comes in time also for the last batch, so progress is told there.
+
+A stream begins at a place. If time moves the place (see `offsets`), the first batch takes nothing
+and ends at the offsets that the place stands for; only from then on there is something to repeat.
+
+A queue that appears later is read from its beginning: the batch in which it appears takes nothing
+of it and ends at its first message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangecluster import Bounds, RangeCluster
+from orbitmq.client.ranges import QueueRange
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.errors import OrbitError
+from orbitmq.spark.errors import DataLost
+from orbitmq.spark.heads import Heads, HeadSettings
+from orbitmq.spark.offsets import (
+    Json,
+    Latest,
+    from_json,
+    is_fixed,
+    is_starting,
+    starting,
+    to_json,
+)
+from orbitmq.spark.options import StreamOptions
+from orbitmq.spark.places import available, resolve
+from orbitmq.spark.plan import TriggerGate, admit, partition
+
+log = logging.getLogger(__name__)
+
+#: How soon a report that a broker did not take is tried again, in seconds.
+_REPORT_AGAIN: Final = 1.0
+#: How often the other members of the group are looked for, in seconds.
+_LOOK_FOR_OTHERS: Final = 30.0
+
+
+class StreamDriver:
+    """One running stream. Called by Spark, one call after the other."""
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        *,
+        clock: Clock | None = None,
+        heads: HeadSettings | None = None,
+    ) -> None:
+        read = options.read
+        self._options = options
+        clock = clock or SystemClock()
+        self._monotonic = clock.monotonic
+        self._cluster = RangeCluster(
+            read.access, read.group, retries=read.offset_retries, pause=read.offset_pause
+        )
+        self._heads = Heads(
+            self._cluster,
+            read.subscription,
+            heads or HeadSettings(route=read.route_life),
+            clock,
+        )
+        self._gate = TriggerGate(options.min_offsets, options.max_delay)
+        self._initial: Json | None = None
+        self._resolved: dict[Queue, int] | None = None
+        #: Where the run is to end that takes only what is there when it begins.
+        self._target: dict[Queue, Bounds] | None = None
+        self._last_start: Json | None = None
+        self._reported: dict[Queue, int] = {}
+        self._report_not_before = float("-inf")
+        self._joined: frozenset[str] = frozenset()
+        self._look_at = float("-inf")
+        self._others: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        self._cluster.start()
+
+    def stop(self) -> None:
+        """Leave the group. May be called again; the stream loses nothing if it never is."""
+        self._cluster.stop()
+
+    # ---- what Spark asks
+
+    def initial_offset(self) -> Json:
+        """Where the stream begins: always the same for one query."""
+        if self._initial is None:
+            place = self._options.read.start
+            self._initial = to_json(self._begin()) if is_fixed(place) else starting(place)
+        return self._initial
+
+    def latest_offset(self, start: Json, *, limit: int | None, take_all: bool = False) -> Json:
+        """Where the batch that begins at `start` ends; `start` itself when there is none.
+
+        `limit` is how many messages it may take, `take_all` that there will be no other batch.
+        """
+        is_new_start = start != self._last_start
+        self._last_start = start
+        if is_starting(start):
+            return to_json(self._first_batch_end(take_all=take_all))
+        positions = from_json(start)
+        self._report(positions)
+        bounds = self._heads.bounds(fresh=is_new_start)
+        self._check(positions, bounds)
+        ends = self._ends(positions, bounds, limit, take_all=take_all)
+        return start if ends == positions else to_json(ends)
+
+    def latest_known(self) -> Json | None:
+        """Where queues end, for whoever watches the lag; asks nobody."""
+        bounds = self._heads.bounds()
+        return to_json({queue: each.high for queue, each in bounds.items()}) if bounds else None
+
+    def ends(self) -> Json:
+        """Where all queues end now. Raises when one does not say."""
+        return to_json(self._cluster.ends(self._heads.queues).or_raise())
+
+    def take_only_what_is_there(self) -> None:
+        """From now on no batch goes beyond what the queues have at this moment."""
+        self._target = self._heads.bounds(fresh=True)
+
+    def partitions(self, start: Json, end: Json) -> list[tuple[QueueRange, ...]]:
+        """The ranges of a batch, dealt out to tasks."""
+        read = self._options.read
+        ranges = list(self._ranges(start, from_json(end)))
+        return partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
+
+    def finished(self, end: Json) -> None:
+        """A batch is done."""
+        if not is_starting(end):
+            self._report(from_json(end))
+
+    # ---- where batches end
+
+    def _begin(self) -> dict[Queue, int]:
+        if self._resolved is None:
+            self._resolved = resolve(self._options.read.start, self._heads.queues, self._cluster)
+        return self._resolved
+
+    def _first_batch_end(self, *, take_all: bool) -> dict[Queue, int]:
+        begin = self._begin()
+        # A stream that begins at the end has nothing to take, however much came since.
+        if not take_all or isinstance(self._options.read.start, Latest):
+            return begin
+        bounds = self._heads.bounds(fresh=True)
+        return {queue: max(at, bounds[queue].high) for queue, at in begin.items()}
+
+    def _ends(
+        self,
+        positions: dict[Queue, int],
+        bounds: dict[Queue, Bounds],
+        limit: int | None,
+        *,
+        take_all: bool,
+    ) -> dict[Queue, int]:
+        within = {queue: each for queue, each in bounds.items() if self._is_taken(queue)}
+        new = {
+            queue: each.high if take_all else each.low
+            for queue, each in within.items()
+            if queue not in positions
+        }
+        # Only where losses are allowed: the queue lost its end or was made anew. The stream goes on
+        # where it ends now.
+        shortened = {
+            queue: each.high
+            for queue, each in within.items()
+            if each.high < positions.get(queue, 0)
+        }
+        highs = {
+            queue: self._limited(queue, each.high)
+            for queue, each in within.items()
+            if queue in positions and queue not in shortened
+        }
+        waiting = sum(max(0, high - positions[queue]) for queue, high in highs.items())
+        is_open = take_all or self._target is not None
+        if not is_open and not self._gate.opens(waiting, self._monotonic()):
+            return positions | new | shortened
+        return admit(positions, highs, limit) | new | shortened
+
+    def _is_taken(self, queue: Queue) -> bool:
+        return self._target is None or queue in self._target
+
+    def _limited(self, queue: Queue, high: int) -> int:
+        return high if self._target is None else min(high, self._target[queue].high)
+
+    def _check(self, positions: dict[Queue, int], bounds: dict[Queue, Bounds]) -> None:
+        """Say early what a batch would find missing."""
+        if not self._options.read.fail_on_data_loss:
+            return
+        problems = [
+            f"{queue} is to be read from offset {at} on and has {bounds[queue].low} to "
+            f"{bounds[queue].high}"
+            for queue, at in sorted(positions.items())
+            if queue in bounds and not bounds[queue].low <= at <= bounds[queue].high
+        ]
+        if problems:
+            raise DataLost(problems)
+
+    # ---- what batches take
+
+    def _ranges(self, start: Json, end: dict[Queue, int]) -> Iterator[QueueRange]:
+        """What lies between two offsets of the stream."""
+        read = self._options.read
+        if is_starting(start):
+            if isinstance(read.start, Latest):
+                return
+            # The batch that only says where the stream begins takes nothing: it ends there.
+            begin = self._begin()
+            positions = {queue: min(begin.get(queue, at), at) for queue, at in end.items()}
+        else:
+            positions = from_json(start)
+        bounds = self._heads.bounds()
+        wanted: list[QueueRange] = []
+        problems: list[str] = []
+        for queue, to in sorted(end.items()):
+            low = bounds[queue].low if queue in bounds else 0
+            at = positions.get(queue, min(low, to))
+            if to < at:
+                problems.append(f"{queue} was read up to offset {at} and now ends at {to}")
+                continue
+            wanted.append(QueueRange(queue, at, to))
+        if problems and read.fail_on_data_loss:
+            raise DataLost(problems)
+        for problem in problems:
+            log.warning("%s; what is there is not read, the stream goes on at that end", problem)
+        yield from available(wanted, bounds, fail=read.fail_on_data_loss)
+
+    # ---- the group
+
+    def _report(self, positions: dict[Queue, int]) -> None:
+        """Tell brokers up to where everything is done. A failure is logged and tried again."""
+        if not self._options.commit_progress:
+            return
+        now = self._monotonic()
+        self._be_member(positions, now)
+        changed = {queue: at for queue, at in positions.items() if self._reported.get(queue) != at}
+        if not changed or now < self._report_not_before:
+            return
+        failures = self._cluster.report(changed)
+        self._reported |= {queue: at for queue, at in changed.items() if queue not in failures}
+        if failures:
+            self._report_not_before = now + _REPORT_AGAIN
+            queue, reason = next(iter(failures.items()))
+            log.warning("progress of %d queues not taken: %s: %s", len(failures), queue, reason)
+
+    def _be_member(self, positions: dict[Queue, int], now: float) -> None:
+        topics = frozenset(queue.topic for queue in positions)
+        try:
+            if topics - self._joined:
+                self._cluster.join(topics, self._options.read.wanted)
+                self._joined |= topics
+            if topics and now >= self._look_at:
+                self._look_at = now + _LOOK_FOR_OTHERS
+                self._warn_of(self._cluster.others(min(topics)))
+        except OrbitError as error:
+            self._look_at = now + _REPORT_AGAIN
+            log.warning("the group cannot be asked: %s", error)
+
+    def _warn_of(self, others: tuple[str, ...]) -> None:
+        if others and others != self._others:
+            log.warning(
+                "group %s has other members (%s): this stream reads all queues and keeps its own "
+                "offsets, and both change the group's progress; give the stream a group of its own",
+                self._options.read.group,
+                ", ".join(others[:5]),
+            )
+        self._others = others

@@ -1,0 +1,72 @@
+"""The columns that can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from orbitmq.spark.errors import SchemaRefused
+from orbitmq.spark.schema import COLUMNS
+
+_NUMBERS: Final = (IntegerType, LongType, ShortType, ByteType)
+#: What each column may be, and how that is said to a person.
+WRITABLE: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
+    "body": ((BinaryType, StringType), "binary or string"),
+    "topic": ((StringType,), "string"),
+    "tags": ((StringType,), "string"),
+    "keys": ((StringType, ArrayType), "string, with spaces between keys, or array<string>"),
+    "properties": ((MapType,), "map<string,string>"),
+    "queueId": (_NUMBERS, "int"),
+    "shardingKey": ((StringType,), "string"),
+    "delayLevel": (_NUMBERS, "int"),
+    "deliverAt": ((TimestampType,), "timestamp"),
+    "flag": (_NUMBERS, "int"),
+}
+#: What a read brings and a broker sets anew: messages that were read can be written as they are.
+IGNORED: Final = frozenset(COLUMNS.keys() - WRITABLE.keys())
+
+
+def check_writable(schema: StructType, *, topic: str | None) -> None:
+    """Refuse a schema that is not one of messages."""
+    names = set(schema.names)
+    if "body" not in names:
+        raise SchemaRefused("a column 'body' (binary or string) is needed to write messages")
+    if topic is None and "topic" not in names:
+        raise SchemaRefused("either the option 'topic' or a column 'topic' is needed")
+    for column in schema.fields:
+        if column.name in IGNORED:
+            continue
+        if column.name not in WRITABLE:
+            raise SchemaRefused(
+                f"column {column.name!r} cannot be written; leave it out, or put it into the map "
+                f"'properties'. There are: {', '.join(WRITABLE)}"
+            )
+        kinds, text = WRITABLE[column.name]
+        if not isinstance(column.dataType, kinds) or not _holds_texts(column.dataType):
+            raise SchemaRefused(
+                f"column {column.name!r} must be {text}, it is {column.dataType.simpleString()}"
+            )
+
+
+def _holds_texts(kind: DataType) -> bool:
+    match kind:
+        case MapType():
+            return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+        case ArrayType():
+            return isinstance(kind.elementType, StringType)
+        case _:
+            return True

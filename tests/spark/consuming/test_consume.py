@@ -1,0 +1,353 @@
+"""Consumer groups on a real Spark session and a real broker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.verdict import DeadLetter, Retry
+from orbitmq.client.errors import SettingError, WrongUse
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark import BatchSettings, ConsumePipeline, consume
+from orbitmq.spark.consuming.errors import PipelineFailed
+from orbitmq.spark.consuming.reports import BatchReport, PipelineState
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import Sent, fill, numbered
+from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
+from tests.support.sparking import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Made = Callable[..., ConsumePipeline]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "journal")
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
+    """Makes pipelines that are stopped with the test."""
+    made: list[ConsumePipeline] = []
+
+    def make(group: str = "billing", **options: object) -> ConsumePipeline:
+        given = {"consume_from": "first", "batch": QUICK, "rebalance": SOON} | options
+        run = consume(spark, group, name_server=orbit_cluster.name_server, **given)  # type: ignore[arg-type]
+        made.append(run)
+        return run
+
+    yield make
+    for run in made:
+        run.stop()
+
+
+def send(cluster: EmbeddedCluster, topic: str, messages: Sequence[Sent | bytes]) -> None:
+    fill(cluster.broker_addresses[0], topic, messages)
+
+
+def test_handlers_of_all_kinds_get_every_message_once(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
+) -> None:
+    """The kinds that a `Consumer` takes: one message, a batch, `async def`; and a filter."""
+    for topic in ("single", "batched", "awaited"):
+        orbit_cluster.create_topic(topic, queues=4)
+        send(orbit_cluster, topic, numbered(200, queues=4))
+    send(orbit_cluster, "single", [Sent(b"not for us", 0, {"TAGS": "draft"})])
+    note = journal.writing()
+    reports: list[BatchReport] = []
+    run = pipeline(on_batch=reports.append)
+
+    @run.on("single", sql="TAGS IS NULL")
+    def single(message: ReceivedMessage) -> None:
+        note(message)
+
+    @run.on("batched", batch=True, batch_size=32)
+    def batched(messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            note(message)
+
+    @run.on("awaited")
+    async def awaited(message: ReceivedMessage) -> None:
+        note(message)
+
+    with run:
+        idle(run)
+        progress = run.progress()
+
+    counts = Counter((entry.topic, entry.body) for entry in journal.entries())
+    topics = ("single", "batched", "awaited")
+    assert set(counts) == {(topic, str(n)) for topic in topics for n in range(200)}
+    assert set(counts.values()) == {1}
+    assert progress_of(orbit_cluster, "billing", "single") == {0: 51, 1: 50, 2: 50, 3: 50}
+    assert progress_of(orbit_cluster, "billing", "awaited") == dict.fromkeys(range(4), 50)
+    assert os.getpid() not in {entry.process for entry in journal.entries()}
+    assert (progress.done, progress.total_lag, progress.last_error) == (600, 0, None)
+    assert sum(report.done for report in reports) == 600
+    assert all(report.rows_per_second > 0 for report in reports)
+    assert run.progress().state is PipelineState.STOPPED
+
+
+@pytest.mark.feature("M11")
+def test_a_failing_message_comes_again_after_growing_delays_and_ends_as_a_dead_letter(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
+) -> None:
+    orbit_cluster.create_topic("orders", queues=2)
+    send(orbit_cluster, "orders", numbered(20, queues=2))
+
+    def bill(message: ReceivedMessage) -> None:
+        if message.text() == "7":
+            raise ValueError(f"no account, attempt {message.attempt}")
+
+    def attempts() -> list[int]:
+        return [entry.attempt for entry in journal.entries() if entry.body == "7"]
+
+    run = pipeline(max_retries=2)
+    run.on("orders")(journal.writing(bill))
+    with run:
+        idle(run)
+        assert attempts() == [1]
+        # It holds nothing back: its copy at the broker stands for it.
+        assert progress_of(orbit_cluster, "billing", "orders") == {0: 10, 1: 10}
+        for delay, made in ((10, 2), (30, 3)):
+            orbit_cluster.advance(delay - 2)
+            idle(run)
+            assert len(attempts()) == made - 1
+            orbit_cluster.advance(2)
+            until(lambda made=made: len(attempts()) == made, f"attempt {made}")  # type: ignore[misc]
+            idle(run)  # and it is back at the broker
+        progress = run.progress()
+
+    assert attempts() == [1, 2, 3]
+    assert Counter(journal.bodies()) == {str(n): 3 if n == 7 else 1 for n in range(20)}
+    (letter,) = orbit_cluster.messages("%DLQ%billing")
+    assert letter.body == b"7"
+    assert letter.properties["DLQ_REASON"] == "ValueError: no account, attempt 3"
+    assert letter.properties["DLQ_ORIGIN_TOPIC"] == "orders"
+    assert letter.reconsume_times == 3
+    assert (progress.done, progress.retried, progress.dead) == (19, 2, 1)
+    assert progress.last_error == "ValueError: no account, attempt 3"
+
+
+def test_handlers_say_what_becomes_of_messages(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
+) -> None:
+    """A delay of their own, at once a dead letter, and a part of a batch."""
+    orbit_cluster.create_topic("orders", queues=1)
+    orbit_cluster.create_topic("parts", queues=1)
+    send(orbit_cluster, "orders", [b"later", b"never", b"good"])
+    send(orbit_cluster, "parts", [b"a", b"b", b"c"])
+    note = journal.writing()
+    run = pipeline()
+
+    @run.on("orders")
+    def bill(message: ReceivedMessage) -> None:
+        note(message)
+        if message.text() == "never":
+            raise DeadLetter("no such customer")
+        if message.text() == "later" and message.attempt == 1:
+            raise Retry("not open yet", delay=3600)
+
+    @run.on("parts", batch=True)
+    def parts(messages: list[ReceivedMessage]) -> int | None:
+        for message in messages:
+            note(message)
+        return 0 if messages[0].attempt == 1 else None
+
+    with run:
+        idle(run)
+        orbit_cluster.advance(10)
+        until(lambda: Counter(journal.bodies())["c"] == 2, "the rest of the batch")
+        idle(run)
+        orbit_cluster.advance(3500)
+        idle(run)
+        assert Counter(journal.bodies())["later"] == 1
+        orbit_cluster.advance(100)
+        until(lambda: Counter(journal.bodies())["later"] == 2, "the delay is over")
+
+    assert Counter(journal.bodies()) == {"later": 2, "never": 1, "good": 1, "a": 1, "b": 2, "c": 2}
+    (letter,) = orbit_cluster.messages("%DLQ%billing")
+    assert (letter.body, letter.properties["DLQ_REASON"]) == (b"never", "no such customer")
+
+
+def test_in_order_a_failing_message_holds_its_queue_and_no_other(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("orders", queues=3)
+    send(orbit_cluster, "orders", numbered(60, queues=3))
+    allowed = tmp_path / "allowed"
+    path = str(allowed)
+
+    def bill(message: ReceivedMessage) -> None:
+        if message.text() == "10" and not os.path.exists(path):  # noqa: PTH110  # travels alone
+            raise ValueError("not yet")
+
+    def tries() -> list[int]:
+        return [entry.attempt for entry in journal.entries() if entry.body == "10"]
+
+    run = pipeline(ordered=True)
+    run.on("orders")(journal.writing(bill))
+    with run:
+        until(lambda: len(tries()) >= 3, "it is tried again and again")
+        held = progress_of(orbit_cluster, "billing", "orders")
+        allowed.touch()
+        idle(run)
+
+    assert held == {0: 20, 1: 3, 2: 20}
+    assert tries()[:3] == [1, 2, 3]
+    assert progress_of(orbit_cluster, "billing", "orders") == {0: 20, 1: 20, 2: 20}
+    calls = defaultdict(list)
+    for entry in journal.entries():
+        calls[entry.queue].append(entry)
+    for entries in calls.values():
+        offsets = [entry.offset for entry in entries]
+        assert offsets == sorted(offsets)
+        assert sorted(set(offsets)) == list(range(20))
+        for one, following in pairwise(entries):
+            assert one.ended <= following.began
+
+
+def test_a_group_is_shared_with_plain_consumers_that_come_and_go(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
+) -> None:
+    """Eight queues; what changes hands is handled by one of the two, and once."""
+    orbit_cluster.create_topic("orders", queues=8)
+    run = pipeline()
+    run.on("orders")(journal.writing())
+    plain = Consumer(
+        "billing", name_server=orbit_cluster.name_server, consume_from="first", rebalance=SOON
+    )
+    plain.on("orders")(journal.writing())
+
+    def of_orders(queues: frozenset[object]) -> int:
+        return sum("orders@" in str(queue) for queue in queues)
+
+    with run:
+        send(orbit_cluster, "orders", numbered(400, queues=8))
+        until(lambda: of_orders(run.queues) == 8, "alone it has all queues")
+        plain.start()
+        try:
+            send(orbit_cluster, "orders", numbered(400, queues=8, first=400))
+            until(lambda: of_orders(run.queues) == 4 == of_orders(plain.queues), "each has half")
+            send(orbit_cluster, "orders", numbered(400, queues=8, first=800))
+            until(lambda: len(set(journal.bodies())) == 1200, "all is handled")
+        finally:
+            plain.stop()
+        send(orbit_cluster, "orders", numbered(400, queues=8, first=1200))
+        until(lambda: of_orders(run.queues) == 8, "alone again")
+        idle(run)
+
+    counts = Counter(journal.bodies())
+    assert set(counts) == {str(n) for n in range(1600)}
+    assert set(counts.values()) == {1}
+    by_process = Counter(entry.process == os.getpid() for entry in journal.entries())
+    assert by_process[True] >= 200
+    assert by_process[False] >= 800
+    assert progress_of(orbit_cluster, "billing", "orders") == dict.fromkeys(range(8), 200)
+
+
+def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
+) -> None:
+    orbit_cluster.create_topic("orders", queues=2)
+    send(orbit_cluster, "orders", numbered(2000, queues=2))
+
+    def slow(message: ReceivedMessage) -> None:
+        threading.Event().wait(0.01)
+
+    first = pipeline(batch=BatchSettings(idle=0.02, seconds=0.5), workers=4)
+    first.on("orders")(journal.writing(slow))
+    first.start()
+    until(lambda: len(journal.entries()) > 20, "it is in the middle of a batch")
+    first.stop()
+    done = len(journal.entries())
+    reported = sum(progress_of(orbit_cluster, "billing", "orders").values())
+    second = pipeline()
+    second.on("orders")(journal.writing())
+    with second:
+        idle(second)
+
+    assert 20 < done < 2000
+    assert reported == done
+    assert Counter(journal.bodies()) == {str(n): 1 for n in range(2000)}
+
+
+def test_a_worker_that_dies_costs_a_repetition_and_nothing_else(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    send(orbit_cluster, "orders", numbered(50))
+    path = str(tmp_path / "died")
+
+    def die_once(message: ReceivedMessage) -> None:
+        if message.text() == "30" and not os.path.exists(path):  # noqa: PTH110  # travels alone
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+            os._exit(1)
+
+    run = pipeline()
+    run.on("orders")(journal.writing(die_once))
+    with run:
+        idle(run)
+        progress = run.progress()
+
+    assert set(journal.bodies()) == {str(n) for n in range(50)}
+    assert progress_of(orbit_cluster, "billing", "orders") == {0: 50}
+    assert progress.last_error is not None
+
+
+def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(
+    pipeline: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    send(orbit_cluster, "orders", numbered(5))
+
+    def die(message: ReceivedMessage) -> None:
+        os._exit(1)
+
+    run = pipeline(batch=BatchSettings(idle=0.02, first_pause=0.01, failures=2))
+    run.on("orders")(die)
+
+    with pytest.raises(PipelineFailed, match="2 failed jobs in a row"):
+        run.run()
+
+    assert run.state is PipelineState.FAILED
+    assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
+
+
+def test_a_handler_that_cannot_travel_is_refused_at_the_start(
+    pipeline: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    lock = threading.Lock()
+    run = pipeline()
+
+    @run.on("orders")
+    def bill(message: ReceivedMessage) -> None:
+        with lock:
+            pass
+
+    with pytest.raises(SettingError, match=r"bill.*cannot be sent to Spark's workers"):
+        run.start()
+
+
+def test_wrong_use_is_said_at_once(pipeline: Made, orbit_cluster: EmbeddedCluster) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    with pytest.raises(SettingError, match="has no handler"):
+        pipeline().start()
+    with pytest.raises(SettingError, match=r"batch\.seconds must be positive"):
+        BatchSettings(seconds=0)
+    run = pipeline()
+    run.on("orders")(print)
+    with pytest.raises(SettingError, match="has a handler already"):
+        run.on("orders")(print)
+    with run, pytest.raises(WrongUse, match="before the start"):
+        run.on("other")(print)

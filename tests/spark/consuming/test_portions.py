@@ -1,0 +1,179 @@
+"""Owned queues between rebalancing and batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.engine import Engine
+from orbitmq.client.queue import Queue
+from orbitmq.client.settings import ClientSettings
+from orbitmq.spark.consuming.portions import Planned, Portions
+from orbitmq.spark.consuming.reports import PieceReport
+from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from tests.support.consuming import LockStub
+from tests.support.filling import fill, numbered
+
+QUEUE = Queue("orders", "broker-a", 0)
+OTHER = Queue("orders", "broker-a", 1)
+
+
+@dataclass
+class Bench:
+    """Portions with everything around them in the hands of a test."""
+
+    engine: Engine
+    progress: MemoryProgress
+    address: str
+
+    def portions(self, *, ordered: bool = False) -> Portions:
+        found = Portions(self.engine, ordered=ordered)
+        found.progress = self.progress
+        return found
+
+    def own(
+        self, portions: Portions, queue: Queue = QUEUE, at: int = 0, lock: LockStub | None = None
+    ) -> OwnedQueue:
+        owned = OwnedQueue(queue, at, now=self.engine.clock.monotonic(), lock=lock)
+        portions.begin(owned)
+        return owned
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders", queues=2)
+        address = str(cluster.brokers[0].address)
+        await asyncio.to_thread(fill, address, "orders", numbered(200, queues=2))
+        engine = Engine(ClientSettings(name_servers=(cluster.name_server,)))
+        await engine.start()
+        await engine.routes.get("orders")
+        yield Bench(engine, MemoryProgress(), address)
+        await engine.stop()
+
+
+def finished(planned: Planned, upto: int, **more: object) -> list[PieceReport]:
+    """A report of the only piece."""
+    return [PieceReport(place=0, finished=upto, **more)]  # type: ignore[arg-type]
+
+
+async def test_a_batch_goes_on_where_the_last_one_ended(bench: Bench) -> None:
+    portions = bench.portions()
+    bench.own(portions, at=10)
+
+    first = await portions.plan(30)
+    await portions.settle(first, finished(first, 25))
+    second = await portions.plan(1000)
+
+    assert [(each.range.start, each.range.end) for each in first.pieces] == [(10, 40)]
+    assert [(each.range.start, each.range.end) for each in second.pieces] == [(25, 100)]
+    assert bench.progress.kept == {QUEUE: 25}
+    assert portions.lag == {QUEUE: 75}
+
+
+async def test_what_was_done_beyond_a_gap_is_not_planned_again(bench: Bench) -> None:
+    portions = bench.portions()
+    bench.own(portions)
+
+    first = await portions.plan(100)
+    await portions.settle(first, finished(first, 7, beyond=(8, 50, 60, 100)))
+    second = await portions.plan(100)
+
+    assert [(each.range.start, each.range.end) for each in second.pieces] == [(7, 8), (50, 60)]
+    assert bench.progress.kept == {QUEUE: 7}
+    assert portions.lag == {QUEUE: 11}
+
+
+async def test_whoever_takes_a_queue_waits_for_its_batch_and_has_its_progress(bench: Bench) -> None:
+    portions = bench.portions()
+    owned = bench.own(portions)
+    planned = await portions.plan(100)
+
+    assert not await portions.drain(owned, 0.05)
+    waiting = asyncio.create_task(portions.drain(owned, 10))
+    await portions.settle(planned, finished(planned, 60))
+
+    assert await waiting
+    assert bench.progress.kept == {QUEUE: 60}
+    assert (await portions.plan(100)).pieces == ()
+
+
+async def test_a_queue_that_is_in_no_batch_is_given_up_at_once(bench: Bench) -> None:
+    portions = bench.portions()
+    owned = bench.own(portions)
+    bench.own(portions, OTHER)
+
+    assert await portions.drain(owned, 0.0)
+    portions.end(owned)
+    planned = await portions.plan(100)
+
+    assert [piece.range.queue for piece in planned.pieces] == [OTHER]
+
+
+async def test_what_a_batch_says_about_a_lost_queue_does_not_count(bench: Bench) -> None:
+    portions = bench.portions()
+    owned = bench.own(portions)
+    planned = await portions.plan(100)
+    portions.end(owned)
+    owned.drop()
+    again = bench.own(portions, at=3)
+
+    await portions.settle(planned, finished(planned, 60))
+
+    assert bench.progress.kept == {}
+    assert [(piece.range.start) for piece in (await portions.plan(100)).pieces] == [3]
+    assert not again.is_dropped
+
+
+async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) -> None:
+    portions = bench.portions(ordered=True)
+    bench.own(portions, lock=LockStub())
+    bench.own(portions, OTHER, lock=LockStub())
+    first = await portions.plan(20)
+    places = {piece.range.queue: place for place, piece in enumerate(first.pieces)}
+
+    await portions.settle(
+        first,
+        [
+            PieceReport(place=places[QUEUE], finished=4, attempts=2, pause=0.2),
+            PieceReport(place=places[OTHER], finished=10),
+        ],
+    )
+    second = await portions.plan(20)
+    await portions.settle(second, [])
+    third = await portions.plan(20)
+    async with asyncio.timeout(10):
+        while QUEUE not in {piece.range.queue for piece in third.pieces}:
+            await portions.settle(third, [])
+            await asyncio.sleep(0.02)
+            third = await portions.plan(20)
+
+    assert [piece.range.queue for piece in second.pieces] == [OTHER]
+    attempts = {piece.range.queue: (piece.range.start, piece.attempts) for piece in third.pieces}
+    assert attempts[QUEUE] == (4, 2)
+
+
+async def test_in_order_a_queue_without_its_lock_is_not_planned(bench: Bench) -> None:
+    portions = bench.portions(ordered=True)
+    bench.own(portions, lock=LockStub(held=False))
+
+    assert (await portions.plan(100)).pieces == ()
+
+
+async def test_progress_beyond_the_end_is_set_back_to_it(bench: Bench) -> None:
+    """The broker lost the end of its log: what comes next has offsets that were used before."""
+    portions = bench.portions()
+    bench.own(portions, at=500)
+
+    planned = await portions.plan(100)
+    await asyncio.to_thread(fill, bench.address, "orders", numbered(5))
+    following = await portions.plan(100)
+
+    assert planned.pieces == ()
+    assert [(each.range.start, each.range.end) for each in following.pieces] == [(100, 105)]
+    assert bench.progress.read(QUEUE) == 100

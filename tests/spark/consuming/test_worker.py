@@ -1,0 +1,193 @@
+"""What a task does with pieces of queues, without a Spark around it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.locks import QueueLocks
+from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.verdict import DeadLetter
+from orbitmq.client.engine import Engine
+from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.ranges import QueueRange
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark.consuming.definition import Definition, Handled
+from orbitmq.spark.consuming.planning import Piece
+from orbitmq.spark.consuming.worker import Worker
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+
+QUEUE = Queue("orders", "broker-a", 0)
+DRIVER = "127.0.0.1@driver"
+
+Made = Callable[..., Worker]
+
+
+@pytest.fixture
+def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
+    """Makes workers that are stopped with the test."""
+    orbit_cluster.create_topic("orders", queues=2)
+    made: list[Worker] = []
+
+    def make(handler: Callable[..., Any], *, ordered: bool = False, **consume: Any) -> Worker:
+        found = Worker(
+            Definition(
+                group="billing",
+                wire_group="billing",
+                namespace=None,
+                access=RangeAccess(name_servers=(orbit_cluster.name_server,), timeout=1.0),
+                handled=(Handled(topic="orders", function=handler),),
+                middleware=(),
+                consume=ConsumeSettings(send_back_timeout=1.0, **consume),
+                ordered=ordered,
+                client_id=DRIVER,
+                bytes_in_task=1 << 20,
+                patience=2.0,
+            )
+        )
+        found.start()
+        made.append(found)
+        return found
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def piece(start: int, end: int, *, attempts: int = 0, queue: Queue = QUEUE) -> Piece:
+    return Piece(QueueRange(queue, start, end), attempts)
+
+
+def sent(cluster: EmbeddedCluster, count: int) -> None:
+    fill(cluster.broker_addresses[0], "orders", numbered(count))
+
+
+def test_only_the_messages_of_the_piece_are_handled(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 100)
+    seen: list[int] = []
+    busy = worker(lambda message: seen.append(message.queue_offset))
+
+    first, second = busy.handle([(1, piece(60, 70)), (0, piece(5, 25))], 10)
+    again = busy.handle([(0, piece(25, 30))], 10)
+
+    assert sorted(seen) == [*range(5, 30), *range(60, 70)]
+    assert {first.place: first.finished, second.place: second.finished} == {0: 25, 1: 70}
+    assert (first.done, second.done) == (20, 10)
+    assert [(report.finished, report.done, report.error) for report in again] == [(30, 5, None)]
+
+
+def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 500)
+    seen: list[int] = []
+
+    def slow(message: ReceivedMessage) -> None:
+        threading.Event().wait(0.02)
+        seen.append(message.queue_offset)
+
+    (report,) = worker(slow, workers=4).handle([(0, piece(0, 500))], 0.3)
+
+    assert 0 < report.finished < 500
+    # No gap: what comes again are messages that no handler has seen.
+    assert sorted(seen) == list(range(report.finished))
+    assert (report.done, report.beyond, report.error) == (report.finished, (), None)
+
+
+def test_a_failed_message_that_nobody_takes_back_is_not_finished(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    """Those around it are, and are not repeated with it."""
+    sent(orbit_cluster, 20)
+
+    def fail_alone(message: ReceivedMessage) -> None:
+        if message.queue_offset == 7:
+            orbit_cluster.stop()
+            raise DeadLetter("no such customer")
+
+    (report,) = worker(fail_alone, workers=2).handle([(0, piece(0, 20))], 4)
+
+    assert (report.finished, report.beyond) == (7, ())
+    assert report.kept >= 1
+    assert (report.retried, report.dead) == (0, 0)
+    assert report.error == "no such customer"
+
+
+def test_in_order_a_failure_ends_the_work_on_its_queue(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(40, queues=2))
+    seen: list[tuple[int, int, int]] = []
+
+    def fail(message: ReceivedMessage) -> None:
+        seen.append((message.queue.id, message.queue_offset, message.attempt))
+        if message.queue.id == 0 and message.queue_offset == 7:
+            raise ValueError("not yet")
+
+    other = Queue("orders", "broker-a", 1)
+    busy = worker(fail, ordered=True, suspend=0.5)
+    reports = busy.handle([(0, piece(0, 20)), (1, piece(0, 20, queue=other))], 10)
+    (again,) = busy.handle([(0, piece(7, 20, attempts=reports[0].attempts))], 10)
+
+    failing, fine = sorted(reports, key=lambda report: report.place)
+    assert (failing.finished, failing.attempts, failing.pause) == (7, 1, 0.5)
+    assert failing.error == "ValueError: not yet"
+    assert (fine.finished, fine.done, fine.pause) == (20, 20, None)
+    assert [place for place in seen if place[0] == 0] == [
+        *((0, offset, 1) for offset in range(8)),
+        (0, 7, 2),
+    ]
+    assert (again.finished, again.attempts) == (7, 2)
+
+
+def test_in_order_nothing_is_done_without_the_lock(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    """A task that begins late, when its driver is gone and somebody else has the queue."""
+    sent(orbit_cluster, 10)
+    seen: list[int] = []
+    thread = LoopThread()
+    thread.start()
+
+    async def lock() -> Engine:
+        access = RangeAccess(name_servers=(orbit_cluster.name_server,))
+        engine = Engine(access.settings(instance="somebody-else"))
+        await engine.start()
+        await engine.routes.get("orders")
+        assert await QueueLocks(engine, "billing").acquire([QUEUE])
+        return engine
+
+    engine = thread.run(lock())
+    try:
+        busy = worker(lambda message: seen.append(message.queue_offset), ordered=True)
+        (report,) = busy.handle([(0, piece(0, 10))], 10)
+    finally:
+        thread.run(engine.stop())
+        thread.stop()
+
+    assert seen == []
+    assert report.finished == 0
+    assert report.error is not None
+    assert "lock" in report.error
+
+
+def test_a_broker_that_is_gone_is_an_error_of_the_piece_and_not_of_the_task(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 10)
+    busy = worker(lambda message: None)
+    orbit_cluster.stop()
+
+    (report,) = busy.handle([(0, piece(0, 10))], 10)
+
+    assert (report.finished, report.done) == (0, 0)
+    assert report.error is not None
+    assert "Unavailable" in report.error or "NoNameServer" in report.error

@@ -1,0 +1,43 @@
+"""The source through Spark Connect: the client plans nothing, the server finds the source."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+from tests.support.sparking import in_files
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_reads_streams_and_writes_through_a_connect_session(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str, tmp_path: Path
+) -> None:
+    fill(orbit_broker, orbit_topic, numbered(500, queues=4))
+    orbit_cluster.create_topic("copies", queues=2)
+
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.support.sparkconnect"),
+            *(orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said == {"kind": "pyspark.sql.connect.session", "rows": 500}
+    assert in_files(tmp_path) == list(range(500))
+    copies = sorted(int(each.body) for each in orbit_cluster.messages("copies"))
+    assert copies == list(range(500))
+    assert sum(orbit_cluster.progress("connected", orbit_topic).values()) == 500

@@ -1,0 +1,89 @@
+"""Offsets as Spark keeps them."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.queue import Queue
+from orbitmq.spark.errors import SourceError
+from orbitmq.spark.offsets import (
+    AtOffsets,
+    AtTimes,
+    Earliest,
+    GroupProgress,
+    Latest,
+    OnNoMatch,
+    Place,
+    from_json,
+    is_fixed,
+    is_starting,
+    starting,
+    to_json,
+)
+
+queues = st.builds(
+    Queue,
+    topic=st.sampled_from(["orders", "%RETRY%billing", "starting"]),
+    broker=st.sampled_from(["broker-a", "broker-b", "10.0.0.1:10911"]),
+    id=st.integers(0, 40),
+)
+positions = st.dictionaries(queues, st.integers(0, 2**63 - 1), max_size=20)
+
+
+@given(found=positions)
+def test_offsets_survive_sparks_log(found: dict[Queue, int]) -> None:
+    offset = json.loads(json.dumps(to_json(found)))
+
+    assert from_json(offset) == found
+    assert not is_starting(offset)
+
+
+@given(found=positions, chance=st.randoms(use_true_random=False))
+def test_the_same_positions_are_the_same_text(
+    found: dict[Queue, int], chance: random.Random
+) -> None:
+    """Rule 2: Spark compares texts, and would run empty batches for ever."""
+    items = list(found.items())
+    chance.shuffle(items)
+
+    assert json.dumps(to_json(dict(items))) == json.dumps(to_json(found))
+
+
+def test_queues_have_the_names_that_users_write() -> None:
+    found = {
+        Queue("b", "y", 10): 1,
+        Queue("b", "y", 9): 2,
+        Queue("b", "x", 0): 3,
+        Queue("a", "z", 0): 4,
+    }
+
+    assert json.dumps(to_json(found)) == '{"a": {"z:0": 4}, "b": {"x:0": 3, "y:9": 2, "y:10": 1}}'
+
+
+PLACES: list[tuple[Place, bool]] = [
+    (Earliest(), True),
+    (Latest(), False),
+    (GroupProgress(), False),
+    (AtOffsets({Queue("t", "a", 0): 5, Queue("t", "a", 1): -2}, "startingOffsets"), True),
+    (AtOffsets({Queue("t", "a", 0): 5, Queue("t", "a", 1): -1}, "startingOffsets"), False),
+    (AtTimes("startingTimestamp", OnNoMatch.LATEST, time=5.0), False),
+]
+
+
+@pytest.mark.parametrize(("place", "expected"), PLACES)
+def test_a_place_that_time_moves_is_named_and_not_looked_up(place: Place, expected: bool) -> None:
+    """Rule 1: the initial offset of a query is always the same."""
+    assert is_fixed(place) is expected
+    assert is_starting(starting(place))
+    assert starting(place) == starting(place)
+
+
+@pytest.mark.parametrize("offset", [{"orders": 5}, {"orders": {"0": 5}}, {"orders": {"a:0": None}}])
+def test_a_foreign_checkpoint_is_told_apart(offset: dict[str, object]) -> None:
+    with pytest.raises(SourceError, match="did not write"):
+        from_json(offset)

@@ -1,0 +1,170 @@
+"""Plans: every offset once, none twice, ends exclusive, limits kept."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.ranges import QueueRange
+from orbitmq.spark.plan import TriggerGate, admit, cut, partition
+
+A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
+
+
+def range_of(queue: Queue, start: int, length: int) -> QueueRange:
+    return QueueRange(queue, start, start + length)
+
+
+ranges = st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 5000)), max_size=12).map(
+    lambda found: [
+        range_of(Queue("orders", "broker-a", number), start, length)
+        for number, (start, length) in enumerate(found)
+    ]
+)
+maybe = st.one_of(st.none(), st.integers(1, 40))
+
+
+@given(
+    wanted=ranges,
+    min_partitions=maybe,
+    max_records=st.one_of(st.none(), st.integers(1, 3000)),
+    small=st.integers(1, 10_000),
+)
+def test_every_offset_is_in_one_partition(
+    wanted: list[QueueRange], min_partitions: int | None, max_records: int | None, small: int
+) -> None:
+    parts = partition(wanted, min_partitions=min_partitions, max_records=max_records, small=small)
+
+    # Put together again in order, the pieces are the ranges.
+    pieces = [piece for part in parts for piece in part]
+    again: dict[Queue, QueueRange] = {}
+    for piece in pieces:
+        assert len(piece) > 0
+        before = again.get(piece.queue)
+        assert before is None or before.end == piece.start
+        start = piece.start if before is None else before.start
+        again[piece.queue] = QueueRange(piece.queue, start, piece.end)
+    assert sorted(again.values()) == sorted(each for each in wanted if len(each))
+    assert all(parts)
+
+
+@given(wanted=ranges, min_partitions=st.integers(1, 40), small=st.integers(1, 10_000))
+def test_there_are_as_many_partitions_as_asked_for(
+    wanted: list[QueueRange], min_partitions: int, small: int
+) -> None:
+    parts = partition(wanted, min_partitions=min_partitions, small=small)
+
+    assert len(parts) >= min(min_partitions, sum(map(len, wanted)))
+
+
+@given(wanted=ranges, max_records=st.integers(1, 3000), min_partitions=maybe)
+def test_no_partition_has_more_records_than_allowed(
+    wanted: list[QueueRange], max_records: int, min_partitions: int | None
+) -> None:
+    parts = partition(wanted, max_records=max_records, min_partitions=min_partitions)
+
+    assert all(sum(map(len, part)) <= max_records for part in parts)
+
+
+def test_small_queues_share_a_task() -> None:
+    wanted = [range_of(queue, 7, 5) for queue in (A, B, C)]
+
+    assert partition(wanted) == [tuple(wanted)]
+
+
+def test_a_big_queue_has_a_task_of_its_own_and_keeps_its_order() -> None:
+    big = range_of(B, 0, 10**7)
+
+    parts = partition([range_of(A, 0, 20_000), big, range_of(C, 0, 5)])
+
+    assert [each for part in parts for each in part if each.queue == B] == [big]
+    assert len(parts) >= 2
+
+
+def test_the_longest_queue_is_cut_first() -> None:
+    parts = partition([range_of(A, 0, 100), range_of(B, 0, 900)], min_partitions=10)
+
+    assert [(part[0].queue, len(part[0])) for part in parts] == [(A, 100), *[(B, 100)] * 9]
+
+
+def test_pieces_of_a_range_differ_by_one_at_most() -> None:
+    assert [len(piece) for piece in cut(range_of(A, 3, 10), 3)] == [3, 3, 4]
+    assert cut(range_of(A, 3, 2), 5) == [range_of(A, 3, 1), range_of(A, 4, 1)]
+    assert cut(range_of(A, 3, 0), 5) == [range_of(A, 3, 0)]
+
+
+backlogs = st.dictionaries(
+    st.builds(Queue, st.just("t"), st.just("a"), st.integers(0, 30)),
+    st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)),
+    min_size=1,
+    max_size=15,
+)
+
+
+@given(backlog=backlogs, limit=st.integers(1, 10**6))
+def test_a_limit_is_shared_in_proportion(backlog: dict[Queue, tuple[int, int]], limit: int) -> None:
+    start = {queue: at for queue, (at, _) in backlog.items()}
+    available = {queue: at + size for queue, (at, size) in backlog.items()}
+
+    ends = admit(start, available, limit)
+
+    taken = {queue: ends[queue] - start[queue] for queue in start}
+    busy = [queue for queue, (_, size) in backlog.items() if size]
+    total = sum(size for _, size in backlog.values())
+    assert all(0 <= taken[queue] <= backlog[queue][1] for queue in start)
+    assert sum(taken.values()) == min(total, max(limit, len(busy)))
+    assert all(taken[queue] for queue in busy), "no queue starves"
+    for queue in busy:
+        share = limit * backlog[queue][1] / total
+        assert taken[queue] <= max(1, min(backlog[queue][1], share + 1))
+        if limit >= total:
+            assert taken[queue] == backlog[queue][1]
+
+
+@given(backlog=backlogs, limit=st.integers(1, 10**6), more=st.integers(0, 100))
+def test_batches_follow_each_other_without_gap_until_the_end(
+    backlog: dict[Queue, tuple[int, int]], limit: int, more: int
+) -> None:
+    position = {queue: at for queue, (at, _) in backlog.items()}
+    available = {queue: at + size for queue, (at, size) in backlog.items()}
+    limit += sum(size for _, size in backlog.values()) // 50 + more
+
+    batches = 0
+    while (ends := admit(position, available, limit)) != position:
+        assert all(ends[queue] >= at for queue, at in position.items())
+        position = ends
+        batches += 1
+        assert batches < 1000
+
+    assert position == available
+
+
+def test_without_a_limit_everything_is_taken() -> None:
+    assert admit({A: 5, B: 0}, {A: 50, B: 7}, None) == {A: 50, B: 7}
+
+
+def test_a_queue_that_ends_before_it_begins_stays_where_it_is() -> None:
+    assert admit({A: 50, B: 0}, {A: 5, B: 7}, 100) == {A: 50, B: 7}
+
+
+def test_a_queue_of_unknown_end_stays_where_it_is() -> None:
+    assert admit({A: 50, B: 0}, {B: 7}, None) == {A: 50, B: 7}
+
+
+def test_a_batch_waits_for_enough_but_not_longer_than_allowed() -> None:
+    gate = TriggerGate(100, longest=60.0)
+
+    assert gate.opens(1, now=1000.0), "how long ago the last batch was is not known"
+    assert not gate.opens(99, now=1030.0)
+    assert gate.opens(100, now=1031.0)
+    assert not gate.opens(99, now=1090.9)
+    assert gate.opens(99, now=1091.0)
+    assert not gate.opens(99, now=1092.0)
+
+
+def test_no_batch_is_made_of_nothing() -> None:
+    gate = TriggerGate(None, longest=60.0)
+
+    assert not gate.opens(0, now=0.0)
+    assert gate.opens(1, now=0.0)

@@ -1,0 +1,207 @@
+"""Rows as messages, without Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.message.properties import decode_properties
+from orbitmq.spark.errors import SourceError
+from orbitmq.spark.rows import (
+    Origin,
+    RowIds,
+    RowReader,
+    RowRefused,
+    Written,
+    plain_properties,
+)
+
+ORIGIN = Origin("query/3", 2)
+
+
+def messages(rows: list[dict[str, Any]], *, topic: str | None = "orders") -> list[Any]:
+    return list(RowReader(topic, ORIGIN).messages(pa.RecordBatch.from_pylist(rows)))
+
+
+def only(row: dict[str, Any], *, topic: str | None = "orders") -> Written:
+    (found,) = messages([row], topic=topic)
+    assert isinstance(found, Written), found
+    return found
+
+
+def test_a_row_is_a_message() -> None:
+    found = only(
+        {
+            "body": b"42",
+            "tags": "paid",
+            "keys": ["o-1", "c-7"],
+            "properties": {"shop": "Köln", "UNIQ_KEY": "of another", "DELAY": "3"},
+            "queueId": 3,
+            "shardingKey": "c-7",
+            "flag": 9,
+        }
+    )
+
+    assert (found.topic, found.queue, found.key, found.is_delayed) == ("orders", 3, "c-7", False)
+    assert (found.element.body, found.element.flag) == (b"42", 9)
+    # Names of the system that came with a message that was read are set anew.
+    assert decode_properties(found.element.properties) == {
+        "shop": "Köln",
+        "TAGS": "paid",
+        "KEYS": "o-1 c-7",
+        "__SHARDINGKEY": "c-7",
+        "UNIQ_KEY": found.unique_id,
+    }
+
+
+def test_columns_may_be_null() -> None:
+    nothing = dict.fromkeys(
+        ("topic", "tags", "keys", "properties", "queueId", "shardingKey", "delayLevel", "deliverAt")
+    )
+
+    found = only({"body": "text", **nothing})
+
+    assert (found.element.body, found.queue, found.key) == (b"text", None, None)
+    assert list(decode_properties(found.element.properties)) == ["UNIQ_KEY"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "name", "text"),
+    [
+        ("delayLevel", 4, "DELAY", "4"),
+        ("deliverAt", datetime(2030, 1, 1, tzinfo=UTC), "TIMER_DELIVER_MS", "1893456000000"),
+    ],
+)
+def test_a_message_can_be_delivered_later(column: str, value: Any, name: str, text: str) -> None:
+    found = only({"body": b"x", column: value})
+
+    assert found.is_delayed
+    assert decode_properties(found.element.properties)[name] == text
+
+
+def test_the_option_wins_over_the_column() -> None:
+    row = {"body": b"x", "topic": "invoices"}
+
+    assert only(row).topic == "orders"
+    assert only(row, topic=None).topic == "invoices"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"body": None}, "message.body must not be empty"),
+        ({"body": b""}, "message.body must not be empty"),
+        ({"body": b"x", "tags": "a\x01b"}, "message.tags must not contain"),
+        ({"body": b"x", "keys": "  "}, None),
+        ({"body": b"x", "keys": ["a b"]}, "message.keys are separated by spaces"),
+        ({"body": b"x", "queueId": -1}, "message.queueId must be 0 or more, got -1"),
+        ({"body": b"x", "properties": {"a": "b\x02"}}, "must not contain"),
+        ({"body": b"x", "properties": {"a": "b" * 40_000}}, "the properties take"),
+        (
+            {"body": b"x", "delayLevel": 1, "deliverAt": datetime(2030, 1, 1, tzinfo=UTC)},
+            "deliver_at cannot be given together with delay_level",
+        ),
+    ],
+)
+def test_a_row_that_is_no_message_is_refused_and_the_next_is_read(
+    row: dict[str, Any], words: str | None
+) -> None:
+    first, second = messages([row, {"body": b"good"}])
+
+    if words is None:
+        assert isinstance(first, Written)
+    else:
+        assert isinstance(first, RowRefused)
+        assert words in str(first)
+        assert first.row == 0
+    assert isinstance(second, Written)
+    assert second.unique_id == ORIGIN.ids.of(1)
+
+
+texts = st.one_of(
+    st.none(),
+    st.text(max_size=8),
+    st.text(st.sampled_from("ab \x01\x02\t\nKö\u3000"), max_size=6),
+    st.just("x" * 2000),
+)
+
+
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {
+                "body": st.one_of(st.none(), st.binary(max_size=5)),
+                "tags": texts,
+                "keys": texts,
+                "shardingKey": texts,
+                "queueId": st.one_of(st.none(), st.integers(-3, 5)),
+                "delayLevel": st.one_of(st.none(), st.none(), st.integers(0, 3)),
+            }
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+    chosen=st.sets(st.sampled_from(["tags", "keys", "shardingKey", "queueId", "delayLevel"])),
+)
+def test_rows_that_are_read_together_are_what_each_is_alone(
+    rows: list[dict[str, Any]], chosen: set[str]
+) -> None:
+    """The quick way and the rule."""
+    types = {"body": pa.binary(), "queueId": pa.int32(), "delayLevel": pa.int32()}
+    names = ["body", *sorted(chosen)]
+    schema = pa.schema([(name, types.get(name, pa.string())) for name in names])
+    batch = pa.RecordBatch.from_pylist(
+        [{name: row[name] for name in names} for row in rows], schema=schema
+    )
+    reader = RowReader("orders", ORIGIN)
+
+    quick = list(reader.messages(batch))
+
+    for place, (row, found) in enumerate(zip(batch.to_pylist(), quick, strict=True)):
+        alone = reader._judged(place, ORIGIN.ids.of(place), row)
+        if isinstance(alone, RowRefused):
+            assert isinstance(found, RowRefused)
+            assert str(found) == str(alone)
+        else:
+            assert isinstance(found, Written)
+            assert found._replace(key=found.key or None) == alone
+
+
+def test_most_rows_take_the_quick_way() -> None:
+    batch = pa.RecordBatch.from_pylist([{"body": b"x", "tags": "paid", "keys": "o-1 c-7"}] * 3)
+
+    assert plain_properties(batch) == [b"TAGS\x01paid\x02KEYS\x01o-1 c-7\x02"] * 3
+
+
+@pytest.mark.parametrize("topic", [None, "a/b"])
+def test_a_row_needs_a_topic(topic: str | None) -> None:
+    (found,) = messages([{"body": b"x", "topic": topic}], topic=None)
+
+    assert isinstance(found, RowRefused)
+    assert "message.topic is" in str(found)
+
+
+@given(
+    origins=st.lists(
+        st.tuples(st.text(max_size=20), st.integers(0, 10**6)), unique=True, max_size=20
+    ),
+    rows=st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=20),
+)
+def test_ids_are_unique_and_the_same_again(origins: list[tuple[str, int]], rows: list[int]) -> None:
+    ids = [Origin(*origin).ids.of(row) for origin in origins for row in rows]
+
+    assert len(set(ids)) == len(ids)
+    assert ids == [Origin(*origin).ids.of(row) for origin in origins for row in rows]
+    assert all(len(each) == 32 and int(each, 16) >= 0 for each in ids)
+    # Where other clients write the time.
+    assert all(each[20:28] == "00000000" for each in ids)
+
+
+def test_numbers_of_rows_end() -> None:
+    with pytest.raises(SourceError, match="repartition"):
+        RowIds("x").of(2**32)

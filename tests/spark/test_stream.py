@@ -1,0 +1,302 @@
+"""Streams with a real Spark session and a real broker: the rules that would cost data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered, send_one
+from tests.support.sparking import (
+    DEADLINE,
+    batches,
+    in_files,
+    into_files,
+    run_over,
+    stream,
+    until,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from orbitmq.spark.streamreader import StreamReader
+
+
+def send(
+    cluster: EmbeddedCluster, topic: str, count: int, *, first: int = 0, queues: int = 4
+) -> None:
+    fill(cluster.broker_addresses[0], topic, numbered(count, queues=queues, first=first))
+
+
+@pytest.mark.feature("M7")
+def test_batches_keep_to_their_limit_and_a_run_ends_where_it_began_to_look(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    """Also: the last batch is told to the broker (rule 5), and a second run goes on."""
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 1000)
+
+    def run() -> list[tuple[int, int]]:
+        frame = stream(
+            spark,
+            orbit_shared_cluster,
+            topic,
+            group="limited",
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger="300",
+        )
+        return batches(run_over(frame, tmp_path))
+
+    first = run()
+    in_between = in_files(tmp_path)
+    until_told(orbit_shared_cluster, "limited", topic, 1000)
+    send(orbit_shared_cluster, topic, 20, first=1000)
+    second = run()
+
+    assert first == [(0, 300), (1, 300), (2, 300), (3, 100)]
+    assert in_between == list(range(1000))
+    assert second == [(4, 20)]
+    assert in_files(tmp_path) == list(range(1020))
+
+
+@pytest.mark.feature("M4")
+def test_an_idle_stream_has_no_lag_and_makes_no_batches(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    """Rules 2, 5 and 6: one text for one position, the last batch is told, and a good-bye."""
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 40)
+    frame = stream(spark, orbit_shared_cluster, topic, group="idle", startingOffsets="earliest")
+
+    query = into_files(frame, tmp_path)
+    try:
+        for sent, batch in ((40, 0), (80, 1), (120, 2)):
+            until_told(orbit_shared_cluster, "idle", topic, sent)
+            # A batch for every time something came, and none between them.
+            assert query.lastProgress is not None
+            assert max(number for number, rows in batches(query) if rows) == batch
+            assert members(orbit_shared_cluster, "idle") == 1
+            send(orbit_shared_cluster, topic, 40, first=sent)
+        until(lambda: len(in_files(tmp_path)) == 160, "everything is in the files")
+    finally:
+        query.stop()
+
+    assert in_files(tmp_path) == list(range(160))
+    until(lambda: members(orbit_shared_cluster, "idle") == 0, "the driver leaves its group")
+
+
+def until_told(cluster: EmbeddedCluster, group: str, topic: str, count: int) -> None:
+    """Return when the broker knows that so many messages of four queues are done."""
+    expected = {("broker-a", number): count // 4 for number in range(4)}
+    until(lambda: cluster.progress(group, topic) == expected, f"the broker hears of {count}")
+
+
+def members(cluster: EmbeddedCluster, group: str) -> int:
+    broker = cluster._cluster.brokers[0]
+    return cluster._call(lambda: len(broker.parts.consumers.members(group)))
+
+
+def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 40)
+    found: list[int] = []
+    state = {"fails": True}
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        if state["fails"]:
+            raise RuntimeError(f"batch {batch} fails")
+        found.extend(int(bytes(row.body)) for row in frame.collect())
+
+    def start() -> object:
+        return (
+            stream(spark, orbit_shared_cluster, topic)
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(tmp_path))
+            .start()
+        )
+
+    query = start()
+    with pytest.raises(Exception, match="fails"):
+        query.awaitTermination(DEADLINE)  # type: ignore[attr-defined]
+    # Spark has logged where the first batch ends; it asks again where it begins.
+    send(orbit_shared_cluster, topic, 200, first=1000)
+    state["fails"] = False
+    query = start()
+    try:
+        until(lambda: len(found) >= 200, "everything since the first start")
+    finally:
+        query.stop()  # type: ignore[attr-defined]
+
+    assert sorted(found) == list(range(1000, 1200))
+
+
+def test_rule_4_a_bad_body_does_not_stop_a_stream(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    address = orbit_shared_cluster.broker_addresses[0]
+    send(orbit_shared_cluster, orbit_shared_topic, 5, queues=1)
+    send_one(address, orbit_shared_topic, b"no zip", sys_flag=1)
+    send(orbit_shared_cluster, orbit_shared_topic, 5, first=5, queues=1)
+    frame = stream(spark, orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest")
+
+    run_over(frame.where("body IS NOT NULL"), tmp_path / "good")
+    run_over(frame.where("body IS NULL").select("queueOffset"), tmp_path / "bad")
+
+    assert in_files(tmp_path / "good") == list(range(10))
+    assert in_files(tmp_path / "bad", "queueOffset") == [5]
+
+
+def test_rule_7_a_queue_that_appears_is_read_without_a_restart(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("growing", queues=1)
+    send(orbit_cluster, "growing", 10, queues=1)
+    options = {"metadata.cache.ttl.ms": "100", "startingOffsets": "earliest"}
+
+    query = into_files(stream(spark, orbit_cluster, "growing", **options), tmp_path)
+    try:
+        until(lambda: len(in_files(tmp_path)) == 10, "the first queue")
+        orbit_cluster.create_topic("growing", queues=3)
+        send(orbit_cluster, "growing", 30, first=10, queues=3)
+        until(lambda: len(in_files(tmp_path)) == 40, "the queues that came later")
+    finally:
+        query.stop()
+
+    assert in_files(tmp_path) == list(range(40))
+
+
+def test_a_stream_outlives_a_restart_of_its_broker(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, orbit_topic: str, tmp_path: Path
+) -> None:
+    send(orbit_cluster, orbit_topic, 40)
+    frame = stream(spark, orbit_cluster, orbit_topic, group="hardy", startingOffsets="earliest")
+
+    query = into_files(frame, tmp_path)
+    try:
+        until(lambda: len(in_files(tmp_path)) == 40, "the messages before")
+        orbit_cluster.restart_broker()
+        send(orbit_cluster, orbit_topic, 40, first=40)
+        until(lambda: len(in_files(tmp_path)) == 80, "the messages after")
+        until_told(orbit_cluster, "hardy", orbit_topic, 80)
+    finally:
+        query.stop()
+
+    assert in_files(tmp_path) == list(range(80))
+
+
+@pytest.mark.feature("M5")
+def test_a_stream_begins_where_it_is_told(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("orders", queues=2)
+    send(orbit_cluster, "orders", 20, queues=2)
+    orbit_cluster.clock.advance(100)
+    time = round(orbit_cluster.clock.now() * 1000)
+    orbit_cluster.clock.advance(100)
+    send(orbit_cluster, "orders", 20, first=20, queues=2)
+    folders = iter(range(100))
+
+    def found(**options: str) -> list[int]:
+        folder = tmp_path / str(next(folders))
+        run_over(stream(spark, orbit_cluster, "orders", **options), folder)
+        return in_files(folder)
+
+    def per_queue(first: int, second: int) -> str:
+        return json.dumps({"orders": {"broker-a:0": first, "broker-a:1": second}})
+
+    assert found(startingOffsets="earliest", group="readers") == list(range(40))
+    assert found(startingOffsets="latest") == []
+    assert found(startingOffsets=per_queue(18, -1)) == [36, 38]
+    assert found(startingTimestamp=str(time)) == list(range(20, 40))
+    assert found(startingOffsetsByTimestamp=per_queue(time, 0)) == sorted(
+        [*range(1, 20, 2), *range(20, 40)]
+    )
+    too_late = {"startingTimestamp": str(time + 10**9)}
+    assert found(startingOffsetsByTimestampStrategy="latest", **too_late) == []
+    with pytest.raises(Exception, match=r"no message of .* was stored at or after"):
+        found(**too_late)
+    # The group has read everything; what comes now is what it has not.
+    send(orbit_cluster, "orders", 4, first=40, queues=2)
+    assert found(startingOffsets="group", group="readers") == [40, 41, 42, 43]
+
+
+def test_expired_offsets_stop_a_stream_with_the_remedies(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 8)
+    beyond = json.dumps({topic: {f"broker-a:{number}": 2 + number for number in range(4)}})
+    frame = stream(spark, orbit_shared_cluster, topic, startingOffsets=beyond)
+
+    with pytest.raises(Exception, match="messages are gone") as raised:
+        run_over(frame, tmp_path)
+
+    assert f"{topic}@broker-a:3 is to be read from offset 5 on and has 0 to 2" in str(raised.value)
+    assert "set failOnDataLoss to false" in str(raised.value)
+
+
+def test_the_reader_for_older_versions_of_spark(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    """PySpark 4.0 and 4.1 call `latestOffset` without arguments; later ones still do if asked."""
+    from orbitmq.spark.options import stream_options
+    from orbitmq.spark.source import RocketMQSource
+    from orbitmq.spark.streamreader import PlainStreamReader
+
+    class OldSource(RocketMQSource):
+        @classmethod
+        def name(cls) -> str:
+            return "rocketmq-old"
+
+        def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
+            return PlainStreamReader(stream_options(self.options), schema)
+
+    spark.dataSource.register(OldSource)
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 40)
+    options = {
+        "nameServer": orbit_shared_cluster.name_server,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "30",
+        "group": "old",
+    }
+
+    query = into_files(spark.readStream.format("rocketmq-old").options(**options).load(), tmp_path)
+    try:
+        until_told(orbit_shared_cluster, "old", topic, 40)
+    finally:
+        query.stop()
+    query = into_files(spark.readStream.format("rocketmq-old").options(**options).load(), tmp_path)
+    try:
+        send(orbit_shared_cluster, topic, 40, first=40)
+        until(lambda: len(in_files(tmp_path)) == 80, "what came after the restart")
+    finally:
+        query.stop()
+
+    assert in_files(tmp_path) == list(range(80))

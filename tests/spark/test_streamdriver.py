@@ -1,0 +1,683 @@
+"""What a stream decides on the driver, without Spark: beginnings, ends, losses, progress."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from orbitmq.client.errors import NoRoute
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangecluster import Bounds, Found
+from orbitmq.client.ranges import QueueRange
+from orbitmq.spark.errors import DataLost, OptionRefused, SourceError
+from orbitmq.spark.heads import HeadSettings
+from orbitmq.spark.offsets import Json
+from orbitmq.spark.options import stream_options
+from orbitmq.spark.streamdriver import StreamDriver
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, forget_old, numbered, with_small_files
+from tests.support.remoting import ManualClock
+
+#: Asks brokers at every call.
+EAGER = HeadSettings(idle=0.0, busy=0.0, lows=0.0, route=0.0)
+
+
+@contextmanager
+def driver(
+    cluster: EmbeddedCluster,
+    topic: str,
+    *,
+    heads: HeadSettings = EAGER,
+    clock: ManualClock | None = None,
+    options: dict[str, str] | None = None,
+    **more: str,
+) -> Iterator[StreamDriver]:
+    given = {"nameServer": cluster.name_server, "subscribe": topic} | more | (options or {})
+    if "assign" in given or "subscribePattern" in given:
+        del given["subscribe"]
+    found = StreamDriver(stream_options(given, {}), heads=heads, clock=clock)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def send(cluster: EmbeddedCluster, topic: str, count: int, *, queues: int = 4) -> None:
+    fill(cluster.broker_addresses[0], topic, numbered(count, queues=queues))
+
+
+def taken(stream: StreamDriver, start: Json, end: Json) -> dict[tuple[str, int], tuple[int, int]]:
+    """The offsets of a batch by broker and queue, whichever task reads them."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for part in stream.partitions(start, end):
+        for each in part:
+            assert (each.queue.broker, each.queue.id) not in found
+            found[each.queue.broker, each.queue.id] = (each.start, each.end)
+    return found
+
+
+def at(topic: str, *offsets: int) -> Json:
+    return {topic: {f"broker-a:{number}": offset for number, offset in enumerate(offsets)}}
+
+
+# ---- beginnings
+
+
+def test_a_stream_from_the_earliest_begins_at_offsets(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+
+    with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
+        start = stream.initial_offset()
+        end = stream.latest_offset(start, limit=None)
+
+        assert start == at(orbit_shared_topic, 0, 0, 0, 0)
+        assert end == at(orbit_shared_topic, 10, 10, 10, 10)
+        assert taken(stream, start, end) == {("broker-a", n): (0, 10) for n in range(4)}
+        assert stream.latest_offset(end, limit=None) == end
+
+
+def test_rule_1_a_crash_in_the_first_batch_of_a_stream_from_the_end_loses_nothing(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """Spark logs only where the first batch ends, and asks anew where it begins."""
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+    with driver(orbit_shared_cluster, orbit_shared_topic) as stream:
+        first_start = stream.initial_offset()
+        logged = stream.latest_offset(first_start, limit=None)
+        stream.partitions(first_start, logged)
+    send(orbit_shared_cluster, orbit_shared_topic, 400)
+
+    with driver(orbit_shared_cluster, orbit_shared_topic) as stream:
+        start = stream.initial_offset()
+        repeated = taken(stream, start, logged)
+        end = stream.latest_offset(logged, limit=None)
+        rest = taken(stream, logged, end)
+
+    assert json.dumps(start) == json.dumps(first_start)
+    assert logged == at(orbit_shared_topic, 10, 10, 10, 10)
+    assert repeated == {}
+    assert rest == {("broker-a", n): (10, 110) for n in range(4)}
+
+
+@pytest.mark.parametrize("trigger", ["once", "ordinary"])
+def test_a_stream_from_the_progress_of_its_group(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, trigger: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+    with driver(orbit_shared_cluster, orbit_shared_topic, group=f"g-{trigger}") as stream:
+        stream.finished({orbit_shared_topic: {"broker-a:1": 7, "broker-a:2": 10}})
+
+    with driver(
+        orbit_shared_cluster,
+        orbit_shared_topic,
+        group=f"g-{trigger}",
+        startingOffsets="group",
+    ) as stream:
+        start = stream.initial_offset()
+        end = stream.latest_offset(start, limit=None, take_all=trigger == "once")
+        batch = taken(stream, start, end)
+        if trigger == "ordinary":
+            assert batch == {}
+            start, end = end, stream.latest_offset(end, limit=None)
+            batch = taken(stream, start, end)
+
+    # Queues without progress begin at their first message: nothing is left out.
+    assert batch == {("broker-a", 0): (0, 10), ("broker-a", 1): (7, 10), ("broker-a", 3): (0, 10)}
+
+
+def test_a_stream_from_a_time(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
+) -> None:
+    fill(orbit_broker, orbit_topic, numbered(40, queues=4))
+    orbit_cluster.clock.advance(100)
+    time = orbit_cluster.clock.now()
+    orbit_cluster.clock.advance(100)
+    fill(orbit_broker, orbit_topic, numbered(30, queues=3))
+    options = {"startingTimestamp": str(round(time * 1000))}
+
+    with (
+        driver(orbit_cluster, orbit_topic, options=options) as stream,
+        pytest.raises(SourceError, match=r"no message of .*broker-a:3 was stored at or after 2"),
+    ):
+        stream.latest_offset(stream.initial_offset(), limit=None)
+
+    with driver(
+        orbit_cluster, orbit_topic, options=options, startingOffsetsByTimestampStrategy="latest"
+    ) as stream:
+        begin = stream.latest_offset(stream.initial_offset(), limit=None)
+        end = stream.latest_offset(begin, limit=None)
+
+    assert begin == at(orbit_topic, 10, 10, 10, 10)
+    assert end == at(orbit_topic, 20, 20, 20, 10)
+
+
+def test_a_stream_from_offsets_of_its_own(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+    topic = orbit_shared_topic
+
+    with driver(
+        orbit_shared_cluster, topic, startingOffsets=json.dumps(at(topic, 3, -2, 5, 9))
+    ) as stream:
+        assert stream.initial_offset() == at(topic, 3, 0, 5, 9)
+    with driver(
+        orbit_shared_cluster, topic, startingOffsets=json.dumps(at(topic, 3, -2, -1, 9))
+    ) as stream:
+        assert stream.latest_offset(stream.initial_offset(), limit=None) == at(topic, 3, 0, 10, 9)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [((1, 2), "no offset for .*broker-a:2, .*broker-a:3"), ((1, 2, 3, 4, 5), "broker-a:4")],
+)
+def test_offsets_have_to_be_given_for_the_queues_that_are_read(
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    offsets: tuple[int, ...],
+    words: str,
+) -> None:
+    given = json.dumps(at(orbit_shared_topic, *offsets))
+
+    with (
+        driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets=given) as stream,
+        pytest.raises(OptionRefused, match=words),
+    ):
+        stream.initial_offset()
+
+
+def test_a_topic_that_is_not_there_is_named(orbit_shared_cluster: EmbeddedCluster) -> None:
+    options = {"fetchOffset.numRetries": "0"}
+
+    with (
+        driver(orbit_shared_cluster, "no-such-topic", options=options) as stream,
+        pytest.raises(NoRoute, match="no broker serves topic 'no-such-topic'"),
+    ):
+        stream.latest_offset(stream.initial_offset(), limit=None)
+
+
+def test_queues_can_be_chosen(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+    chosen = json.dumps({orbit_shared_topic: ["broker-a:1", "broker-a:3"]})
+    absent = json.dumps({orbit_shared_topic: ["broker-a:9"]})
+
+    with driver(
+        orbit_shared_cluster, orbit_shared_topic, assign=chosen, startingOffsets="earliest"
+    ) as stream:
+        start = stream.initial_offset()
+        assert taken(stream, start, stream.latest_offset(start, limit=None)) == {
+            ("broker-a", 1): (0, 10),
+            ("broker-a", 3): (0, 10),
+        }
+    with (
+        driver(orbit_shared_cluster, orbit_shared_topic, assign=absent) as stream,
+        pytest.raises(OptionRefused, match=r"must be queues that exist: .*broker-a:0"),
+    ):
+        stream.latest_offset(stream.initial_offset(), limit=None)
+
+
+def test_topics_can_be_chosen_by_a_pattern(orbit_cluster: EmbeddedCluster) -> None:
+    for topic in ("shop-orders", "shop-invoices", "bookshop-orders"):
+        orbit_cluster.create_topic(topic, queues=1)
+
+    with driver(
+        orbit_cluster, "", subscribePattern="shop-.*", startingOffsets="earliest"
+    ) as stream:
+        assert sorted(stream.initial_offset()) == ["shop-invoices", "shop-orders"]
+        orbit_cluster.create_topic("shop-returns", queues=1)
+        fill(orbit_cluster.broker_addresses[0], "shop-returns", numbered(3))
+        start = stream.initial_offset()
+        end = stream.latest_offset(start, limit=None)
+        after = stream.latest_offset(end, limit=None)
+
+        assert taken(stream, end, after) == {("broker-a", 0): (0, 3)}
+
+
+# ---- ends
+
+
+def test_a_batch_takes_no_more_than_allowed(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+
+    with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
+        position = stream.initial_offset()
+        sizes = []
+        while (end := stream.latest_offset(position, limit=12)) != position:
+            sizes.append(sum(to - at for at, to in taken(stream, position, end).values()))
+            position = end
+
+    assert sizes == [12, 12, 12, 4]
+
+
+@pytest.mark.feature("M7")
+def test_a_batch_waits_for_enough_messages(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 4)
+    clock = ManualClock()
+    topic = orbit_shared_topic
+
+    with driver(
+        orbit_shared_cluster,
+        topic,
+        clock=clock,
+        startingOffsets="earliest",
+        minOffsetsPerTrigger="8",
+        maxTriggerDelay="1m",
+    ) as stream:
+        first = stream.latest_offset(stream.initial_offset(), limit=None)
+        send(orbit_shared_cluster, topic, 4)
+        held = stream.latest_offset(first, limit=None)
+        send(orbit_shared_cluster, topic, 4)
+        enough = stream.latest_offset(first, limit=None)
+        send(orbit_shared_cluster, topic, 4)
+        held_again = stream.latest_offset(enough, limit=None)
+        clock.time += 60
+        late = stream.latest_offset(enough, limit=None)
+
+    assert first == at(topic, 1, 1, 1, 1)
+    assert held == first
+    assert enough == at(topic, 3, 3, 3, 3)
+    assert held_again == enough
+    assert late == at(topic, 4, 4, 4, 4)
+
+
+def test_a_run_over_what_is_there_ends_where_the_queues_ended_when_it_began(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 40)
+
+    with driver(
+        orbit_shared_cluster, topic, startingOffsets="earliest", minOffsetsPerTrigger="1000"
+    ) as stream:
+        stream.take_only_what_is_there()
+        send(orbit_shared_cluster, topic, 40)
+        end = stream.latest_offset(stream.initial_offset(), limit=None)
+
+        assert end == at(topic, 10, 10, 10, 10)
+        assert stream.latest_offset(end, limit=None) == end
+
+
+def test_a_run_over_what_is_there_may_begin_at_the_end(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+
+    with driver(orbit_shared_cluster, topic) as stream:
+        stream.take_only_what_is_there()
+        send(orbit_shared_cluster, topic, 40)
+        begin = stream.latest_offset(stream.initial_offset(), limit=None)
+
+        assert stream.latest_offset(begin, limit=None) == begin
+
+
+def test_a_trigger_that_makes_one_batch_gets_everything(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 40)
+
+    with driver(orbit_shared_cluster, topic, startingTimestamp="0") as stream:
+        start = stream.initial_offset()
+        end = stream.latest_offset(start, limit=None, take_all=True)
+
+        assert taken(stream, start, end) == {("broker-a", n): (0, 10) for n in range(4)}
+
+
+def test_a_stream_from_the_end_takes_nothing_in_its_first_batch_whatever_the_trigger(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """That batch has no rows, so what came meanwhile is for the next one."""
+    topic = orbit_shared_topic
+
+    with driver(orbit_shared_cluster, topic) as stream:
+        begin = stream.latest_offset(stream.initial_offset(), limit=None)
+        send(orbit_shared_cluster, topic, 40)
+
+        assert stream.latest_offset(stream.initial_offset(), limit=None, take_all=True) == begin
+
+
+def test_rule_2_nothing_new_is_the_same_text(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+
+    with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
+        end = stream.latest_offset(stream.initial_offset(), limit=None)
+        # As it comes back from Spark's log.
+        logged = json.loads(json.dumps(end))
+
+        assert json.dumps(stream.latest_offset(logged, limit=None)) == json.dumps(end)
+        assert json.dumps(stream.latest_known()) == json.dumps(end)
+
+
+def test_a_queue_that_appears_is_read_from_its_beginning(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
+) -> None:
+    fill(orbit_broker, orbit_topic, numbered(40, queues=4))
+    with driver(orbit_cluster, orbit_topic, startingOffsets="earliest") as stream:
+        before = stream.latest_offset(stream.initial_offset(), limit=None)
+        orbit_cluster.create_topic(orbit_topic, queues=6)
+        fill(orbit_broker, orbit_topic, numbered(60, queues=6))
+
+        seen = stream.latest_offset(before, limit=None)
+        first = taken(stream, before, seen)
+        after = stream.latest_offset(seen, limit=None)
+        second = taken(stream, seen, after)
+
+    assert first == {("broker-a", n): (10, 20) for n in range(4)}
+    assert second == {("broker-a", 4): (0, 10), ("broker-a", 5): (0, 10)}
+
+
+def test_rule_7_what_lies_between_two_offsets(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 40)
+
+    with driver(orbit_shared_cluster, topic) as stream:
+        assert stream.partitions(at(topic, 5, 5), at(topic, 5, 5)) == []
+        assert taken(stream, at(topic, 5), at(topic, 6, 7)) == {
+            ("broker-a", 0): (5, 6),
+            ("broker-a", 1): (0, 7),
+        }
+        with pytest.raises(DataLost, match="broker-a:0 was read up to offset 9 and now ends at 6"):
+            stream.partitions(at(topic, 9), at(topic, 6))
+
+
+def test_batches_are_cut_as_asked_for(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 100, queues=1)
+
+    with driver(orbit_shared_cluster, topic, maxRecordsPerPartition="30") as stream:
+        parts = stream.partitions(at(topic, 0), at(topic, 100))
+
+    queue = Queue(topic, "broker-a", 0)
+    assert parts == [
+        (QueueRange(queue, 0, 25),),
+        (QueueRange(queue, 25, 50),),
+        (QueueRange(queue, 50, 75),),
+        (QueueRange(queue, 75, 100),),
+    ]
+
+
+# ---- losses
+
+
+@pytest.fixture
+def forgetful() -> Iterator[tuple[EmbeddedCluster, int]]:
+    """A cluster whose topic `orders` has lost its first messages, and where it begins."""
+    with EmbeddedCluster(adjust=with_small_files) as cluster:
+        cluster.create_topic("orders", queues=1)
+        fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
+        yield cluster, forget_old(cluster, "orders")
+
+
+def test_expired_offsets_are_an_error_that_says_what_to_do(
+    forgetful: tuple[EmbeddedCluster, int],
+) -> None:
+    cluster, low = forgetful
+
+    with driver(cluster, "orders") as stream:
+        with pytest.raises(DataLost) as raised:
+            stream.latest_offset(at("orders", 7), limit=None)
+        with pytest.raises(DataLost, match=f"offsets 7 to 5000 .* and has {low} to 5000"):
+            stream.partitions(at("orders", 7), at("orders", 5000))
+
+    words = str(raised.value)
+    assert f"orders@broker-a:0 is to be read from offset 7 on and has {low} to 5000" in words
+    for remedy in ("failOnDataLoss to false", "new checkpointLocation", "keep messages longer"):
+        assert remedy in words
+
+
+def test_expired_offsets_can_be_left_out(forgetful: tuple[EmbeddedCluster, int]) -> None:
+    cluster, low = forgetful
+
+    with driver(cluster, "orders", failOnDataLoss="false") as stream:
+        end = stream.latest_offset(at("orders", 7), limit=None)
+
+        assert taken(stream, at("orders", 7), end) == {("broker-a", 0): (low, 5000)}
+
+
+def test_a_queue_that_ends_before_the_stream_is_an_error(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 10, queues=1)
+
+    with (
+        driver(orbit_shared_cluster, topic) as stream,
+        pytest.raises(DataLost, match="from offset 99 on and has 0 to 10"),
+    ):
+        stream.latest_offset(at(topic, 99, 0, 0, 0), limit=None)
+
+
+def test_a_stream_can_go_on_where_a_queue_ends_now(
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 10, queues=1)
+
+    with driver(orbit_shared_cluster, topic, failOnDataLoss="false") as stream:
+        start = at(topic, 99, 0, 0, 0)
+        end = stream.latest_offset(start, limit=None)
+
+        assert end == at(topic, 10, 0, 0, 0)
+        assert taken(stream, start, end) == {}
+        assert "was read up to offset 99 and now ends at 10" in caplog.text
+        send(orbit_shared_cluster, topic, 5, queues=1)
+        assert taken(stream, end, stream.latest_offset(end, limit=None)) == {
+            ("broker-a", 0): (10, 15)
+        }
+
+
+def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        first, second = cluster.broker_addresses
+        for address in (first, second):
+            fill(address, "orders", numbered(10))
+        options = {"startingOffsets": "earliest", "fetchOffset.numRetries": "0"}
+        with driver(cluster, "orders", options=options) as stream:
+            before = stream.latest_offset(stream.initial_offset(), limit=None)
+            stop_broker(cluster, 1)
+            fill(first, "orders", numbered(10))
+            after = stream.latest_offset(before, limit=None)
+            asked: list[Queue] = []
+            bounds = stream._cluster.bounds
+
+            def noted(queues: Iterable[Queue], *, patient: bool = True) -> Found[Bounds]:
+                asked.extend(queues)
+                return bounds(queues, patient=patient)
+
+            stream._cluster.bounds = noted  # type: ignore[method-assign]
+            stream.latest_offset(after, limit=None)
+
+            # It is left alone for a while, so that it delays no batch.
+            assert {queue.broker for queue in asked} == {"broker-a"}
+            assert before == {"orders": {"broker-a:0": 10, "broker-b:0": 10}}
+            assert after == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
+            assert taken(stream, before, after) == {("broker-a", 0): (10, 20)}
+    assert "orders@broker-b:0 says nothing, and the stream goes on without it" in caplog.text
+
+
+def stop_broker(cluster: EmbeddedCluster, place: int) -> None:
+    cluster._run(cluster._cluster.brokers[place].stop())
+
+
+def test_an_idle_stream_asks_brokers_a_few_times_a_second(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+    clock = ManualClock()
+
+    with driver(
+        orbit_shared_cluster,
+        orbit_shared_topic,
+        heads=HeadSettings(),
+        clock=clock,
+        startingOffsets="earliest",
+    ) as stream:
+        asked: list[int] = []
+        ends = stream._cluster.ends
+
+        def counted(queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
+            asked.append(1)
+            return ends(queues, patient=patient)
+
+        stream._cluster.ends = counted  # type: ignore[method-assign]
+        position = stream.latest_offset(stream.initial_offset(), limit=None)
+        stream.latest_offset(position, limit=None)
+        counts = []
+        for _ in range(3):
+            asked.clear()
+            for _ in range(400):  # five seconds of Spark's polling
+                assert stream.latest_offset(position, limit=None) == position
+                stream.latest_known()
+                clock.time += 0.0125
+            counts.append(len(asked))
+
+    # More often at first, when more is likely to follow.
+    assert 20 < counts[0] < 60
+    assert counts[1:] == pytest.approx([20, 20], abs=2)
+
+
+def test_a_finished_batch_is_followed_by_a_fresh_look(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+    clock = ManualClock()
+
+    with driver(
+        orbit_shared_cluster,
+        orbit_shared_topic,
+        heads=HeadSettings(),
+        clock=clock,
+        startingOffsets="earliest",
+    ) as stream:
+        position = stream.latest_offset(stream.initial_offset(), limit=None)
+        send(orbit_shared_cluster, orbit_shared_topic, 40)
+
+        assert stream.latest_offset(position, limit=None) == at(orbit_shared_topic, 20, 20, 20, 20)
+
+
+# ---- the group
+
+
+def test_rule_5_the_last_batch_is_told_to_the_broker_too(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """Spark says that a batch is done only when it has another one; it asks for it before."""
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+
+    with driver(
+        orbit_shared_cluster, orbit_shared_topic, group="counted", startingOffsets="earliest"
+    ) as stream:
+        start = stream.initial_offset()
+        end = stream.latest_offset(start, limit=None)
+        stream.partitions(start, end)
+        in_between = orbit_shared_cluster.progress("counted", orbit_shared_topic)
+        stream.latest_offset(end, limit=None)
+
+        assert set(in_between.values()) <= {0}
+        assert orbit_shared_cluster.progress("counted", orbit_shared_topic) == {
+            ("broker-a", n): 10 for n in range(4)
+        }
+
+
+def test_progress_is_not_told_unless_it_is_wanted(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+
+    with driver(
+        orbit_shared_cluster,
+        orbit_shared_topic,
+        group="silent",
+        commitProgress="false",
+        startingOffsets="earliest",
+    ) as stream:
+        end = stream.latest_offset(stream.initial_offset(), limit=None)
+        stream.latest_offset(end, limit=None)
+        stream.finished(end)
+
+    assert orbit_shared_cluster.progress("silent", orbit_shared_topic) == {}
+
+
+def test_a_report_that_fails_is_made_again_and_stops_nothing(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
+) -> None:
+    fill(orbit_broker, orbit_topic, numbered(40, queues=4))
+    clock = ManualClock()
+
+    with driver(
+        orbit_cluster, orbit_topic, group="g", startingOffsets="earliest", clock=clock
+    ) as stream:
+        end = stream.latest_offset(stream.initial_offset(), limit=None)
+        report = stream._cluster.report
+
+        def failing(_: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+            return {Queue(orbit_topic, "broker-a", 2): SourceError("no")}
+
+        stream._cluster.report = failing  # type: ignore[method-assign,assignment]
+        assert stream.latest_offset(end, limit=None) == end
+        stream._cluster.report = report  # type: ignore[method-assign]
+        stream.latest_offset(end, limit=None)
+        too_soon = orbit_cluster.progress("g", orbit_topic)
+        clock.time += 1.0
+        stream.latest_offset(end, limit=None)
+
+    assert too_soon.get(("broker-a", 2)) != 10
+    assert orbit_cluster.progress("g", orbit_topic)["broker-a", 2] == 10
+
+
+def members(cluster: EmbeddedCluster, group: str) -> list[str]:
+    def look() -> list[str]:
+        consumers = cluster._cluster.brokers[0].parts.consumers
+        return [member.client.id for member in consumers.members(group)]
+
+    return cluster._call(look)
+
+
+def test_the_driver_is_a_member_of_its_group(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str
+) -> None:
+    with driver(orbit_cluster, orbit_topic, group="seen") as stream:
+        begin = stream.latest_offset(stream.initial_offset(), limit=None)
+        stream.latest_offset(begin, limit=None)
+
+        assert len(members(orbit_cluster, "seen")) == 1
+    assert members(orbit_cluster, "seen") == []
+
+
+def test_other_members_of_the_group_are_named(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "orbitmq.spark")
+    with (
+        driver(orbit_cluster, orbit_topic, group="shared") as one,
+        driver(orbit_cluster, orbit_topic, group="shared") as other,
+    ):
+        for stream in (one, other):
+            begin = stream.latest_offset(stream.initial_offset(), limit=None)
+            stream.latest_offset(begin, limit=None)
+        (first, *_) = members(orbit_cluster, "shared")
+
+    assert "group shared has other members" in caplog.text
+    assert first in caplog.text

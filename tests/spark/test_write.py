@@ -1,0 +1,203 @@
+"""Writes with a real Spark session and a real broker."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.javahash import java_hash
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+from tests.support.sparking import DEADLINE, read, stream, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def write(frame: DataFrame, cluster: EmbeddedCluster, **options: str) -> None:
+    frame.write.format("rocketmq").option("nameServer", cluster.name_server).options(
+        **options
+    ).mode("append").save()
+
+
+def test_rows_become_messages(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    frame = spark.range(0, 1000, 1, 3).selectExpr(
+        "CAST(id AS STRING) AS body",
+        "CONCAT('t', id % 3) AS tags",
+        "ARRAY(CONCAT('k', id), 'all') AS keys",
+        "MAP('shop', 'Köln') AS properties",
+        "CAST(id % 7 AS INT) AS flag",
+    )
+
+    write(frame, orbit_shared_cluster, topic=orbit_shared_topic)
+
+    found = {int(each.body): each for each in orbit_shared_cluster.messages(orbit_shared_topic)}
+    assert sorted(found) == list(range(1000))
+    for number, message in found.items():
+        properties = message.properties
+        assert (properties["TAGS"], properties["KEYS"]) == (f"t{number % 3}", f"k{number} all")
+        assert (properties["shop"], message.flag) == ("Köln", number % 7)
+    assert len({each.properties["UNIQ_KEY"] for each in found.values()}) == 1000
+    # Rows without a wish are dealt out evenly.
+    counts = Counter(message.queue_id for message in found.values())
+    assert max(counts.values()) - min(counts.values()) <= 3
+
+
+def test_rows_say_where_they_go(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+    frame = spark.range(200).selectExpr(
+        "CAST(id AS STRING) AS body",
+        f"IF(id % 2 = 0, '{topic}', 'elsewhere') AS topic",
+        "IF(id < 100, 2, NULL) AS queueId",
+        "IF(id >= 100, CONCAT('customer-', id % 5), NULL) AS shardingKey",
+    )
+    orbit_shared_cluster.create_topic("elsewhere", queues=3)
+
+    # One task: the order of rows that several tasks write beside each other is nobody's.
+    write(frame.coalesce(1), orbit_shared_cluster)
+
+    for name, queues in ((topic, 4), ("elsewhere", 3)):
+        found = orbit_shared_cluster.messages(name)
+        assert len(found) == 100
+        for message in found:
+            number = int(message.body)
+            expected = 2 if number < 100 else abs(java_hash(f"customer-{number % 5}")) % queues
+            assert message.queue_id == expected
+        by_queue: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for message in found:
+            by_queue[message.queue_id].append((message.queue_offset, int(message.body)))
+        assert all(
+            [number for _, number in sorted(pairs)] == sorted(number for _, number in pairs)
+            for pairs in by_queue.values()
+        )
+
+
+def test_messages_can_be_delivered_later(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, orbit_topic: str
+) -> None:
+    now = orbit_cluster.clock.now()
+    frame = spark.range(3).selectExpr(
+        "CAST(id AS STRING) AS body",
+        "IF(id = 1, 5, NULL) AS delayLevel",
+        f"IF(id = 2, TIMESTAMP_SECONDS({round(now) + 600}), NULL) AS deliverAt",
+    )
+
+    write(frame, orbit_cluster, topic=orbit_topic)
+
+    def there() -> list[int]:
+        return sorted(int(each.body) for each in orbit_cluster.messages(orbit_topic))
+
+    assert there() == [0]
+    orbit_cluster.advance(61)
+    until(lambda: there() == [0, 1], "the message of level 5 after a minute")
+    orbit_cluster.advance(600)
+    until(lambda: there() == [0, 1, 2], "the message for that time")
+
+
+def test_messages_that_were_read_can_be_written(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100, queues=4))
+    orbit_shared_cluster.create_topic("copies", queues=4)
+
+    write(
+        read(spark, orbit_shared_cluster, orbit_shared_topic), orbit_shared_cluster, topic="copies"
+    )
+
+    copies = orbit_shared_cluster.messages("copies")
+    assert sorted(int(each.body) for each in copies) == list(range(100))
+
+
+@pytest.mark.feature("M3")
+def test_a_repeated_batch_sends_the_same_ids(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    """As after a crash between the last send and Spark's note that the batch is done."""
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(500, queues=4))
+    orbit_shared_cluster.create_topic("sent-again", queues=4)
+
+    def run() -> None:
+        query = (
+            stream(spark, orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest")
+            .select("body")
+            .writeStream.format("rocketmq")
+            .option("nameServer", orbit_shared_cluster.name_server)
+            .option("topic", "sent-again")
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(DEADLINE)
+
+    run()
+    once = orbit_shared_cluster.messages("sent-again")
+    shutil.rmtree(tmp_path / "commits")
+    run()
+    twice = orbit_shared_cluster.messages("sent-again")
+
+    assert sorted(int(each.body) for each in once) == list(range(500))
+    assert len(twice) == 1000
+    ids = Counter((each.properties["UNIQ_KEY"], each.body, each.queue_id) for each in twice)
+    assert set(ids.values()) == {2}
+
+
+def test_a_row_that_is_no_message_fails_or_is_left_out(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    frame = spark.range(10).selectExpr("IF(id = 5, NULL, CAST(id AS STRING)) AS body")
+
+    with pytest.raises(Exception, match=r"message.body must not be empty; set the option badRows"):
+        write(frame.coalesce(1), orbit_shared_cluster, topic=orbit_shared_topic)
+    orbit_shared_cluster.create_topic("good-rows", queues=1)
+    write(frame, orbit_shared_cluster, topic="good-rows", badRows="skip")
+
+    found = sorted(int(each.body) for each in orbit_shared_cluster.messages("good-rows"))
+    assert found == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ("id AS body", {}, "column 'body' must be binary or string, it is bigint"),
+        ("'x' AS text", {}, "a column 'body' .* is needed"),
+        ("'x' AS body, id AS amount", {}, "column 'amount' cannot be written"),
+        ("'x' AS body, id AS tags", {}, "column 'tags' must be string, it is bigint"),
+        ("'x' AS body", {"topic": ""}, "either the option 'topic' or a column 'topic'"),
+        ("'x' AS body", {"topic": "a/b"}, "'topic' must be the name of a topic"),
+        ("'x' AS body, 99 AS queueId", {}, "queueId is 99, .* has 4 queues"),
+        ("'x' AS body", {"badRows": "hide"}, "'badRows' must be one of fail, skip"),
+    ],
+)
+def test_what_cannot_be_written_is_named(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    columns: str,
+    options: dict[str, str],
+    words: str,
+) -> None:
+    frame = spark.range(1).selectExpr(*columns.split(", "))
+
+    with pytest.raises(Exception, match=words):
+        write(frame, orbit_shared_cluster, **{"topic": orbit_shared_topic, **options})
+
+
+def test_messages_cannot_be_overwritten(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    writer = spark.range(1).selectExpr("'x' AS body").write.format("rocketmq")
+    options = {"nameServer": orbit_shared_cluster.name_server, "topic": orbit_shared_topic}
+
+    with pytest.raises(Exception, match="messages cannot be overwritten"):
+        writer.options(**options).mode("overwrite").save()
