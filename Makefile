@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench features interop lock clean
+.PHONY: help setup test lint format demo bench features interop soak lock clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -50,6 +50,9 @@ features: $(READY) ## Which capabilities are proven by a passing test
 
 interop: $(READY) ## Against Apache RocketMQ itself; needs Java and Maven Central
 	@$(BIN)/python -m pytest tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
+
+soak: $(READY) ## Leaks: 1,000 reconnects and 100 restarts of a consumer
+	@$(BIN)/python -m pytest tests/soak/client_soak.py -s $(ARGS)
 
 lock: $(READY) ## Resolve the dependencies anew
 	@$(BIN)/python -m tools.lock

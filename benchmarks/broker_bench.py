@@ -13,13 +13,14 @@ in turns with ours; it uses both cores and ours one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from benchmarks.load.asking import Driven, Pace, Paced, Pulls, Requests, Sends, Target
+from benchmarks.load.asking import Drive, Driven, Pace, Paced, Pulls, Requests, Sends, Target
 from benchmarks.load.proc import own_bytes
 from benchmarks.load.processes import APACHE_VERSION, Interpreter, OurBroker
 from benchmarks.load.stage import Stage, check
@@ -44,6 +45,11 @@ _SIDE_BY_SIDE = Sends(topic="bench-beside", body_size=1024, queues=1, per_reques
 _PER_QUEUE = 4096
 _PULLS_OF_32 = Pulls(topic=_APART.topic, queues=4, per_request=32, messages=_PER_QUEUE)
 _PULLS_OF_256 = Pulls(topic=_SIDE_BY_SIDE.topic, queues=1, per_request=256, messages=_PER_QUEUE)
+
+#: A gibibyte of old messages, which do not lie in the way of new ones.
+_OLD = Sends(topic="bench-old", body_size=8192, queues=1, per_request=32)
+_OLD_MESSAGES = (1 << 30) // 8192
+_LIVE_RATE = 400.0  #: so few that the generator sleeps in between and leaves a core to the replay
 
 _RATE = 1000.0  #: messages a second whose latency is looked at
 
@@ -196,6 +202,47 @@ def _latency(
         yield works
 
     return prepare
+
+
+@contextmanager
+def _beside_replay(scale: Scale) -> Iterator[tuple[Work, Work]]:
+    """Live messages while another group reads a gibibyte of old ones, and without."""
+    target = _STAGE.broker().target
+    _STAGE.fill(target, _OLD, _OLD_MESSAGES // _OLD.per_request)
+    seconds = _seconds(scale) * 3
+    live = Pace(
+        target=target,
+        way="broker",
+        topic="bench-live",
+        body_size=1024,
+        rate=_LIVE_RATE,
+        seconds=seconds,
+    )
+    replay = Drive(
+        target=target,
+        requests=Pulls(topic=_OLD.topic, queues=1, per_request=32, messages=_OLD_MESSAGES),
+        connections=1,
+        in_flight=8,
+        seconds=seconds + 0.2,
+    )
+
+    def alone() -> Sample:
+        done = _STAGE.pace(live)
+        return Sample(1, done.p99, done.p99)
+
+    def beside() -> Sample:
+        with ThreadPoolExecutor(1) as pool:
+            replaying = pool.submit(_STAGE.second_generator.ask, replay)
+            sample = alone()
+            done = replaying.result()
+        assert isinstance(done, Driven)
+        check(done)
+        return sample
+
+    beside()
+    _STAGE.settle(target)
+    _STAGE.warmed_up()
+    yield beside, alone
 
 
 # ---- starting, and memory
@@ -434,6 +481,17 @@ BENCHES = (
     ),
     _latency_line("arrival to delivery at 1,000 messages/s, median", "median", target=0.25),
     _latency_line("arrival to delivery at 1,000 messages/s, 99th percentile", "p99"),
+    _line(
+        "arrival to delivery beside a replay of 1 GiB, 99th percentile",
+        _beside_replay,
+        "the same without the replay",
+        clock=Clock.WALL,
+        unit="ms",
+        unit_factor=1e3,
+        time_for=1,
+        target=0.5,
+        note=f"at {_LIVE_RATE:g} messages/s",
+    ),
     _line(
         "start of the process until it listens",
         _start,

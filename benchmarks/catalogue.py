@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks import (
     broker_bench,
+    client_bench,
     filter_bench,
     index_bench,
     message_bench,
@@ -19,15 +20,10 @@ BENCHES: tuple[Bench, ...] = (
     *store_bench.BENCHES,
     *index_bench.BENCHES,
     *broker_bench.BENCHES,
+    *client_bench.BENCHES,
 )
 
 ABSENT: tuple[Absent, ...] = (
-    Absent(
-        name="push consumer, blocking send",
-        room="peers",
-        compared_with="executor.submit, run_coroutine_threadsafe",
-        reason="comes with the client",
-    ),
     Absent(
         name="reading into Spark",
         room="peers",

@@ -47,6 +47,8 @@ class Clock(Enum):
     WALL = "wall time"
     #: The figure is a rate by wall time, the ratio one of CPU times; see `Sample`.
     SERVER = "CPU time of the servers"
+    #: Likewise, of what runs a client.
+    CLIENT = "CPU time of the clients"
 
     def read(self) -> float:
         return time.process_time() if self is Clock.CPU else time.perf_counter()

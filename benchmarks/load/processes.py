@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Self
@@ -42,10 +42,21 @@ _APACHE_JAVA = (
 class Child:
     """A process of ours that says in one line when it is ready, and ends with its input."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(
+        self,
+        *words: str,
+        program: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        is_talkative: bool = False,
+    ) -> None:
+        """`is_talkative`: what it has to say on standard error is of no interest."""
         began = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [program, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if is_talkative else None,
+            env=environment,
         )
         self.began = began
 

@@ -66,6 +66,11 @@ class Stage:
     def generator(self) -> Generator:
         return self._once("generator", Generator)
 
+    @property
+    def second_generator(self) -> Generator:
+        """For load beside other load."""
+        return self._once("second generator", Generator)
+
     def broker(self) -> OurBroker:
         """Ours, with asynchronous flush."""
         return self._once("broker", lambda: OurBroker(self._folder(), *_GENEROUS))

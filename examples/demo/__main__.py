@@ -1,129 +1,78 @@
-"""The foundation at work: orders into a store, a kill -9, and everything acknowledged still there.
+"""OrbitMQ at work: orders into a broker, billed by a Spark pipeline with retries and dead letters,
+shipped by plain consumers whose members come and go; at the end a summary that adds up.
 
-    make demo            about 15 seconds
-    make demo ARGS="--seconds 60 --keep"
+    make demo                                   about a minute and a half
+    make demo ARGS="--seconds 20 --rate 1000"
+    make demo ARGS="--keep"                     leaves broker data and results where they are
 
-A shop in a process of its own appends order events with synchronous flushing. In the middle of it
-the process is killed. A second one opens the same folder, which repairs it, and goes on selling
-until it is stopped properly. Then the messages are counted against what was acknowledged, read by
-tag, by SQL92 condition and by key, and turned into columns.
+Three shops send orders. The group `billing` consumes them in a structured stream on Spark: some
+orders fail at the first attempt and succeed at the second, a few are hopeless and end as dead
+letters. The group `shipping` consumes the same orders with plain Python consumers, of which one
+joins late and one leaves early. Everything runs on this machine, in processes of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import math
+import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from rich.console import Console
-from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.live import Live
 
-from examples.demo.shop import QUEUES, TOPIC
-from orbitmq.filter import SQL92, MessageFilter, compile_filter
-from orbitmq.message import StoredMessage, decode_message, decode_messages
-from orbitmq.message.arrow import MESSAGE_SCHEMA, messages_to_arrow
-from orbitmq.store.settings import ReadSettings, StoreSettings
-from orbitmq.store.store import Store
+from examples.demo.billing import Billing
+from examples.demo.children import Cluster, Shippers, Shops
+from examples.demo.history import History, Moment
+from examples.demo.orders import BILLING, QUEUES, TOPIC
+from examples.demo.screen import view
+from examples.demo.summary import add_up, show
+from orbitmq import Admin
+from orbitmq.client.admin.errors import TopicNotFound
+from orbitmq.client.names import dead_letter_topic
+from orbitmq.spark.session import local_session
 
-#: One big read at a time: columns are cut from many messages at once.
-READ = 4096
 #: Says that a folder was made by the demo and may be deleted by it.
 MARK = ".orbitmq-demo"
-EXPENSIVE = "country = 'DE' AND cents > 90000"
-
-
-@dataclass(slots=True)
-class Selling:
-    """A shop that runs, and how many of its messages are on the disk."""
-
-    name: str
-    process: subprocess.Popen[str]
-    ended_by: str = ""
-    listener: threading.Thread | None = None
-    acknowledged: int = 0
-    is_open: bool = False
-
-    @classmethod
-    def start(cls, folder: Path, name: str) -> Selling:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "examples.demo.shop", str(folder), name],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        selling = cls(name, process)
-        selling.listener = threading.Thread(target=selling.listen, daemon=True)
-        selling.listener.start()
-        return selling
-
-    def listen(self) -> None:
-        for line in self.process.stdout or ():
-            # A kill can cut a line in half; half a number was never printed whole.
-            if line == "open\n":
-                self.is_open = True
-            elif line.endswith("\n"):
-                self.acknowledged = int(line)
-
-    def end(self, how: signal.Signals) -> None:
-        """End the shop and hear what it had still printed."""
-        self.ended_by = "kill -9" if how is signal.SIGKILL else how.name
-        self.process.send_signal(how)
-        self.process.wait(timeout=60)
-        if self.listener is not None:
-            self.listener.join()
+#: Seconds between two looks at everything.
+BEAT = 0.5
+#: How long the groups may take to finish what was sent.
+PATIENCE = 180.0
 
 
 def main() -> int:
     options = arguments()
     screen = Console(record=options.picture is not None)
-    folder = options.folder
-    make_folder(folder)
-    screen.print(
-        "[bold]OrbitMQ[/bold] - a store in RocketMQ's formats, "
-        f"[dim]synchronous flushing, in {folder}[/dim]\n"
-    )
-    sold = sell(folder, options.seconds, screen)
-    if sold is None:
-        return 1
-    settings = StoreSettings(read=ReadSettings(memory_count=READ, memory_bytes=8 << 20))
-    with Store(folder, settings) as store:
-        adds_up = show(store, sold, folder, screen)
-    if options.picture is not None and adds_up:
-        screen.save_svg(str(options.picture), title="make demo")
-    if options.keep:
-        screen.print(f"[dim]The store is kept in {folder}[/dim]")
-    else:
-        for part in ("commitlog", "consumequeue", "index", "checkpoint", "lock"):
-            path = folder / part
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    return 0 if adds_up else 1
+    make_folder(options.folder)
+    logging.getLogger("orbitmq").addHandler(logging.NullHandler())
+    return Demo(options, screen).run()
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to sell (10)")
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog="make demo", description=about)
+    parser.add_argument("--seconds", type=float, default=45.0, help="how long orders come (45)")
+    parser.add_argument("--rate", type=float, default=400.0, help="orders per second (400)")
+    parser.add_argument("--seed", type=int, default=7, help="which orders they are (7)")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/demo"), help="a new or an earlier demo's folder"
     )
-    parser.add_argument("--keep", action="store_true", help="keep the store when done")
+    parser.add_argument("--keep", action="store_true", help="keep the broker's data when done")
     parser.add_argument("--picture", type=Path, help="write the screen to this SVG file as well")
     options = parser.parse_args()
-    if not 0 < options.seconds < float("inf"):
-        parser.error(f"--seconds must be positive, got {options.seconds:g}")
+    for name in ("seconds", "rate"):
+        value = getattr(options, name)
+        if not (math.isfinite(value) and value > 0):
+            parser.error(f"--{name} must be positive, got {value:g}")
     if options.picture is not None and not options.picture.parent.is_dir():
         parser.error(f"--picture needs a folder that exists, got {options.picture.parent}")
     return options
@@ -142,163 +91,159 @@ def make_folder(folder: Path) -> None:
         sys.exit(f"{folder} cannot be used: {error.strerror}; name another one with --folder")
 
 
-def sell(folder: Path, seconds: float, screen: Console) -> list[Selling] | None:
-    """Two shops one after the other; the first is killed."""
-    shops: list[Selling] = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[count]:>9,} on the disk  {task.fields[rate]:>8,.0f}/s"),
-        TimeElapsedColumn(),
-    )
-    try:
-        with Progress(*columns, console=screen) as progress:
-            for name, how in (("north", signal.SIGKILL), ("south", signal.SIGTERM)):
-                shop = Selling.start(folder, name)
-                shops.append(shop)
-                bar = progress.add_task(f"shop {name}", total=1.0, count=0, rate=0.0)
-                began: float | None = None
-                while began is None or monotonic() - began < seconds / 2:
-                    if shop.process.poll() is not None:
-                        screen.print(f"[red]shop {name} ended by itself[/red]")
-                        return None
-                    if began is None and shop.is_open:
-                        began = monotonic()
-                    passed = monotonic() - began if began else 0.0
-                    rate = shop.acknowledged / passed if passed else 0.0
-                    share = passed * 2 / seconds
-                    progress.update(bar, completed=share, count=shop.acknowledged, rate=rate)
-                    threading.Event().wait(0.05)
-                shop.end(how)
-                word = f"[dim]ended by {shop.ended_by}[/dim]"
-                progress.update(
-                    bar, completed=1.0, description=f"shop {name} {word}", count=shop.acknowledged
+class Demo:
+    """One run, from the broker's start to the summary."""
+
+    def __init__(self, options: argparse.Namespace, screen: Console) -> None:
+        self._options = options
+        self._folder: Path = options.folder.resolve()
+        self._screen = screen
+        self._history = History()
+        self._began = 0.0
+        self._was_interrupted = threading.Event()
+
+    def run(self) -> int:
+        cluster = Cluster(self._folder)
+        try:
+            if not cluster.is_ready.wait(30):
+                self._screen.print(f"[red]the broker did not start, see {cluster.log}[/red]")
+                return 1
+            self._take_interrupts()
+            with Admin(name_server=cluster.name_server) as admin:
+                admin.topics.create(TOPIC, queues=QUEUES)
+                self._screen.print(
+                    f"[bold]OrbitMQ[/bold]  name server {cluster.name_server}, {QUEUES} queues\n"
+                    f"Look around: .venv/bin/orbitmq top --name-server {cluster.name_server}\n"
+                    "[dim]Starting Spark, which takes some seconds ...[/dim]"
                 )
-                progress.stop_task(bar)
-    except KeyboardInterrupt:
-        # From here on Ctrl-C has done its work: what was acknowledged is counted in any case.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if shops[-1].process.poll() is None:
-            shops[-1].end(signal.SIGTERM)
-        screen.print("[yellow]Stopped early; what was acknowledged until now is checked.[/yellow]")
-    return shops
+                with words_of_spark_in(self._folder / "spark.log"):
+                    return self._with_spark(cluster, admin)
+        finally:
+            cluster.end()
+            if not self._options.keep:
+                shutil.rmtree(self._folder / "broker", ignore_errors=True)
+
+    def _take_interrupts(self) -> None:
+        """From here on Ctrl-C means: no more orders, finish those that came."""
+        signal.signal(signal.SIGINT, lambda *_: self._was_interrupted.set())
+
+    def _with_spark(self, cluster: Cluster, admin: Admin) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Spark's imports, about other libraries
+            spark = local_session(
+                "orbitmq demo", cores=2, settings={"spark.sql.shuffle.partitions": "2"}
+            )
+        spark.sparkContext.setLogLevel("OFF")
+        self._take_interrupts()  # Spark has put a handler of its own there
+        billing = Billing(spark, cluster.name_server, self._folder)
+        shippers = Shippers(cluster.name_server, self._folder)
+        shops: Shops | None = None
+        try:
+            billing.start()
+            shippers.join()
+            shops = Shops(
+                cluster.name_server,
+                self._folder,
+                rate=self._options.rate,
+                seed=self._options.seed,
+            )
+            problem = self._watch(shops, billing, shippers, admin)
+        finally:
+            if shops is not None:
+                shops.end()
+            billing.stop()
+            shippers.end()
+            spark.stop()
+        self._screen.print()
+        if problem is not None:
+            self._screen.print(f"[red]{problem}[/red]")
+        return self._sum_up(cluster, shops.sent, billing, shippers)
+
+    def _watch(
+        self, shops: Shops, billing: Billing, shippers: Shippers, admin: Admin
+    ) -> str | None:
+        """Until everything that was sent is done. Returns what went wrong, if something did."""
+        self._began = monotonic()
+        steps = [(0.3, shippers.join), (0.5, shippers.join), (0.75, shippers.leave)]
+        ended_at: float | None = None
+        with Live(console=self._screen, refresh_per_second=4, transient=False) as live:
+            while True:
+                self._note(shops, billing, shippers, dead_letters(admin))
+                passed = monotonic() - self._began
+                left = self._options.seconds - passed
+                if ended_at is None and (left <= 0 or self._was_interrupted.is_set()):
+                    shops.end()
+                    ended_at = passed
+                is_sending = ended_at is None
+                phase = "Orders come in." if is_sending else "The last orders are being handled."
+                if self._was_interrupted.is_set():
+                    phase = f"Stopped early. {phase}"
+                live.update(
+                    view(self._history, billing.counts, phase, left if is_sending else None)
+                )
+                while is_sending and steps and passed > steps[0][0] * self._options.seconds:
+                    steps.pop(0)[1]()
+                problem = billing.problem or shippers.problem
+                if problem is not None:
+                    return problem
+                if is_sending and not shops.is_running:
+                    return f"the shops ended by themselves, see {shops.log}"
+                if ended_at is not None:
+                    if self._is_done(shops, shippers):
+                        return None
+                    if passed - ended_at > PATIENCE:
+                        return f"not everything was handled within {PATIENCE:g} s"
+                threading.Event().wait(BEAT)
+
+    def _note(self, shops: Shops, billing: Billing, shippers: Shippers, dead: int) -> None:
+        self._history.moments.append(
+            Moment(
+                seconds=monotonic() - self._began,
+                sent=shops.sent,
+                billed=billing.counts.billed,
+                shipped=shippers.count,
+                dead=dead,
+                members=shippers.members,
+            )
+        )
+
+    def _is_done(self, shops: Shops, shippers: Shippers) -> bool:
+        now = self._history.moments[-1]
+        return now.billed + now.dead >= shops.sent and len(shippers.shipped) >= shops.sent
+
+    def _sum_up(self, cluster: Cluster, sent: int, billing: Billing, shippers: Shippers) -> int:
+        sums, rows, reasons = add_up(
+            sent, self._options.seed, billing.results, shippers.shipped, cluster.name_server
+        )
+        show(sums, rows, reasons, self._screen)
+        picture = self._folder / "history.svg"
+        self._history.draw(picture)
+        self._screen.print(f"Results: {billing.results}\nPicture: {picture}")
+        if self._options.picture is not None and sums.adds_up:
+            self._screen.save_svg(str(self._options.picture), title="make demo")
+        return 0 if sums.adds_up else 1
 
 
-def show(store: Store, sold: list[Selling], folder: Path, screen: Console) -> bool:
-    began = monotonic()
-    orders = columns_of(store)
-    seconds = monotonic() - began
-    found = orders_by_shop(orders)
-    report = store.recovery
-    screen.print(
-        f"[dim]Each start repaired what it found; this one looked at {report.records:,} records "
-        f"in {report.seconds:.2f} s.[/dim]"
-    )
-    adds_up = show_sums(sold, found, screen)
-    if not orders.num_rows:
-        return adds_up
-    show_reads(store, orders, seconds, screen)
-    path = folder / "orders.parquet"
-    pq.write_table(orders, path)
-    size = path.stat().st_size / 1e6
-    screen.print(f"All {orders.num_rows:,} orders as columns: {path} ({size:.1f} MB)")
-    return adds_up
+def dead_letters(admin: Admin) -> int:
+    """How many orders the broker has given up."""
+    try:
+        return admin.topics.status(dead_letter_topic(BILLING)).messages
+    except TopicNotFound:
+        return 0
 
 
-def columns_of(store: Store) -> pa.Table:
-    """Everything in the topic, decoded a few thousand messages at a time."""
-    batches = []
-    for queue_id in range(QUEUES):
-        for pieces in messages_of(store, queue_id):
-            batches.append(messages_to_arrow(pieces, broker_name="demo"))
-    return pa.Table.from_batches(batches, MESSAGE_SCHEMA)
-
-
-def messages_of(
-    store: Store, queue_id: int, wanted: MessageFilter | None = None
-) -> Iterator[list[memoryview]]:
-    offset = store.min_offset(TOPIC, queue_id)
-    while offset < store.max_offset(TOPIC, queue_id):
-        result = store.read(TOPIC, queue_id, offset, READ, wanted)
-        if result.count:
-            yield list(result.pieces)
-        offset = result.next_offset
-
-
-def orders_by_shop(orders: pa.Table) -> dict[str, list[int]]:
-    """The numbers of the orders that each shop has in the store."""
-    found: dict[str, list[int]] = {}
-    for key in orders.column("keys").to_pylist():
-        shop, _, number = key.partition("-")
-        found.setdefault(shop, []).append(int(number))
-    return found
-
-
-def show_sums(sold: list[Selling], found: dict[str, list[int]], screen: Console) -> bool:
-    table = Table(title="Acknowledged and found", title_justify="left")
-    table.add_column("shop")
-    table.add_column("ended by")
-    for title in ("acknowledged", "found", "lost", "twice", "in flight"):
-        table.add_column(title, justify="right")
-    adds_up = True
-    for shop in sold:
-        numbers = found.get(shop.name, [])
-        lost = shop.acknowledged - len({n for n in numbers if n < shop.acknowledged})
-        twice = len(numbers) - len(set(numbers))
-        in_flight = sum(number >= shop.acknowledged for number in numbers)
-        is_good = not lost and not twice
-        adds_up = adds_up and is_good
-        counts = (shop.acknowledged, len(numbers), lost, twice, in_flight)
-        cells = [f"{count:,}" for count in counts]
-        table.add_row(shop.name, shop.ended_by, *cells, style="" if is_good else "red")
-    screen.print(table)
-    verdict = (
-        "[green]acknowledged + in flight when it ended = found; lost 0, twice 0[/green]"
-        if adds_up
-        else "[red]This does not add up: please report it with the folder.[/red]"
-    )
-    screen.print(Panel(verdict, expand=False))
-    return adds_up
-
-
-def show_reads(store: Store, orders: pa.Table, seconds: float, screen: Console) -> None:
-    paid = sum(1 for _ in matching(store, compile_filter("paid")))
-    expensive = list(matching(store, compile_filter(EXPENSIVE, SQL92)))
-    one = orders.column("keys")[orders.num_rows // 2].as_py()
-    (by_key,) = store.lookup(TOPIC, one)
-    message = decode_message(by_key)
-    rate = orders.num_rows / seconds
-    screen.print(
-        f"As Arrow columns: {orders.num_rows:,} messages in {seconds:.2f} s, {rate:,.0f}/s"
-    )
-    screen.print(f"By tag 'paid' (on the queue entries alone): {paid:,}")
-    screen.print(f"By SQL92 {EXPENSIVE!r}: {len(expensive):,}")
-    screen.print(f"By key {one!r}: {bytes(message.body).decode()}, id {message.offset_id}")
-    table = Table(title="Revenue of paid orders, from the columns", title_justify="left")
-    table.add_column("country")
-    table.add_column("orders", justify="right")
-    table.add_column("revenue", justify="right")
-    for row in revenue(orders).to_pylist():
-        table.add_row(row["country"], f"{row['cents_count']:,}", f"{row['cents_sum'] / 100:,.2f}")
-    screen.print(table)
-
-
-def matching(store: Store, wanted: MessageFilter) -> Iterator[StoredMessage]:
-    for queue_id in range(QUEUES):
-        for pieces in messages_of(store, queue_id, wanted):
-            for piece in pieces:
-                yield from decode_messages(piece)
-
-
-def revenue(orders: pa.Table) -> pa.Table:
-    paid = orders.filter(pc.equal(orders.column("tags"), "paid"))
-    properties = paid.column("properties").combine_chunks()
-    columns = {
-        "country": pc.map_lookup(properties, "country", "first"),
-        "cents": pc.cast(pc.map_lookup(properties, "cents", "first"), pa.int64()),
-    }
-    grouped = pa.table(columns).group_by("country")
-    return grouped.aggregate([("cents", "count"), ("cents", "sum")]).sort_by("country")
+@contextmanager
+def words_of_spark_in(log: Path) -> Iterator[None]:
+    """Spark, its Java and its workers say much on the standard error: into a file with it."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 if __name__ == "__main__":

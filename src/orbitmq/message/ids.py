@@ -111,9 +111,10 @@ class UniqueIds:
         if not begin - _SMALL_STEP_BACK < now < end:
             begin, end = self._month = month_bounds(now, self._timezone)
         number = next(self._numbers)
-        milliseconds = max(0, int((now - begin) * 1000)) & 0xFFFFFFFF
+        milliseconds = int((now - begin) * 1000) & 0xFFFFFFFF if now > begin else 0
         process_number = process_number + (number >> 16) & 0xFFFFFFFF
-        return f"{prefix}{process_number:08X}{milliseconds:08X}{number & 0xFFFF:04X}"
+        # The three fields as one number: formatting costs more than all the rest.
+        return f"{prefix}{process_number << 48 | milliseconds << 16 | number & 0xFFFF:020X}"
 
     def _enter_process(self, pid: int, process_number: int | None) -> tuple[int, str, int]:
         if process_number is None:

@@ -1,0 +1,452 @@
+"""The client in a process of its own, against a cluster in another one.
+
+Clients are compared with the least that anybody has to do for the same messages (a bare socket, the
+decoder, a function call), and with what people would write without them. With two cores the broker
+and its clients get in each other's way, so ratios are made of the CPU time that the *client's*
+process used, all threads together, unless a line is about waiting. Figures are rates by wall time.
+
+The peers are the C++ client from PyPI and Apache's for Java. They do the same as ours at the same
+broker, in turns with it, and consume with as many threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from benchmarks.load.asking import Pace, Paced
+from benchmarks.load.clientprocesses import ClientProcess
+from benchmarks.load.clientstage import ClientStage
+from benchmarks.load.clientwork import Consume, Consuming, Deliver, Send, Sending, Spent
+from benchmarks.load.handover import (
+    CrewHandover,
+    ExecutorHandover,
+    PulledBatches,
+    WindowHandover,
+)
+from benchmarks.load.processes import APACHE_VERSION
+from benchmarks.runner import Bench, Clock, NotAtHand, Prepare, Sample, Scale, Work
+
+_STAGE = ClientStage()
+
+#: Messages of the topic that is consumed, by size of the run.
+_FEW, _MANY = 16_000, 96_000
+_RATE = 1000.0
+_BATCH = 32
+
+_numbers = itertools.count()
+
+
+def _by_cpu(done: Spent) -> Sample:
+    return Sample(done.messages, done.cpu, done.seconds)
+
+
+def _by_wall(done: Spent) -> Sample:
+    return Sample(done.messages, done.seconds, done.seconds)
+
+
+def _per_cpu(done: Spent) -> Sample:
+    return Sample(done.messages, done.cpu, done.cpu)
+
+
+def _is_quick(scale: Scale) -> bool:
+    return not scale.may_fetch
+
+
+# ---- sending
+
+
+def _send(client: ClientProcess, way: Sending, count: int, threads: int) -> Spent:
+    done = client.ask(
+        Send(
+            name_server=_STAGE.cluster.name_server,
+            broker_port=_STAGE.cluster.broker_port,
+            topic="bench-sends",
+            way=way,
+            count=count,
+            threads=threads,
+        )
+    )
+    assert isinstance(done, Spent)
+    return done
+
+
+def _sending(
+    way: Sending,
+    floor: Sending,
+    counts: tuple[int, int],
+    *,
+    threads: int = 1,
+) -> Prepare:
+    """One way of our client's against another one; so many messages a round with each."""
+
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        factor = 1 if _is_quick(scale) else 2
+
+        def work(way: Sending, count: int) -> Work:
+            def run() -> Sample:
+                return _by_cpu(_send(_STAGE.ours, way, count * factor, threads))
+
+            run()
+            return run
+
+        yield work(way, counts[0]), work(floor, counts[1])
+
+    return prepare
+
+
+# ---- consuming
+
+
+def _consume(client: ClientProcess, way: Consuming, scale: Scale) -> Spent:
+    count = _FEW if _is_quick(scale) else _MANY
+    done = client.ask(
+        Consume(
+            name_server=_STAGE.cluster.name_server,
+            broker_port=_STAGE.cluster.broker_port,
+            topic=_STAGE.filled(count),
+            group=f"bench-{next(_numbers)}",
+            way=way,
+            # Queues end at different times: the last messages would come at a lower rate.
+            count=count * 9 // 10,
+        )
+    )
+    assert isinstance(done, Spent)
+    return done
+
+
+def _consuming(way: Consuming, floor: Consuming = "bare") -> Prepare:
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        def work(way: Consuming) -> Work:
+            def run() -> Sample:
+                return _by_cpu(_consume(_STAGE.ours, way, scale))
+
+            run()
+            return run
+
+        yield work(way), work(floor)
+
+    return prepare
+
+
+def _pull_to_listener(ours: type[CrewHandover | WindowHandover]) -> Prepare:
+    """From the messages of a pull to the end of every listener, in this process; no socket."""
+
+    @contextmanager
+    def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
+        batches = PulledBatches()
+        with ours(batches) as candidate, ExecutorHandover(batches) as executor:
+            candidate.work()
+            executor.work()
+            yield candidate.work, executor.work
+
+    return prepare
+
+
+# ---- both
+
+
+def _latency(percentile: Callable[[Paced], float]) -> Prepare:
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        seconds = scale.round_seconds * 8
+        relay = Pace(
+            target=_STAGE.relay,
+            way="relay",
+            topic="bench-latency",
+            body_size=1024,
+            rate=_RATE,
+            seconds=seconds,
+        )
+        wish = Deliver(
+            name_server=_STAGE.cluster.name_server,
+            topic="bench-latency",
+            rate=_RATE,
+            seconds=seconds,
+        )
+
+        def ours() -> Sample:
+            done = _STAGE.ours.ask(wish)
+            assert isinstance(done, Paced)
+            return Sample(1, percentile(done), percentile(done))
+
+        def floor() -> Sample:
+            done = _STAGE.generator.ask(relay)
+            assert isinstance(done, Paced)
+            return Sample(1, percentile(done), percentile(done))
+
+        ours()
+        floor()
+        yield ours, floor
+
+    return prepare
+
+
+def _end_to_end(way: Sending) -> Prepare:
+    """A producer, a broker and a consumer, each alone in its process, at the same time."""
+
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        count = _FEW if _is_quick(scale) else _MANY
+
+        def run() -> Sample:
+            topic = f"bench-through-{next(_numbers)}"
+            wish = Send(
+                name_server=_STAGE.cluster.name_server,
+                broker_port=_STAGE.cluster.broker_port,
+                topic=topic,
+                way="awaited",
+                count=1,
+            )
+            _STAGE.ours.ask(wish)  # makes the topic
+            with ThreadPoolExecutor(1) as pool:
+                consuming: Future[Spent] = pool.submit(_consume_through, topic, count)
+                sent = _STAGE.ours.ask(
+                    Send(
+                        name_server=wish.name_server,
+                        broker_port=wish.broker_port,
+                        topic=topic,
+                        way=way,
+                        count=count,
+                    )
+                )
+                consumed = consuming.result()
+            assert isinstance(sent, Spent)
+            taken = consumed.ended - min(sent.began, consumed.began)
+            return Sample(count, taken, taken)
+
+        def frames() -> Sample:
+            return _by_wall(_send(_STAGE.ours, "frames", count, 1))
+
+        run()
+        yield run, frames
+
+    return prepare
+
+
+def _consume_through(topic: str, count: int) -> Spent:
+    done = _STAGE.second.ask(
+        Consume(
+            name_server=_STAGE.cluster.name_server,
+            broker_port=_STAGE.cluster.broker_port,
+            topic=topic,
+            group=f"bench-{next(_numbers)}",
+            way="batch",
+            count=count,
+        )
+    )
+    assert isinstance(done, Spent)
+    return done
+
+
+# ---- ours against others
+
+_Peer = Callable[[Scale], ClientProcess]
+_Load = Callable[[ClientProcess, Scale], Spent]
+#: What each client took, round by round.
+_Kept = dict[ClientProcess, deque[Spent]]
+
+
+def _blocking(count: int, threads: int) -> _Load:
+    def load(client: ClientProcess, scale: Scale) -> Spent:
+        factor = 1 if _is_quick(scale) else 4
+        return _send(client, "blocking", count * factor, threads)
+
+    return load
+
+
+def _pushed(client: ClientProcess, scale: Scale) -> Spent:
+    return _consume(client, "sync", scale)
+
+
+def _beside(peer: _Peer, load: _Load, kept: _Kept) -> Prepare:
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        other = peer(scale)
+        kept.clear()
+
+        def work(client: ClientProcess) -> Work:
+            def run() -> Sample:
+                done = load(client, scale)
+                kept.setdefault(client, deque()).append(done)
+                return _by_wall(done)
+
+            # Java compiles what it runs often: let it.
+            load(client, scale)
+            load(client, scale)
+            return run
+
+        yield work(_STAGE.ours), work(other)
+
+    return prepare
+
+
+def _beside_again(peer: _Peer, kept: _Kept) -> Prepare:
+    """The same rounds by CPU time."""
+
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        ours, other = _STAGE.ours, peer(scale)
+        if not kept:
+            raise NotAtHand("the line before this one failed, or was not asked for")
+        yield (
+            lambda: _per_cpu(_turned(kept[ours])),
+            lambda: _per_cpu(_turned(kept[other])),
+        )
+
+    return prepare
+
+
+def _turned(rounds: deque[Spent]) -> Spent:
+    rounds.rotate(-1)
+    return rounds[-1]
+
+
+_EXECUTOR = "executor.submit for each message"
+_BARE = "pulls on a bare socket, decoded, a function called"
+_THREADSAFE = "run_coroutine_threadsafe on an asyncio producer"
+_FRAMES = "frames encoded beforehand, on a bare socket"
+_CPP = "the C++ client from PyPI (rocketmq 0.4.4)"
+_JAVA = f"Apache RocketMQ {APACHE_VERSION}'s Java client"
+
+
+def _line(
+    name: str,
+    prepare: Prepare,
+    compared_with: str,
+    *,
+    clock: Clock = Clock.CLIENT,
+    target: float | None = None,
+    room: str = "client",
+    unit: str = "messages/s",
+    unit_factor: float = 1.0,
+    time_for: float | None = None,
+    rounds: int = 7,
+    note: str = "",
+) -> Bench:
+    return Bench(
+        name=name,
+        room=room,
+        unit=unit,
+        compared_with=compared_with,
+        prepare=prepare,
+        clock=clock,
+        target=target,
+        unit_factor=unit_factor,
+        time_for=time_for,
+        rounds=rounds,
+        once_per_round=True,
+        stage=_STAGE,
+        note=note,
+    )
+
+
+def _latency_line(
+    name: str, percentile: Callable[[Paced], float], *, target: float | None = None
+) -> Bench:
+    return _line(
+        name,
+        _latency(percentile),
+        "a bare relay",
+        clock=Clock.WALL,
+        unit="ms",
+        unit_factor=1e3,
+        time_for=1,
+        target=target,
+    )
+
+
+def _peer_lines(peer: _Peer, called: str, compared_with: str) -> Iterator[Bench]:
+    """What a user gets, by wall time; and what that costs the client's machine."""
+    loads: tuple[tuple[str, _Load], ...] = (
+        ("blocking sends, 1 thread", _blocking(1000, 1)),
+        ("blocking sends, 8 threads", _blocking(2000, 8)),
+        ("no-op listener, 20 threads", _pushed),
+    )
+    for name, load in loads:
+        kept: _Kept = {}
+        yield _line(
+            f"{called}: {name}",
+            _beside(peer, load, kept),
+            compared_with,
+            clock=Clock.WALL,
+            room="peers",
+            rounds=5,
+        )
+        yield _line(
+            f"{called}: {name}, for the same CPU time",
+            _beside_again(peer, kept),
+            compared_with,
+            room="peers",
+            unit="messages per s of CPU",
+            rounds=5,
+        )
+
+
+BENCHES = (
+    _line(
+        "pull to listener, 20 threads",
+        _pull_to_listener(CrewHandover),
+        _EXECUTOR,
+        clock=Clock.CPU,
+        target=5.0,
+        rounds=15,
+    ),
+    _line(
+        "pull to listener with window and progress, 20 threads",
+        _pull_to_listener(WindowHandover),
+        _EXECUTOR,
+        clock=Clock.CPU,
+        rounds=15,
+        note="which keeps no progress",
+    ),
+    _line("no-op handler", _consuming("sync"), _BARE),
+    _line("no-op async handler", _consuming("async"), _BARE),
+    _line("no-op batch handler", _consuming("batch"), _BARE),
+    _line("poll", _consuming("poll"), _BARE),
+    _line("poll_arrow", _consuming("arrow"), _BARE, note="its columns are complete"),
+    _line(
+        "blocking sends, 1 thread",
+        _sending("blocking", "threadsafe", (1000, 500)),
+        _THREADSAFE,
+        target=2.0,
+    ),
+    _line(
+        "blocking sends, 8 threads",
+        _sending("blocking", "threadsafe", (2000, 1000), threads=8),
+        _THREADSAFE,
+        target=2.0,
+    ),
+    _line("await send, one at a time", _sending("awaited", "frames", (1000, 8000)), _FRAMES),
+    _line("sends submitted, 256 in flight", _sending("pipelined", "frames", (4000, 8000)), _FRAMES),
+    _line(
+        "send_batch of 32", _sending("batched", "pipelined", (8192, 4000)), "single sends submitted"
+    ),
+    _latency_line(
+        "producer to handler at 1,000 messages/s, median", lambda done: done.median, target=0.25
+    ),
+    _latency_line(
+        "producer to handler at 1,000 messages/s, 99th percentile", lambda done: done.p99
+    ),
+    _line(
+        "end to end, three processes, single sends",
+        _end_to_end("pipelined"),
+        "sends of encoded frames, nobody consuming",
+        clock=Clock.WALL,
+        rounds=5,
+    ),
+    _line(
+        "end to end, three processes, batches of 32",
+        _end_to_end("batched"),
+        "single sends of encoded frames, nobody consuming",
+        clock=Clock.WALL,
+        rounds=5,
+    ),
+    *_peer_lines(_STAGE.cpp, "beside C++", _CPP),
+    *_peer_lines(_STAGE.java, "beside Java", _JAVA),
+)

@@ -1,0 +1,139 @@
+"""The processes that the demo starts, each told apart by the lines that it prints."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+#: How long a process may take to end when it is asked to.
+_PATIENCE = 30.0
+
+
+class Child:
+    """A process of ours whose lines are listened to as they come."""
+
+    def __init__(self, words: list[str], heard: Callable[[str], None], log: Path) -> None:
+        self._errors: IO[bytes] = log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, *words],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,  # a terminal's Ctrl-C is for the demo alone
+        )
+        self.log = log
+        self._heard = heard
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        """Ask it to end, and hear what it had still to say."""
+        if self.is_running:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(_PATIENCE)
+        self._listener.join()
+        self._errors.close()
+
+    def _listen(self) -> None:
+        for line in self.process.stdout or ():
+            if line.endswith("\n"):  # a line that was cut off was never printed whole
+                self._heard(line[:-1])
+
+
+class Cluster(Child):
+    """A name server and a broker, as `orbitmq up` starts them, with short delays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name_server = ""
+        self.is_ready = threading.Event()
+        # Level 3 is the first retry, level 4 the second.
+        levels = [1.0, 1.0, 1.0, 2.0, *range(3, 17)]
+        super().__init__(
+            [
+                *("-m", "orbitmq.cli", "up", "--data", str(folder / "broker"), "--json"),
+                *("--namesrv-port", "0", "--broker-port", "0"),
+                *("--set", f"broker.store.delay_levels={','.join(map(str, levels))}"),
+            ],
+            self._hear,
+            folder / "broker.log",
+        )
+
+    def _hear(self, line: str) -> None:
+        event = json.loads(line)
+        if event.get("role") == "name server":
+            self.name_server = event["address"]
+        if event.get("event") == "ready":
+            self.is_ready.set()
+
+
+class Shops(Child):
+    """The producers."""
+
+    def __init__(self, name_server: str, folder: Path, *, rate: float, seed: int) -> None:
+        self.sent = 0
+        words = ["-m", "examples.demo.producing", name_server]
+        super().__init__(
+            [*words, "--rate", str(rate), "--seed", str(seed)], self._hear, folder / "shops.log"
+        )
+
+    def _hear(self, line: str) -> None:
+        self.sent = int(line)
+
+
+class Shippers:
+    """The members of the shipping group: some come late, one leaves."""
+
+    def __init__(self, name_server: str, folder: Path) -> None:
+        self._name_server = name_server
+        self._folder = folder
+        self._members: list[Child] = []
+        self._gone: list[Child] = []
+        #: How often each order was shipped, by its key.
+        self.shipped: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def join(self) -> None:
+        words = ["-m", "examples.demo.shipping", self._name_server]
+        self._members.append(Child(words, self._hear, self._folder / "shippers.log"))
+
+    def leave(self) -> None:
+        """One of them goes, gracefully."""
+        if len(self._members) > 1:
+            member = self._members.pop(0)
+            member.end()
+            self._gone.append(member)
+
+    def end(self) -> None:
+        for member in self._members:
+            member.end()
+
+    @property
+    def members(self) -> int:
+        return len(self._members)
+
+    @property
+    def count(self) -> int:
+        return sum(self.shipped.values())
+
+    @property
+    def problem(self) -> str | None:
+        lost = [member for member in self._members if not member.is_running]
+        return f"a shipper ended by itself, see {lost[0].log}" if lost else None
+
+    def _hear(self, line: str) -> None:
+        with self._lock:
+            self.shipped[line] = self.shipped.get(line, 0) + 1

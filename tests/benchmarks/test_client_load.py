@@ -1,0 +1,119 @@
+"""The processes with clients, and what they are compared with, with a few hundred messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+
+from benchmarks.load.asking import Paced
+from benchmarks.load.clientprocesses import OurClient, OurCluster
+from benchmarks.load.clientwork import Consume, Consuming, Deliver, Send, Sending, Spent
+from benchmarks.load.handover import (
+    CrewHandover,
+    ExecutorHandover,
+    PulledBatches,
+    WindowHandover,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_COUNT = 640
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    cluster: OurCluster
+    client: OurClient
+
+    def send(self, way: Sending, topic: str, *, threads: int = 1) -> Spent:
+        done = self.client.ask(
+            Send(
+                name_server=self.cluster.name_server,
+                broker_port=self.cluster.broker_port,
+                topic=topic,
+                way=way,
+                count=_COUNT,
+                threads=threads,
+            )
+        )
+        assert isinstance(done, Spent)
+        return done
+
+    def consume(self, way: Consuming, topic: str) -> Spent:
+        done = self.client.ask(
+            Consume(
+                name_server=self.cluster.name_server,
+                broker_port=self.cluster.broker_port,
+                topic=topic,
+                group=f"group-{way}",
+                way=way,
+                count=_COUNT,
+            )
+        )
+        assert isinstance(done, Spent)
+        return done
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    folder: Path = tmp_path_factory.mktemp("cluster")
+    with OurCluster(folder) as cluster, OurClient() as client:
+        yield Both(cluster, client)
+
+
+@pytest.mark.parametrize("way", get_args(Sending))
+def test_so_many_messages_are_sent_in_every_way(both: Both, way: Sending) -> None:
+    done = both.send(way, f"sends-{way}", threads=4 if way in ("blocking", "threadsafe") else 1)
+
+    assert done.messages == _COUNT
+    assert done.seconds > 0
+    assert done.cpu > 0
+
+
+@pytest.mark.parametrize("way", get_args(Consuming))
+def test_so_many_messages_are_consumed_in_every_way(both: Both, way: Consuming) -> None:
+    both.send("pipelined", f"pulls-{way}")
+
+    done = both.consume(way, f"pulls-{way}")
+
+    # What came first starts the clock and is not counted.
+    assert 0 < done.messages <= _COUNT
+    assert done.seconds > 0
+    assert done.cpu > 0
+
+
+def test_the_way_from_a_producer_to_a_handler_is_timed(both: Both) -> None:
+    name_server = both.cluster.name_server
+
+    done = both.client.ask(Deliver(name_server=name_server, topic="paced", rate=200, seconds=0.5))
+
+    assert isinstance(done, Paced)
+    assert done.messages == 100
+    assert 0 < done.median <= done.p99
+
+
+def test_a_failure_is_told(both: Both) -> None:
+    nobody = Consume(
+        name_server="127.0.0.1:1",
+        broker_port=1,
+        topic="none",
+        group="none",
+        way="bare",
+        count=1,
+    )
+
+    with pytest.raises(ChildProcessError, match="ConnectionRefusedError"):
+        both.client.ask(nobody)
+
+
+@pytest.mark.parametrize("kind", [CrewHandover, WindowHandover, ExecutorHandover])
+def test_handing_over_ends_with_every_message_done(
+    kind: type[CrewHandover | WindowHandover | ExecutorHandover],
+) -> None:
+    batches = PulledBatches()
+    with kind(batches) as handover:
+        assert [handover.work() for _ in range(2)] == [batches.count] * 2
