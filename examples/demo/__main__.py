@@ -139,6 +139,7 @@ class Demo:
         shippers = Shippers(cluster.name_server, self._folder)
         shops: Shops | None = None
         try:
+            billing.warm_up()
             billing.start()
             shippers.join()
             shops = Shops(
@@ -218,7 +219,9 @@ class Demo:
         show(sums, rows, reasons, self._screen)
         picture = self._folder / "history.svg"
         self._history.draw(picture)
-        self._screen.print(f"Results: {billing.results}\nPicture: {picture}")
+        shown = self._options.folder
+        self._screen.print(f"Results: {shown / billing.results.name}, as Parquet")
+        self._screen.print(f"Picture: {shown / picture.name}, throughput and lag over time")
         if self._options.picture is not None and sums.adds_up:
             self._screen.save_svg(str(self._options.picture), title="make demo")
         return 0 if sums.adds_up else 1
