@@ -188,6 +188,18 @@ async def test_a_consumer_may_give_up_at_once_and_say_why(tmp_path: Path) -> Non
         assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
 
 
+async def test_a_copy_that_comes_again_says_why_the_last_attempt_failed(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"bad")
+        message = broker.messages("orders")[0]
+
+        first = Failure(message, 0, 16, "ValueError: no\nanswer").retry(RETRY, 0)
+        second = Failure(message, 0, 16).retry(RETRY, 0)
+
+        assert decode_properties(first.properties)[DLQ_REASON] == "ValueError: no answer"
+        assert DLQ_REASON not in decode_properties(second.properties)
+
+
 def test_a_reason_is_cut_to_a_line_of_bounded_length() -> None:
     properties = dead_letter_properties(b"a\x01b\x02", "T", "id", "x \n" * 5000)
 

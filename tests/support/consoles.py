@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,8 +103,10 @@ class Browser:
                 while True:
                     answer = await self.ask("GET", "/api/v1" + path)
                     content = answer.json
-                    if answer.status == 200 and condition(content):
-                        return content
+                    # What is looked for in a list that is still empty is not there yet.
+                    with contextlib.suppress(LookupError):
+                        if answer.status == 200 and condition(content):
+                            return content
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise AssertionError(f"{path} did not become as wanted: {content}") from None
@@ -132,7 +134,8 @@ def _joined(body: bytes) -> bytes:
 def settings_for(cluster: AsyncEmbeddedCluster, **changes: Any) -> ConsoleSettings:
     """Settings of a console that looks often."""
     client: ClientSettings = quick_settings(cluster.name_server)
-    return ConsoleSettings(**{"client": client, "port": 0, "every": 0.1, "write": True} | changes)
+    usual: dict[str, Any] = {"client": client, "port": 0, "every": 0.1, "write": True}
+    return ConsoleSettings(**usual | changes)
 
 
 @contextlib.asynccontextmanager
@@ -144,6 +147,3 @@ async def console_of(cluster: AsyncEmbeddedCluster, **changes: Any) -> AsyncIter
             await browser.begin()
             await browser.until("/now", lambda content: content["at"])
         yield browser
-
-
-Asks = Callable[..., Awaitable[Any]]

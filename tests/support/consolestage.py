@@ -57,6 +57,7 @@ class Stage:
     world: World
     producer: AsyncProducer
     chance: random.Random
+    step: float = STEP
 
     @property
     def url(self) -> str:
@@ -72,7 +73,10 @@ class Stage:
         }
         for messages in batches.values():
             await self.producer.send_batch(messages)
-        self.cluster.advance(STEP)
+        if self.step:
+            self.cluster.advance(self.step)
+        else:
+            await asyncio.sleep(1.0)
         await self.looked()
 
     def _order(self, number: int) -> Message:
@@ -111,8 +115,13 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def lively_stage(ticks: int = 6, **settings: Any) -> AsyncIterator[Stage]:
-    """A shop: some groups keep up, one is slow, one hangs, one has nobody left."""
+async def lively_stage(
+    ticks: int = 6, *, step: float = STEP, **settings: Any
+) -> AsyncIterator[Stage]:
+    """A shop: some groups keep up, one is slow, one hangs, one has nobody left.
+
+    With a `step` of 0 it runs in real time, a second for a tick: for pictures.
+    """
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(AsyncEmbeddedCluster(brokers=2))
         for topic, queues in (("orders", 4), ("payments", 2), ("clicks", 4), ("orders-by-city", 2)):
@@ -126,7 +135,7 @@ async def lively_stage(ticks: int = 6, **settings: Any) -> AsyncIterator[Stage]:
             await stack.enter_async_context(consumer)
         console = Console(settings_for(cluster, **settings), clock=StageClock(cluster.clock))
         await stack.enter_async_context(console)
-        stage = Stage(cluster, console, Browser(console), world, producer, random.Random(7))
+        stage = Stage(cluster, console, Browser(console), world, producer, random.Random(7), step)
         await stage.browser.begin()
         await admin.groups.create("archive")
         for broker in ("broker-a", "broker-b"):

@@ -1,46 +1,48 @@
-"""Reads, streams and writes through Spark Connect, as a process of its own.
+"""A consumer group in a Connect session, as a process of its own: such a session wants one.
 
-    python -m tests.support.sparkconnect NAME_SERVER TOPIC COPY FOLDER
+    python -m tests.support.sparkconnect NAME_SERVER GROUP TOPIC JOURNAL
 
-Prints what it saw as JSON.
+Consumes what is there, prints what it did and how many dead letters there are, and ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import warnings
 from pathlib import Path
 
+from orbitmq.client.consumer.verdict import DeadLetter
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark import consume, dead_letters
 from orbitmq.spark.session import prepare
+from tests.support.sparkconsuming import QUICK, Journal
 
 
-def main(name_server: str, topic: str, copy: str, folder: str) -> None:
+def main(name_server: str, group: str, topic: str, journal: str) -> None:
     prepare(os.environ)
     from pyspark.sql import SparkSession
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Spark's own
-        spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    source = {"nameServer": name_server, "subscribe": topic}
-    frame = spark.read.format("rocketmq").options(**source).load()
-    frame.select("body").write.format("rocketmq").options(nameServer=name_server, topic=copy).mode(
-        "append"
-    ).save()
-    query = (
-        spark.readStream.format("rocketmq")
-        .options(**source, startingOffsets="earliest", group="connected")
-        .load()
-        .writeStream.format("parquet")
-        .option("path", str(Path(folder) / "out"))
-        .option("checkpointLocation", str(Path(folder) / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
+    spark = (
+        SparkSession.builder.remote("local[2]")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
     )
-    query.awaitTermination(60)
-    print(json.dumps({"kind": type(spark).__module__, "rows": frame.count()}), flush=True)
+
+    def judge(message: ReceivedMessage) -> None:
+        if message.text() == "7":
+            raise DeadLetter("no such customer")
+
+    run = consume(spark, group, name_server=name_server, consume_from="first", batch=QUICK)
+    run.on(topic)(Journal(Path(journal)).writing(judge))
+    with run:
+        is_idle = run.until_idle(60)
+        progress = run.progress()
+    letters = (
+        dead_letters(spark, group, name_server=name_server).select("topic", "reason").collect()
+    )
     spark.stop()
+    print(is_idle, progress.done, progress.dead, *map(tuple, letters), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ What a copy carries so that nothing about its origin is lost:
     ORIGIN_MESSAGE_ID       the offset id of the message that was sent
     DLQ_ORIGIN_TOPIC        of a dead letter: the same as RETRY_TOPIC
     DLQ_ORIGIN_MESSAGE_ID   of a dead letter: the same as ORIGIN_MESSAGE_ID
-    DLQ_REASON              of a dead letter: what the consumer said went wrong, else why it is dead
+    DLQ_REASON              what the consumer said went wrong last; of a dead letter else why it is dead
 
 The last three are ours: Apache reserves two of the names and never writes them. `DLQ_REASON` is
 filled from the field `reason` of the request, which Apache's clients do not send; a consumer in
@@ -52,6 +52,8 @@ _REWRITTEN = (
     DELAY,
     RETRY_TOPIC,
     ORIGIN_MESSAGE_ID,
+    # Of the attempt before.
+    DLQ_REASON,
     # What once made it a timer message must not count again.
     TIMER_DELAY_SEC,
     TIMER_DELAY_MS,
@@ -92,7 +94,10 @@ class Failure:
 
     def retry(self, topic: str, queue_id: int) -> Draft:
         """The copy that is consumed again; `DELAY` says when. Raises `BodyCorrupt`."""
-        return self._copy(topic, queue_id, self.next_level)
+        draft = self._copy(topic, queue_id, self.next_level)
+        if self.reason and (reason := _one_line(self.reason)):
+            draft.properties = append_property(draft.properties, DLQ_REASON, reason)
+        return draft
 
     def dead_letter(self, topic: str) -> Draft:
         """The copy that is consumed no more. Raises `BodyCorrupt`."""

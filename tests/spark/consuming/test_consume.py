@@ -15,6 +15,7 @@ import pytest
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.errors import SettingError, WrongUse
+from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark import BatchSettings, ConsumePipeline, consume
 from orbitmq.spark.consuming.errors import PipelineFailed
@@ -53,6 +54,10 @@ def pipeline(spark: SparkSession, orbit_cluster: EmbeddedCluster) -> Iterator[Ma
 
 def send(cluster: EmbeddedCluster, topic: str, messages: Sequence[Sent | bytes]) -> None:
     fill(cluster.broker_addresses[0], topic, messages)
+
+
+def of_orders(queues: frozenset[Queue]) -> int:
+    return sum(queue.topic == "orders" for queue in queues)
 
 
 def test_handlers_of_all_kinds_get_every_message_once(
@@ -228,9 +233,6 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(
     )
     plain.on("orders")(journal.writing())
 
-    def of_orders(queues: frozenset[object]) -> int:
-        return sum("orders@" in str(queue) for queue in queues)
-
     with run:
         send(orbit_cluster, "orders", numbered(400, queues=8))
         until(lambda: of_orders(run.queues) == 8, "alone it has all queues")
@@ -253,6 +255,29 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(
     assert by_process[True] >= 200
     assert by_process[False] >= 800
     assert progress_of(orbit_cluster, "billing", "orders") == dict.fromkeys(range(8), 200)
+
+
+def test_two_drivers_share_a_group(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
+) -> None:
+    orbit_cluster.create_topic("orders", queues=4)
+    one, other = pipeline(), pipeline()
+    for run in (one, other):
+        run.on("orders")(journal.writing())
+
+    with one:
+        with other:
+            until(lambda: of_orders(one.queues) == 2 == of_orders(other.queues), "each has half")
+            send(orbit_cluster, "orders", numbered(200, queues=4))
+            idle(one)
+            idle(other)
+            shares = (one.progress().done, other.progress().done)
+        until(lambda: of_orders(one.queues) == 4, "the other one has left")
+        send(orbit_cluster, "orders", numbered(200, queues=4, first=200))
+        idle(one)
+
+    assert shares == (100, 100)
+    assert Counter(journal.bodies()) == {str(n): 1 for n in range(400)}
 
 
 def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(
@@ -302,6 +327,36 @@ def test_a_worker_that_dies_costs_a_repetition_and_nothing_else(
     assert set(journal.bodies()) == {str(n) for n in range(50)}
     assert progress_of(orbit_cluster, "billing", "orders") == {0: 50}
     assert progress.last_error is not None
+
+
+def test_a_broker_that_is_restarted_in_a_batch_loses_nothing(
+    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
+) -> None:
+    """Failing messages included, which it is asked to take back just then."""
+    orbit_cluster.create_topic("orders", queues=2)
+    send(orbit_cluster, "orders", numbered(400, queues=2))
+
+    def slow(message: ReceivedMessage) -> None:
+        threading.Event().wait(0.02)
+        if int(message.text()) % 50 == 0 and message.attempt == 1:
+            raise ValueError("try again")
+
+    run = pipeline(workers=4)
+    run.on("orders")(journal.writing(slow))
+    with run:
+        until(lambda: len(journal.entries()) > 20, "it is in the middle of a batch")
+        orbit_cluster.restart_broker()
+        idle(run)
+        orbit_cluster.advance(10)
+        again = {str(n) for n in range(0, 400, 50)}
+        until(
+            lambda: {each.body for each in journal.entries() if each.attempt == 2} == again,
+            "failed ones come again",
+        )
+        idle(run)
+
+    assert set(journal.bodies()) == {str(n) for n in range(400)}
+    assert progress_of(orbit_cluster, "billing", "orders") == {0: 200, 1: 200}
 
 
 def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(

@@ -89,7 +89,8 @@ def test_handlers_of_batches_and_coroutines_judge_rows_too(
     assert bodies(awaited.where("outcome = 'ok'")) == list(range(1, 40, 2))
 
 
-@pytest.mark.feature("M11", "M12")
+@pytest.mark.feature("M11")
+@pytest.mark.feature("M12")
 def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
     spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
@@ -147,6 +148,8 @@ def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
     assert sorted(again) == [3, 5, 13, 15]
     assert {(row.topic, row.attempts) for row in again.values()} == {("orders", 1)}
     assert {row.msgId for row in again.values()} == {f"id-{n}" for n in again}
+    assert again[13].reason == "ValueError: no account for 13"
+    assert again[15].reason == "closed"
 
 
 def test_a_group_without_failures_has_an_empty_table_of_them(

@@ -115,7 +115,7 @@ def test_a_failed_message_that_nobody_takes_back_is_not_finished(
 
     (report,) = worker(fail_alone, workers=2).handle([(0, piece(0, 20))], 4)
 
-    assert (report.finished, report.beyond) == (7, ())
+    assert (report.finished, report.beyond) == (7, (8, 20))
     assert report.kept >= 1
     assert (report.retried, report.dead) == (0, 0)
     assert report.error == "no such customer"

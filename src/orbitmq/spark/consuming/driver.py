@@ -117,7 +117,20 @@ class Driver:
 
     def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> None:
         """Take what came of a batch; returns when brokers know it."""
-        self._thread.run(self._running[1].settle(planned, reports))
+        self._thread.run(self._settle(planned, list(reports)))
+
+    async def _settle(self, planned: Planned, reports: list[PieceReport]) -> None:
+        member, portions = self._running
+        counts = member.statistics
+        for report in reports:
+            topic = planned.pieces[report.place].range.queue.topic
+            failed = report.retried + report.dead + report.kept
+            # How many calls there were, and how long they took, is known to the tasks only.
+            counts.consumed(topic, done=report.done, failed=failed, calls=0, seconds=0.0)
+            counts.sent_back += report.retried + report.dead
+            counts.dead_letters += report.dead
+            counts.kept_back += report.kept
+        await portions.settle(planned, reports)
 
     def is_settled(self) -> bool:
         """Whether it has the queues that are its own."""

@@ -68,16 +68,27 @@ class OrderlyInTask(OrderlyConsumption):
 class Work:
     """One piece on its way."""
 
-    __slots__ = ("error", "fed", "fetched", "owned", "piece", "place", "waiting", "waiting_bytes")
+    __slots__ = (
+        "error",
+        "fed",
+        "fetched",
+        "given",
+        "owned",
+        "piece",
+        "place",
+        "waiting",
+        "waiting_bytes",
+    )
 
     def __init__(self, place: int, piece: Piece, *, now: float, lock: HeldLock | None) -> None:
         self.place = place
         self.piece = piece
         self.owned = OwnedQueue(piece.range.queue, piece.range.start, now=now, lock=lock)
-        #: Read, and not given to the handlers yet; everything before `fetched` was read.
+        #: Read, and not given to the handlers yet. Everything before `fetched` was read, everything
+        #: before `given` was given.
         self.waiting: list[ReceivedMessage] = []
         self.waiting_bytes = 0
-        self.fetched = piece.range.start
+        self.fetched = self.given = piece.range.start
         #: Messages that were given to the handlers.
         self.fed = 0
         #: What kept the rest of it from being read.
@@ -141,7 +152,8 @@ class Handling:
         piece = work.piece
         if messages and piece.attempts and messages[0].queue_offset == piece.range.start:
             messages[0] = messages[0].with_reconsume_times(piece.attempts)
-        new = window.add(messages, work.fetched)
+        work.given = work.fetched
+        new = window.add(messages, work.given)
         work.fed += len(new)
         if new:
             self._consumption.accept(work.owned, new)
@@ -171,7 +183,7 @@ class Handling:
         return PieceReport(
             place=work.place,
             finished=whole.start if reached is None else max(whole.start, min(reached, whole.end)),
-            beyond=_between([message.queue_offset for message in left]),
+            beyond=_behind([message.queue_offset for message in left], work.given),
             done=max(0, work.fed - len(left) - gone),
             retried=tally.retried,
             dead=tally.dead,
@@ -201,11 +213,11 @@ class Handling:
         self._moved.set()
 
 
-def _between(unfinished: Sequence[int]) -> tuple[int, ...]:
-    """The stretches between unfinished offsets, one after the other: start, end, start, end."""
+def _behind(unfinished: Sequence[int], given: int) -> tuple[int, ...]:
+    """The stretches behind unfinished offsets, one after the other: start, end, start, end."""
     return tuple(
         bound
-        for one, following in pairwise(unfinished)
+        for one, following in pairwise([*unfinished, given])
         if following > one + 1
         for bound in (one + 1, following)
     )

@@ -18,6 +18,8 @@ from orbitmq.client.ranges import QueueRange
 
 #: Messages that are worth a task of their own: it takes some 40 ms to start one.
 WORTH_A_TASK: Final = 16
+#: Messages of the first batch: how fast its handlers are, nobody knows.
+FIRST_BATCH: Final = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,13 @@ class Pace:
     """How many messages the next batch takes: as many as were handled in the time for one.
 
     Messages that a task did not come to are read again; so what slow handlers do not manage is not
-    given to them in the first place.
+    given to them in the first place. The first batch is a careful one.
     """
 
     def __init__(self, most: int, *, least: int = WORTH_A_TASK) -> None:
         self._most = most
         self._least = min(least, most)
-        self.size = most
+        self.size = min(most, FIRST_BATCH)
 
     def learn(self, planned: int, handled: int) -> None:
         """Of `planned` messages so many were handled."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from orbitmq.client.consumer.verdict import Failure
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import NotRunning
 from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.names import retry_topic
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark.consuming.returning import Returns
 
 #: Failed messages that are on their way back at once.
-_AT_ONCE = 64
+_AT_ONCE: Final = 64
+#: Before those that were not taken are sent once more.
+_PAUSES: Final = (0.1, 0.5)
 
 
 class Returner:
@@ -57,16 +61,25 @@ class Returner:
             raise NotRunning("this returner")
         await _know_brokers(engine, {message.queue.topic for message, _ in failed})
         turns = asyncio.Semaphore(_AT_ONCE)
+        taken = [False] * len(failed)
 
-        async def send(message: ReceivedMessage, failure: Failure) -> bool:
+        async def send(place: int) -> None:
             async with turns:
-                return await returns.send_back(message, failure)
+                taken[place] = await returns.send_back(*failed[place])
 
-        taken = await asyncio.gather(*(send(message, failure) for message, failure in failed))
+        for pause in (*_PAUSES, None):
+            await asyncio.gather(*(send(place) for place, done in enumerate(taken) if not done))
+            if all(taken) or pause is None:
+                break
+            await asyncio.sleep(pause)
+            # A broker makes a retry topic when it first hears of the group, which was just now.
+            await _know_brokers(engine, {retry_topic(self._group)}, refresh=True)
         returns.forget()
-        return list(taken)
+        return taken
 
 
-async def _know_brokers(engine: Engine, topics: Iterable[str]) -> None:
+async def _know_brokers(engine: Engine, topics: Iterable[str], *, refresh: bool = False) -> None:
     """Brokers are found by the routes of topics; one that is not found takes nothing back."""
-    await asyncio.gather(*map(engine.routes.get, topics), return_exceptions=True)
+    await asyncio.gather(
+        *(engine.routes.get(topic, refresh=refresh) for topic in topics), return_exceptions=True
+    )

@@ -11,7 +11,7 @@ from orbitmq.client.errors import SettingError
 class BatchSettings:
     """Numbers and seconds of batches."""
 
-    messages: int = 10_000  #: of one batch, at most; all queues together
+    messages: int = 50_000  #: of one batch, at most; all queues together
     #: After so long a task begins no more calls of handlers; what it did not come to is planned
     #: again. Below `RebalanceSettings.handover`, so that queues change hands without repetition.
     seconds: float = 5.0

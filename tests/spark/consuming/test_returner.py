@@ -1,0 +1,49 @@
+"""Failed messages that go back without a consumer around them."""
+
+from __future__ import annotations
+
+import pytest
+
+from orbitmq.client.consumer.verdict import DEAD, Failure
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.message.stored import StoredMessage
+from orbitmq.spark.consuming.returner import Returner
+from orbitmq.spark.consuming.rowmessages import NO_PLACE
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+from tests.support.sparking import until
+
+
+@pytest.mark.parametrize("number", range(4))  # which queue a producer chooses is chance
+def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(
+    orbit_cluster: EmbeddedCluster, number: int
+) -> None:
+    """Its retry topic has one queue as soon as it exists; before, a producer expects more."""
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
+    queue = Queue("orders", "broker-a", 0)
+    gone = StoredMessage.build(
+        topic="orders", stored_body=b"gone", queue_offset=77, physical_offset=NO_PLACE
+    )
+    (there,) = orbit_cluster.messages("orders")
+    returner = Returner(RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None)
+    returner.start()
+
+    try:
+        taken = returner.send_back(
+            [
+                (ReceivedMessage(gone, queue, "billing"), Failure(reason="why not")),
+                (ReceivedMessage(there, queue, "billing"), Failure(DEAD, reason="never")),
+            ]
+        )
+    finally:
+        returner.stop()
+    orbit_cluster.advance(10)
+
+    assert taken == [True, True]
+    until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
+    (copy,) = orbit_cluster.messages("%RETRY%billing")
+    assert (copy.body, copy.reconsume_times) == (b"gone", 1)
+    assert [each.body for each in orbit_cluster.messages("%DLQ%billing")] == [there.body]
