@@ -11,7 +11,7 @@ What a copy carries so that nothing about its origin is lost:
     ORIGIN_MESSAGE_ID       the offset id of the message that was sent
     DLQ_ORIGIN_TOPIC        of a dead letter: the same as RETRY_TOPIC
     DLQ_ORIGIN_MESSAGE_ID   of a dead letter: the same as ORIGIN_MESSAGE_ID
-    DLQ_REASON              what the consumer said went wrong last; of a dead letter else why it is dead
+    DLQ_REASON              what the consumer said went wrong last; if it is dead, else why that is
 
 The last three are ours: Apache reserves two of the names and never writes them. `DLQ_REASON` is
 filled from the field `reason` of the request, which Apache's clients do not send; a consumer in
