@@ -27,7 +27,7 @@ $(READY): $(LOCK) pyproject.toml
 	@touch $@
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
-	@$(BIN)/python -m pytest --ignore=tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
 
 lint: $(READY) ## Format, lint, types, layers
 	@$(BIN)/ruff format --check .
