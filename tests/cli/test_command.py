@@ -72,8 +72,28 @@ def test_the_settings_are_shown_as_json_and_only_what_was_changed_if_asked() -> 
             "value": 0,
             "origin": "ORBITMQ_BROKER_PORT",
             "variable": "ORBITMQ_BROKER_PORT",
+            "meaning": "The port to bind; 0: any free one",
+            "allowed": "a whole number",
+            "unit": "",
         }
     }
+
+
+def test_settings_are_described_one_by_one_or_with_all_below() -> None:
+    one = run("config", "show", "broker.send.flush_timeout", "--describe")
+    several = run("config", "show", "broker.send")
+    none = run("config", "show", "broker.sand")
+
+    assert one.stdout.splitlines() == [
+        "broker.send.flush_timeout = 5.0  (default)",
+        "    Wait for a synchronous flush, then FLUSH_DISK_TIMEOUT",
+        "    a number (seconds); ORBITMQ_BROKER_SEND_FLUSH_TIMEOUT",
+    ]
+    paths = [line.split()[0] for line in several.stdout.splitlines()[1:]]
+    assert "broker.send.region" in paths
+    assert all(path.startswith("broker.send.") for path in paths)
+    assert none.returncode == 2
+    assert "no setting is 'broker.sand' or below it" in none.stderr
 
 
 def test_a_password_is_not_shown() -> None:

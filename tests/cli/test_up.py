@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -51,6 +52,13 @@ async def registered(name_server: str) -> dict[str, str]:
     return {name: data.broker_addrs[0] for name, data in table.items()}
 
 
+async def until_registered(name_server: str, wanted: dict[str, str]) -> None:
+    """Wait until a name server knows these brokers and no others."""
+    async with asyncio.timeout(20):
+        while await registered(name_server) != wanted:  # noqa: ASYNC110  # another process
+            await asyncio.sleep(0.05)
+
+
 def until(condition: Callable[[], object], deadline: float = 20.0) -> None:
     """Processes of others have no event to wait for."""
     end = time.monotonic() + deadline
@@ -78,13 +86,18 @@ def children_of(pid: int) -> list[int]:
 
 def test_everything_is_ready_soon(tmp_path: Path) -> None:
     took: list[float] = []
-    while not took or (took[-1] > READY_WITHIN and len(took) < ATTEMPTS):
+    allowed = READY_WITHIN
+    while not took or (took[-1] > allowed and len(took) < ATTEMPTS):
+        # On a machine that is slow to start anything, this may take longer, too.
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import asyncio, logging, json"], check=True)
+        allowed = max(READY_WITHIN, 10 * (time.perf_counter() - began))
         with Started("up", *FREE, cwd=tmp_path) as up:
             took.append(up.took)
             up.stop()
 
     print(f"\nready after {took[-1]:.2f} s")
-    assert took[-1] < READY_WITHIN
+    assert took[-1] < allowed
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -121,6 +134,7 @@ async def test_what_was_sent_is_there_after_a_stop_and_a_start(
         await client.close()
 
 
+@pytest.mark.feature("J6")
 async def test_a_name_server_and_a_broker_can_run_apart(tmp_path: Path) -> None:
     with Started("namesrv", "--port", "0", cwd=tmp_path) as name_server:
         address = name_server.address("name server")
@@ -134,6 +148,32 @@ async def test_a_name_server_and_a_broker_can_run_apart(tmp_path: Path) -> None:
         assert await registered(address) == {}
         assert name_server.stop() == 0
         assert "Traceback" not in broker.errors + name_server.errors
+
+
+@pytest.mark.feature("J6")
+async def test_each_of_several_name_servers_forgets_a_silent_broker_until_it_is_back(
+    tmp_path: Path,
+) -> None:
+    quick = ("--port", "0", "--set", "namesrv.scan_interval=0.1")
+    with (
+        Started("namesrv", *quick, cwd=tmp_path) as first,
+        Started("namesrv", *quick, cwd=tmp_path) as second,
+    ):
+        addresses = [server.address("name server") for server in (first, second)]
+        words = [word for address in addresses for word in ("--name-server", address)]
+        often = ("interval=0.2", "heartbeat_timeout=1")
+        words += [word for each in often for word in ("--set", f"broker.registration.{each}")]
+        with Started("broker", "--port", "0", *words, cwd=tmp_path) as broker:
+            known = {"broker-a": broker.address("broker-a")}
+            for address in addresses:
+                await until_registered(address, known)
+            # It keeps its connections and says nothing.
+            broker.process.send_signal(signal.SIGSTOP)
+            for address in addresses:
+                await until_registered(address, {})
+            broker.process.send_signal(signal.SIGCONT)
+            for address in addresses:
+                await until_registered(address, known)
 
 
 @pytest.mark.parametrize("brokers", ["1", "2"])
@@ -220,6 +260,7 @@ def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path: Path) -> None
 # Several brokers.
 
 
+@pytest.mark.feature("J6")
 async def test_several_brokers_share_a_name_server_and_each_has_its_process(
     tmp_path: Path,
 ) -> None:

@@ -19,7 +19,7 @@ from orbitmq.filter.errors import InvalidFilter
 from orbitmq.remoting.address import Address
 
 ROOMS = (
-    *("wire", "message", "filter", "store", "remoting", "broker", "namesrv", "cli", "testing"),
+    *("wire", "message", "filter", "store", "remoting", "broker", "namesrv", "testing"),
     *("cluster", "errors"),
 )
 
@@ -49,7 +49,9 @@ def kinds() -> Iterator[type[OrbitError]]:
         if module.name.split(".")[1] not in ROOMS or module.name.endswith("__main__"):
             continue
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and issubclass(value, OrbitError):
+            if not isinstance(value, type) or not issubclass(value, OrbitError):
+                continue
+            if value.__module__.split(".")[1] in ROOMS:
                 found[f"{value.__module__}.{value.__qualname__}"] = value
     yield from (found[name] for name in sorted(found))
 

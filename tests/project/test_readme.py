@@ -14,7 +14,13 @@ from orbitmq.testing import EmbeddedCluster
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = ("README.md", "docs/producing.md", "docs/consuming.md", "docs/testing.md")
+PAGES = (
+    "README.md",
+    "docs/producing.md",
+    "docs/consuming.md",
+    "docs/administering.md",
+    "docs/testing.md",
+)
 #: Where the pages say that the cluster is.
 SHOWN_ADDRESS = "localhost:9876"
 

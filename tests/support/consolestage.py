@@ -12,6 +12,7 @@ from typing import Any
 
 from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.message import Message
 from orbitmq.client.producer.asyncproducer import AsyncProducer
@@ -155,7 +156,8 @@ async def lively_stage(
 def _consumers(client: Any) -> list[AsyncConsumer]:
     billing = AsyncConsumer("billing", client=client, consume_from="first")
     mailer = AsyncConsumer("mailer", client=client, consume_from="first", workers=1, batch_size=1)
-    fraud = AsyncConsumer("fraud-check", client=client, consume_from="first")
+    impatient = RebalanceSettings(handover=0.2)
+    fraud = AsyncConsumer("fraud-check", client=client, consume_from="first", rebalance=impatient)
 
     @billing.on("orders")
     async def bill(message: ReceivedMessage) -> None:

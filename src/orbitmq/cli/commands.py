@@ -1,4 +1,4 @@
-"""What can be said to the `orbitmq` command."""
+"""The commands that start servers, and the one that shows their settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from orbitmq import __version__
 from orbitmq.cli import options
 from orbitmq.cli.announcing import announcing
 from orbitmq.cli.exposure import check_broker, check_cluster, check_name_server
@@ -22,7 +21,7 @@ from orbitmq.cli.showing import show
 from orbitmq.cli.upping import cluster_service
 
 app = typer.Typer(
-    help="RocketMQ-compatible messaging: brokers, name servers and what is in them.",
+    help="Start servers.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -38,24 +37,6 @@ log = logging.getLogger(__name__)
 def _warn(warnings: Iterable[str]) -> None:
     for warning in warnings:
         log.warning("%s", warning)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"orbitmq {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def orbitmq(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    """What holds for all commands."""
 
 
 @app.command(

@@ -12,8 +12,6 @@ FAILED = 1
 MISUSED = 2
 #: What a shell reports for a program that Ctrl-C ended.
 INTERRUPTED = 130
-#: And for one whose output nobody read to its end.
-UNHEARD = 141
 
 
 class CommandError(OrbitError):
@@ -38,6 +36,13 @@ class NeedsConsent(CommandError):
             f"{what}; there is no terminal to ask at: say --yes to do it, or --dry-run to see what "
             "would happen"
         )
+
+
+class Unheard(CommandError):
+    """Whoever read the output has left, as `head` does: nothing more can be said to it."""
+
+    #: What a shell reports for a program that ends with it.
+    exit_code: ClassVar[int] = 141
 
 
 class SettingRefused(CommandError):

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from orbitmq.cli.errors import FAILED, CommandError
+from orbitmq.cli.errors import FAILED, INTERRUPTED, CommandError, Unheard
 from orbitmq.errors import OrbitError
+
+#: Set by whoever looks for a mistake of ours.
+TRACEBACK = "ORBITMQ_TRACEBACK"
 
 
 def main() -> None:
     """Run the command."""
     try:
         _run()
+    except Unheard as error:
+        _end_quietly(error.exit_code)
     except CommandError as error:
         _end(str(error), error.exit_code)
     except (OrbitError, OSError) as error:
         _end(str(error), FAILED)
     except KeyboardInterrupt:
-        # Only until signals are listened to.
-        _end("interrupted before anything was started", FAILED)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        _end(
+            f"this is a mistake in OrbitMQ, please report it: {type(error).__name__}: {error} "
+            f"({TRACEBACK}=1 shows where)",
+            FAILED,
+        )
 
 
 def _run() -> None:
     try:
         # Late, because the base install, which has this command too, lacks what it needs.
-        from orbitmq.cli.commands import app  # noqa: PLC0415
+        from orbitmq.cli.application import app  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("orbitmq"):
             raise
@@ -32,6 +45,12 @@ def _run() -> None:
             f"the command needs {error.name}, which is not installed; pip install 'orbitmq[broker]'"
         ) from error
     app(prog_name="orbitmq")
+
+
+def _end_quietly(code: int) -> None:
+    # Python would fail to write what is left when it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _end(sentence: str, code: int) -> None:

@@ -1,0 +1,125 @@
+"""The `orbitmq` command as a whole: which words there are, and where each is looked after.
+
+What a word needs is imported when the word is used: a broker's parts take a third of a second to
+load, which somebody who lists topics should not wait for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from orbitmq import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Something that can be said to the command."""
+
+    module: str  #: below orbitmq.cli; has the Typer `app`
+    about: str
+    #: Whether it is one of the commands of that app rather than the whole app.
+    is_single: bool = False
+
+
+#: In the order of the help.
+WORDS: Mapping[str, Word] = {
+    "up": Word("commands", "Start a name server and brokers, all that a laptop needs.", True),
+    "broker": Word("commands", "Start one broker.", True),
+    "namesrv": Word("commands", "Start a name server.", True),
+    "config": Word("commands", "Look at the settings.", True),
+    "cluster": Word("clusters", "Look at brokers and name servers."),
+    "topic": Word("topics", "List, make, change and delete topics."),
+    "group": Word("groups", "Look at consumer groups, and move their progress."),
+    "message": Word("messages", "Find messages and what became of them."),
+    "dlq": Word("deadletters", "Look at dead letters, and send them again."),
+    "produce": Word("producing", "Send messages.", True),
+    "consume": Word("consuming", "Print messages as they come.", True),
+    "top": Word("top", "Watch lag, rates and owners, live.", True),
+    "console": Word("console", "Start the web console.", True),
+    "doctor": Word("doctor", "Find the usual mistakes, and say what to do about them.", True),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Knows all words, and loads what one needs when it is used.
+
+    Contexts and commands are `Any` here: which click they are of depends on Typer's version.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(WORDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in WORDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # Typer looks here for what is alike, to suggest it.
+        self.commands = {**_listed(), **self.commands}
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        # A list of the words takes no more than their names.
+        listing = _Listing(
+            name=self.name,
+            commands=_listed(),
+            help=self.help,
+            params=self.params,
+            rich_markup_mode=self.rich_markup_mode,
+        )
+        listing.format_help(ctx, formatter)
+
+
+class _Listing(TyperGroup):
+    """The words without what they need."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
+def _listed() -> dict[str, Any]:
+    return {name: TyperCommand(name, help=word.about) for name, word in WORDS.items()}
+
+
+def load(name: str) -> Any:
+    """The command that a word stands for."""
+    word = WORDS[name]
+    section: typer.Typer = importlib.import_module(f"orbitmq.cli.{word.module}").app
+    group = typer.main.get_group(section)
+    if word.is_single:
+        return group.commands[name]
+    group.name = name
+    return group
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"orbitmq {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help="RocketMQ-compatible messaging: brokers, name servers and what is in them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def orbitmq(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """RocketMQ-compatible messaging: brokers, name servers and what is in them."""

@@ -1,0 +1,184 @@
+"""`orbitmq console`: the web page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orbitmq.cli import options
+from orbitmq.cli.announcing import announcing
+from orbitmq.cli.connecting import (
+    AccessKey,
+    Connection,
+    NameServer,
+    SecretKey,
+    Timeout,
+    Tls,
+    TlsAuthority,
+    TlsUnverified,
+)
+from orbitmq.cli.declaring import section
+from orbitmq.cli.errors import CommandError, SettingRefused
+from orbitmq.cli.logs import set_up_logging
+from orbitmq.cli.serving import Listening, serve
+from orbitmq.console.errors import ConsoleError
+from orbitmq.console.serving import Console
+from orbitmq.console.settings import ConsoleSettings, is_loopback
+from orbitmq.errors import SettingError
+
+app = section("The web console.")
+
+PASSWORD_VARIABLE = "ORBITMQ_CONSOLE_PASSWORD"  # noqa: S105  # a name, not a password
+TOKEN_VARIABLE = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # likewise
+
+EPILOG = (
+    "Examples:\n\n"
+    "  orbitmq console --name-server 127.0.0.1:9876\n\n"
+    "  orbitmq console -n ns1:9876 -n ns2:9876 --write --history console.sqlite\n\n"
+    "  ORBITMQ_CONSOLE_PASSWORD=... orbitmq console -n ns1:9876 --host 0.0.0.0 "
+    "--allow-host console.example.org"
+)
+
+
+@app.command(epilog=EPILOG)
+def console(
+    name_server: NameServer = None,
+    host: options.Host = None,
+    port: Annotated[int, typer.Option("--port", help="0: any free one.")] = 8090,
+    write: Annotated[
+        bool, typer.Option("--write", help="Allow to change things; else it only shows.")
+    ] = False,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file",
+            metavar="FILE",
+            help="The password that people log in with; needed beyond loopback. "
+            f"[env: {PASSWORD_VARIABLE}]",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help=f"The token that pipelines report with. [env: {TOKEN_VARIABLE}]",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="A name under which browsers ask for it; may be repeated.",
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option("--history", metavar="FILE", help="Keep seven days there; else in memory."),
+    ] = None,
+    every: Annotated[
+        float, typer.Option("--every", help="Seconds between two looks at the cluster.")
+    ] = 5.0,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="PEM, for HTTPS.")
+    ] = None,
+    private_key: Annotated[
+        Path | None, typer.Option("--private-key", metavar="FILE", help="PEM, for HTTPS.")
+    ] = None,
+    access_key: AccessKey = None,
+    secret_key: SecretKey = None,
+    tls: Tls = False,
+    tls_ca: TlsAuthority = None,
+    tls_unverified: TlsUnverified = False,
+    timeout: Timeout = 5.0,
+    log_level: options.Level = None,
+    log_format: options.Format = None,
+    loop: options.LoopChoice = None,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start the web console of a cluster, OrbitMQ's or Apache RocketMQ's."""
+    configuration = options.configured(
+        config, words, options.shared(None, log_level, log_format, loop)
+    )
+    connection = Connection(
+        name_server=name_server,
+        access_key=access_key,
+        secret_key=secret_key,
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_unverified=tls_unverified,
+        timeout=timeout,
+    )
+    settings = _settings(
+        client=connection.client(),
+        host=host or "127.0.0.1",
+        port=port,
+        write=write,
+        password=_secret(password_file, PASSWORD_VARIABLE),
+        token=_secret(token_file, TOKEN_VARIABLE),
+        allowed_hosts=tuple(allow_host or ()),
+        history=history,
+        every=every,
+        certificate=certificate,
+        private_key=private_key,
+    )
+    set_up_logging(configuration.log)
+    if not is_loopback(settings.host) and not settings.is_encrypted:
+        typer.echo(
+            "warning: the password travels readable; give --certificate and --private-key, or put "
+            "the console behind something that speaks HTTPS",
+            err=True,
+        )
+    serve(ConsoleService(settings), configuration.run.loop, announcing(as_json=as_json))
+
+
+class ConsoleService:
+    """A console by itself."""
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        self._console = Console(settings)
+
+    async def start(self) -> None:
+        try:
+            await self._console.start()
+        except ConsoleError as error:
+            raise CommandError(str(error)) from error
+
+    async def stop(self) -> None:
+        await self._console.stop()
+
+    def listening(self) -> Sequence[Listening]:
+        return (Listening("console", "console", self._console.url),)
+
+    async def until_failed(self) -> CommandError:
+        return CommandError(await self._console.until_ended())
+
+    def kill(self) -> None:
+        """Nothing outlives this process."""
+
+
+def _settings(**fields: object) -> ConsoleSettings:
+    try:
+        return ConsoleSettings(**fields)  # type: ignore[arg-type]  # checked by its own rules
+    except SettingError as error:
+        raise SettingRefused(str(error)) from error
+
+
+def _secret(file: Path | None, variable: str) -> str | None:
+    """A secret from a file, or from the environment; never from a flag, which others can see."""
+    if file is None:
+        return os.environ.get(variable) or None
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingRefused(f"{file} cannot be read: {error}") from error
+    if not text:
+        raise SettingRefused(f"{file} is empty")
+    return text

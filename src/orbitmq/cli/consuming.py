@@ -1,0 +1,230 @@
+"""`orbitmq consume`: messages printed as they come.
+
+Without a group nobody notices: queues are read with the group that every broker has for tools, and
+no progress is stored. With a group this is a member like any other, which gets its share, and
+progress is stored when messages have been printed: at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from orbitmq.cli.choosing import Queues, Sql, Tags, TopicName, queues_of, time_of
+from orbitmq.cli.declaring import command, section
+from orbitmq.cli.errors import Misused
+from orbitmq.cli.messagerecords import MessageRecord
+from orbitmq.cli.printing import Printer
+from orbitmq.cli.session import Session
+from orbitmq.cli.stopping import unless, wish_to_stop
+from orbitmq.cli.wording import several
+from orbitmq.client.admin.bodies import BodyForm, shown_body
+from orbitmq.client.admin.errors import BadRequest
+from orbitmq.client.admin.topicstatus import TOOLS_GROUP
+from orbitmq.client.consumer.starting import Begin, ConsumeFrom
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.client.pullconsumer.errors import QueueNotAssigned
+from orbitmq.client.pullconsumer.settings import PollSettings
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+
+app = section("Print messages as they come.")
+
+_POLL = 1.0
+
+
+class Form(enum.StrEnum):
+    """How a message is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    HEX = "hex"
+
+
+@command(
+    app,
+    "consume",
+    examples=(
+        "orbitmq consume orders",
+        "orbitmq consume orders --follow --tags 'paid || refunded'",
+        "orbitmq consume orders --from 2h --json | jq -r .body",
+        "orbitmq consume orders --group billing --count 10",
+    ),
+    prints=MessageRecord,
+)
+async def consume(
+    session: Session,
+    topic: TopicName,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group", "-g", help="Be a member of this group and store progress; else just look."
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="[begin|end|TIME]",
+            help="Where to begin; a group with progress goes on from there. By default at the "
+            "beginning, with --follow at the end.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    number: Annotated[
+        int | None, typer.Option("--count", "-c", min=1, help="End after so many.")
+    ] = None,
+    queue: Queues = None,
+    tags: Tags = None,
+    sql: Sql = None,
+    form: Annotated[
+        Form, typer.Option("--format", "-f", help="How bodies are printed.")
+    ] = Form.TEXT,
+    headers: Annotated[
+        bool, typer.Option("--headers", "-H", help="A line about each message before its body.")
+    ] = False,
+) -> None:
+    """Print the messages of a topic; ends when all that is there was printed, unless --follow."""
+    if tags is not None and sql is not None:
+        raise Misused("--tags and --sql cannot be given together")
+    if group is not None and queue:
+        raise Misused("--queue and --group cannot be given together: a group shares the queues out")
+    start = _beginning(begin or ("end" if follow else "begin"), session.out.clock.now())
+    await session.admin.topics.route(topic)
+    show = Shown(session.out, form, headers)
+    consumer = AsyncPullConsumer.on(
+        session.engine,
+        group or TOOLS_GROUP,
+        polling=PollSettings(auto_commit=False),
+        consume_from=start,
+    )
+    with wish_to_stop() as wish:
+        if group is not None:
+            consumer.subscribe(topic, tags, sql=sql)
+            async with consumer:
+                printed = await _in_group(consumer, show, wish, number, follow=follow)
+        else:
+            async with consumer:
+                chosen = queues_of(topic, queue) or await consumer.queues(topic)
+                await consumer.assign(chosen, tags, sql=sql)
+                await _seek(consumer, start)
+                ends = None if follow else await consumer.end_offsets(chosen)
+                printed = await _looking(consumer, show, wish, number, ends)
+    session.out.note(several(printed, "message"))
+
+
+def _beginning(text: str, now: float) -> ConsumeFrom:
+    named = {"begin": ConsumeFrom.FIRST, "end": ConsumeFrom.LAST}.get(text)
+    if named is not None:
+        return named
+    try:
+        return ConsumeFrom(Begin.TIME, time_of(text, now))
+    except BadRequest as error:
+        raise Misused(f"--from must be begin, end, a date or an age such as 2h: {error}") from error
+
+
+async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom) -> None:
+    """Whatever progress the tools' group may have, it is not meant."""
+    if start.time is not None:
+        await consumer.seek_to_time(start.time)
+    elif start.begin is Begin.FIRST:
+        await consumer.seek_to_begin()
+    else:
+        await consumer.seek_to_end()
+
+
+async def _looking(
+    consumer: AsyncPullConsumer,
+    show: Shown,
+    wish: asyncio.Event,
+    number: int | None,
+    ends: Mapping[Queue, int] | None,
+) -> int:
+    """Print what is there, up to the ends if there are any."""
+    while not wish.is_set() and show.printed != number:
+        if ends is not None and _is_past(consumer, ends):
+            break
+        left = None if number is None else number - show.printed
+        messages = await unless(wish, consumer.poll(_POLL, max_messages=left)) or ()
+        for message in messages:
+            if ends is None or message.queue_offset < ends[message.queue]:
+                show(message)
+    return show.printed
+
+
+def _is_past(consumer: AsyncPullConsumer, ends: Mapping[Queue, int]) -> bool:
+    return all(consumer.position(queue) >= end for queue, end in ends.items())
+
+
+async def _in_group(
+    consumer: AsyncPullConsumer,
+    show: Shown,
+    wish: asyncio.Event,
+    number: int | None,
+    *,
+    follow: bool,
+) -> int:
+    """Print this member's share, and store progress in what was printed."""
+    while not wish.is_set() and show.printed != number:
+        left = None if number is None else number - show.printed
+        messages = await unless(wish, consumer.poll(_POLL, max_messages=left))
+        if messages:
+            for message in messages:
+                show(message)
+            await consumer.commit(messages)
+        elif messages is not None and not follow and consumer.assignment():
+            ends = await consumer.end_offsets()
+            with contextlib.suppress(QueueNotAssigned):
+                # A queue may have gone to another member meanwhile.
+                if _is_past(consumer, ends):
+                    break
+    return show.printed
+
+
+@dataclass(slots=True)
+class Shown:
+    """Prints messages, and counts them."""
+
+    out: Printer
+    form: Form
+    with_headers: bool
+    printed: int = field(default=0)
+
+    def __call__(self, message: ReceivedMessage) -> None:
+        self.printed += 1
+        if self.out.is_json:
+            self.out.record(MessageRecord.of(message))
+            return
+        if self.with_headers:
+            keys = f" keys={' '.join(message.keys)}" if message.keys else ""
+            tags = f" tags={message.tags}" if message.tags else ""
+            self.out.line(
+                f"# {message.queue} offset {message.queue_offset}, stored "
+                f"{self.out.moment(message.stored_at)}, id {message.msg_id}{tags}{keys}"
+            )
+        if self.form is Form.TEXT and not self.out.is_terminal:
+            # Another program gets the bytes as they are.
+            sys.stdout.flush()
+            sys.stdout.buffer.write(message.body + b"\n")
+            sys.stdout.buffer.flush()
+        elif self.form is Form.TEXT:
+            self.out.text(message.body.decode(errors="backslashreplace"))
+        else:
+            self.out.text(_shown(message.body, BodyForm(self.form.value)))
+
+
+def _shown(body: bytes, form: BodyForm) -> str:
+    try:
+        return shown_body(body, form)
+    except BadRequest:
+        # One message that is no JSON must not end the stream.
+        return shown_body(body, BodyForm.AUTO)

@@ -1,0 +1,336 @@
+"""`orbitmq dlq`: dead letters, grouped, looked at, sent again and exported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orbitmq.cli.choosing import GroupName, time_of
+from orbitmq.cli.deadletterrecords import (
+    DeadLetterRecord,
+    ExportRecord,
+    PileRecord,
+    ResendRecord,
+    SummaryRecord,
+)
+from orbitmq.cli.declaring import command, section
+from orbitmq.cli.errors import FAILED, CommandError
+from orbitmq.cli.messagerecords import preview, print_message
+from orbitmq.cli.session import Session
+from orbitmq.cli.tables import Columns
+from orbitmq.cli.wording import NOTHING, count, several
+from orbitmq.client.admin.bodies import BodyForm
+from orbitmq.client.admin.deadletters import (
+    DeadLetter,
+    DeadLetterFilter,
+)
+from orbitmq.client.admin.exporting import ExportFormat
+from orbitmq.client.admin.resending import ResendResult, ResendTo
+from orbitmq.client.admin.topicvalues import TopicKind
+from orbitmq.client.names import DEAD_LETTER_PREFIX
+
+app = section("Look at dead letters, and send them again.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which dead letters; all that is given must hold."""
+
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="TIME", help="Died at or after: a date, or 2h for 2 h ago."
+        ),
+    ] = None
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Died before; as --since.")
+    ] = None
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", help="Has this key; may be repeated.")
+    ] = None
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Was sent to this topic.")] = (
+        None
+    )
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Its reason contains this, in any case.")
+    ] = None
+    min_attempts: Annotated[
+        int | None, typer.Option("--min-attempts", min=0, help="Tried so often at least.")
+    ] = None
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", min=0, help="Tried so often at most.")
+    ] = None
+    letter: Annotated[
+        list[str] | None, typer.Option("--id", help="Is this letter; may be repeated.")
+    ] = None
+
+    def filter(self, now: float) -> DeadLetterFilter:
+        return DeadLetterFilter(
+            since=time_of(self.since, now),
+            until=time_of(self.until, now),
+            keys=tuple(self.key or ()),
+            topic=self.topic,
+            reason=self.reason,
+            min_attempts=self.min_attempts,
+            max_attempts=self.max_attempts,
+            ids=tuple(self.letter or ()),
+        )
+
+
+@command(
+    app,
+    "list",
+    examples=(
+        "orbitmq dlq list billing",
+        "orbitmq dlq list billing --since 1d --reason timeout --json | jq -r .id",
+    ),
+    prints=DeadLetterRecord,
+)
+async def list_letters(
+    session: Session,
+    group: GroupName,
+    choice: Choice,
+    newest: Annotated[bool, typer.Option("--newest", "-r", help="The newest first.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="At most; 0: all.")] = 50,
+) -> None:
+    """List the dead letters of a group."""
+    out = session.out
+    letters: list[DeadLetter] = []
+    number = 0
+    is_more = False
+    where = choice.filter(out.clock.now())
+    async for letter in session.admin.dead_letters.list(group, where, newest_first=newest):
+        if limit and number == limit:
+            is_more = True
+            break
+        number += 1
+        if out.is_json:
+            out.record(DeadLetterRecord.of(letter))
+        else:
+            letters.append(letter)
+    if not out.is_json:
+        out.table(
+            Columns[DeadLetter]()
+            .text("died", lambda each: out.moment(each.died_at))
+            .text("id", lambda each: each.id)
+            .text("topic", lambda each: each.topic or NOTHING)
+            .number("attempts", lambda each: count(each.attempts))
+            .number("sent again", lambda each: count(each.resent_times))
+            .text("keys", lambda each: " ".join(each.keys) or NOTHING)
+            .text("reason", lambda each: each.reason)
+            .text("body", lambda each: preview(each.message)),
+            letters,
+            empty=f"group {group} has no such dead letters",
+        )
+    if is_more:
+        out.note(f"there are more than {limit}; --limit 0 shows all")
+
+
+@command(
+    app,
+    "summary",
+    examples=("orbitmq dlq summary", "orbitmq dlq summary billing --since 1d"),
+    prints=SummaryRecord,
+)
+async def summary(
+    session: Session,
+    choice: Choice,
+    group: Annotated[
+        str, typer.Argument(metavar="[GROUP]", help="Of this group, by reason; else of all.")
+    ] = "",
+) -> None:
+    """Count dead letters: of all groups, or of one by reason, topic and age."""
+    if not group:
+        await _of_all_groups(session)
+        return
+    out = session.out
+    found = await session.admin.dead_letters.summary(group, choice.filter(out.clock.now()))
+    record = SummaryRecord.of(found)
+    if out.is_json:
+        out.record(record)
+        return
+    out.line(f"group {group} has {several(record.count, 'dead letter')}")
+    for title, piles in (
+        ("By reason", record.by_reason),
+        ("By topic", record.by_topic),
+        ("By age", record.by_age),
+    ):
+        if piles:
+            out.table(
+                Columns[PileRecord]()
+                .number("count", lambda each: count(each.count))
+                .text("first died", lambda each: out.moment(each.first_died_at))
+                .text("last died", lambda each: out.moment(each.last_died_at))
+                .text("sample", lambda each: each.sample_id)
+                .text(title.removeprefix("By "), lambda each: each.name),
+                piles,
+                title=title,
+            )
+
+
+async def _of_all_groups(session: Session) -> None:
+    topics = await session.admin.topics.list(kinds={TopicKind.DEAD_LETTER})
+    statuses = await asyncio.gather(*(session.admin.topics.status(each.name) for each in topics))
+    records = [
+        SummaryRecord(
+            group=status.topic.removeprefix(DEAD_LETTER_PREFIX),
+            count=status.messages,
+            by_reason=(),
+            by_topic=(),
+            by_age=(),
+        )
+        for status in statuses
+        if status.messages
+    ]
+    records.sort(key=lambda each: (-each.count, each.group))
+    out = session.out
+    if out.is_json:
+        out.records(records)
+    else:
+        out.table(
+            Columns[SummaryRecord]()
+            .text("group", lambda each: each.group)
+            .number("dead letters", lambda each: count(each.count)),
+            records,
+            empty="no group has dead letters",
+        )
+    session.missing(topics.unreachable)
+
+
+@command(
+    app,
+    "show",
+    examples=(
+        "orbitmq dlq show billing",
+        "orbitmq dlq show billing 7F00000100002A9F0000000000001234 --format json",
+    ),
+    prints=DeadLetterRecord,
+)
+async def show(
+    session: Session,
+    group: GroupName,
+    letter_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="The letter; else the latest.")
+    ] = "",
+    form: Annotated[
+        BodyForm, typer.Option("--format", "-f", help="How the body is shown.")
+    ] = BodyForm.AUTO,
+) -> None:
+    """Show one dead letter with its reason and body."""
+    where = DeadLetterFilter(ids=(letter_id,)) if letter_id else None
+    found = await session.admin.dead_letters.sample(group, 1, where)
+    if not found:
+        wanted = f" {letter_id!r}" if letter_id else ""
+        raise CommandError(f"group {group!r} has no dead letter{wanted}")
+    (letter,) = found
+    out = session.out
+    if out.is_json:
+        out.record(DeadLetterRecord.of(letter))
+        return
+    out.facts(
+        ("letter", letter.id),
+        ("died", out.moment(letter.died_at)),
+        ("reason", letter.reason),
+        ("attempts", str(letter.attempts)),
+        ("sent again", f"{letter.resent_times} times"),
+        ("was sent to", letter.topic or NOTHING),
+        ("origin id", letter.origin_id or NOTHING),
+    )
+    out.raw("")
+    print_message(out, letter.message, form)
+
+
+@command(
+    app,
+    "resend",
+    examples=(
+        "orbitmq dlq resend billing --dry-run",
+        "orbitmq dlq resend billing --reason timeout --limit 10",
+        "orbitmq dlq resend billing --since 1d --rate 50 --yes",
+        "orbitmq dlq resend billing --to origin --id 7F00000100002A9F0000000000001234",
+    ),
+    prints=ResendRecord,
+    changes=True,
+)
+async def resend(
+    session: Session,
+    group: GroupName,
+    choice: Choice,
+    to: Annotated[
+        ResendTo,
+        typer.Option("--to", help="retry: only this group gets it; origin: every group does."),
+    ] = ResendTo.RETRY,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="At most so many per second.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-l", min=1, help="At most so many in all.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Those that were sent again before, too.")
+    ] = False,
+) -> None:
+    """Send dead letters again, and say what became of each; one that was is left out."""
+    out = session.out
+    where = choice.filter(out.clock.now())
+    if not session.is_dry_run and not session.says_yes:
+        found = [each async for each in session.admin.dead_letters.list(group, where)]
+        number = len(found) if limit is None else min(limit, len(found))
+        who = "the group" if to is ResendTo.RETRY else "every group of their topic"
+        if not number:
+            out.note(f"group {group} has no such dead letters")
+            return
+        session.may(f"this sends {several(number, 'dead letter')} of {group!r} again, to {who}")
+    counts: Counter[ResendResult] = Counter()
+    async for outcome in session.admin.dead_letters.resending(
+        group, where, to=to, rate=rate, limit=limit, again=again, dry_run=session.is_dry_run
+    ):
+        counts[outcome.result] += 1
+        if out.is_json:
+            out.record(ResendRecord.of(outcome))
+        else:
+            about = outcome.problem or (f"as {outcome.sent_as}" if outcome.sent_as else "")
+            goes = f" to {outcome.topic}" if outcome.topic else ""
+            line = f"{outcome.letter.id}  {outcome.result.value}{goes}"
+            out.line(f"{line}{': ' if outcome.problem else ' '}{about}".rstrip())
+    words = ", ".join(f"{number} {result.value}" for result, number in sorted(counts.items()))
+    out.note(words or f"group {group} has no such dead letters")
+    if counts[ResendResult.FAILED]:
+        raise typer.Exit(FAILED)
+
+
+@command(
+    app,
+    "export",
+    examples=(
+        "orbitmq dlq export billing dead.jsonl",
+        "orbitmq dlq export billing dead.parquet --since 7d",
+    ),
+    prints=ExportRecord,
+)
+async def export(
+    session: Session,
+    group: GroupName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its ending says what it is.")],
+    choice: Choice,
+    file_format: Annotated[
+        ExportFormat | None, typer.Option("--format", "-f", help="If the ending does not say it.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a file that is there.")
+    ] = False,
+) -> None:
+    """Write dead letters to a file: JSON lines for tools, Parquet for Spark and notebooks."""
+    if file.exists() and not replace:
+        raise CommandError(f"{file} is there already; say --replace to write it anew")
+    where = choice.filter(session.out.clock.now())
+    number = await session.admin.dead_letters.export(group, file, where, format=file_format)
+    if session.out.is_json:
+        session.out.record(ExportRecord(group=group, file=str(file), count=number))
+    else:
+        session.out.line(f"{several(number, 'dead letter')} of group {group} written to {file}")

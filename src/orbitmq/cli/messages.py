@@ -1,0 +1,271 @@
+"""`orbitmq message`: messages, found by id, key, place and time, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from orbitmq.cli.choosing import (
+    Queues,
+    Since,
+    Sql,
+    Tags,
+    TopicName,
+    Until,
+    filter_of,
+    queue_of,
+    queues_of,
+    time_of,
+)
+from orbitmq.cli.declaring import command, section
+from orbitmq.cli.errors import CommandError, Misused
+from orbitmq.cli.messagerecords import MessageRecord, message_columns, print_message
+from orbitmq.cli.session import Session
+from orbitmq.cli.tables import Columns
+from orbitmq.cli.wording import NOTHING, count
+from orbitmq.client.admin.bodies import BodyForm
+from orbitmq.client.admin.tracking import Track
+from orbitmq.client.received import ReceivedMessage
+
+app = section("Find messages and what became of them.")
+
+Form = Annotated[BodyForm, typer.Option("--format", "-f", help="How the body is shown.")]
+OfTopic = Annotated[
+    str | None,
+    typer.Option("--topic", "-t", help="Its topic; an offset id needs none."),
+]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id or offset id.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-l", min=0, help="How many at most; 0: all there are.")
+]
+
+
+@command(
+    app,
+    "get",
+    examples=(
+        "orbitmq message get AC110001000078BF0000000000000000 --topic orders",
+        "orbitmq message get --topic orders 7F00000100002A9F0000000000001234 --format hex",
+    ),
+    prints=MessageRecord,
+)
+async def get(
+    session: Session, message_id: Id, topic: OfTopic = None, form: Form = BodyForm.AUTO
+) -> None:
+    """Show one message by its id."""
+    message = await session.admin.messages.get(message_id, topic=topic)
+    _show(session, message, form)
+
+
+@command(
+    app,
+    "at",
+    examples=("orbitmq message at orders broker-a:3 1500",),
+    prints=MessageRecord,
+)
+async def at(
+    session: Session,
+    topic: TopicName,
+    queue: Annotated[str, typer.Argument(metavar="BROKER:ID", help="The queue.")],
+    offset: Annotated[int, typer.Argument(metavar="OFFSET", help="Its place in the queue.")],
+    form: Form = BodyForm.AUTO,
+) -> None:
+    """Show the message at an offset of a queue."""
+    _show(session, await session.admin.messages.at(queue_of(topic, queue), offset), form)
+
+
+@command(
+    app,
+    "find",
+    examples=(
+        "orbitmq message find orders order-4711",
+        "orbitmq message find orders order-4711 --since 2h --json | jq -r .body",
+    ),
+    prints=MessageRecord,
+)
+async def find(
+    session: Session,
+    topic: TopicName,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A business key.")],
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = 50,
+) -> None:
+    """Find messages by a business key, the newest first."""
+    now = session.out.clock.now()
+    found = session.admin.messages.by_key(
+        topic, key, since=time_of(since, now), until=time_of(until, now)
+    )
+    if not await _list(session, found, limit):
+        raise CommandError(f"no message of topic {topic!r} has the key {key!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which messages of a topic."""
+
+    since: Since = None
+    until: Until = None
+    queue: Queues = None
+    tags: Tags = None
+    sql: Sql = None
+
+
+@command(
+    app,
+    "browse",
+    examples=(
+        "orbitmq message browse orders --newest --limit 20",
+        "orbitmq message browse orders --since 2026-01-31T12:00 --until 2026-01-31T13:00 --limit 0",
+        'orbitmq message browse orders --sql "amount > 100" --json',
+    ),
+    prints=MessageRecord,
+)
+async def browse(
+    session: Session,
+    topic: TopicName,
+    choice: Choice,
+    newest: Annotated[bool, typer.Option("--newest", "-r", help="The newest first.")] = False,
+    limit: Limit = 50,
+    cursor: Annotated[
+        str | None,
+        typer.Option("--cursor", help="Go on where an earlier call ended; it was told there."),
+    ] = None,
+) -> None:
+    """Walk through a topic by the time of storing; there is no ceiling.
+
+    When there is more than --limit, the next call's --cursor is told on standard error.
+    """
+    now = session.out.clock.now()
+    expression, kind = filter_of(choice.tags, choice.sql)
+    since, until = time_of(choice.since, now), time_of(choice.until, now)
+    queues = queues_of(topic, choice.queue)
+    if limit == 0:
+        if cursor is not None:
+            raise Misused("--cursor goes on page by page; give a --limit with it")
+        await _list(
+            session,
+            session.admin.messages.browse(
+                topic,
+                since=since,
+                until=until,
+                queues=queues,
+                newest_first=newest,
+                expression=expression,
+                expression_type=kind,
+            ),
+            0,
+        )
+        return
+    page = await session.admin.messages.page(
+        topic,
+        cursor=cursor,
+        size=limit,
+        since=since,
+        until=until,
+        queues=queues,
+        newest_first=newest,
+        expression=expression,
+        expression_type=kind,
+    )
+    _print(session, page.messages)
+    if page.cursor is not None:
+        session.out.note(f"there is more: --cursor {page.cursor}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackRecord:
+    """What became of a message in a group; one line for each group."""
+
+    group: str
+    #: waiting, consumed, filtered, parked, retrying, dead, broadcast or no_progress
+    fate: str
+    is_online: bool  #: whether the group has members now
+    failures: int  #: as far as copies show
+    copy_id: str | None  #: offset id of the copy that the fate speaks about
+    copy_queue: str | None  #: where that copy is
+
+
+@command(
+    app,
+    "track",
+    examples=("orbitmq message track AC110001000078BF0000000000000000 --topic orders",),
+    prints=TrackRecord,
+)
+async def track(session: Session, message_id: Id, topic: OfTopic = None) -> None:
+    """Say for every group that consumes its topic what became of a message."""
+    message = await session.admin.messages.get(message_id, topic=topic)
+    tracks = await session.admin.messages.track(message)
+    out = session.out
+    if out.is_json:
+        out.records(_track_record(each) for each in tracks)
+        return
+    out.line(f"message {message.msg_id}, stored {out.moment(message.stored_at)} in {message.queue}")
+    out.table(
+        Columns[Track]()
+        .text("group", lambda each: each.group)
+        .text("online", lambda each: "yes" if each.is_online else "no")
+        .text("what became of it", lambda each: each.fate.value)
+        .number("failures", lambda each: count(each.failures))
+        .text("copy", lambda each: NOTHING if each.copy is None else str(each.copy.queue)),
+        tracks,
+        empty="no group consumes its topic",
+    )
+
+
+def _track_record(track: Track) -> TrackRecord:
+    return TrackRecord(
+        group=track.group,
+        fate=track.fate.name.lower(),
+        is_online=track.is_online,
+        failures=track.failures,
+        copy_id=None if track.copy is None else track.copy.offset_id,
+        copy_queue=None if track.copy is None else str(track.copy.queue),
+    )
+
+
+# What they share.
+
+
+def _show(session: Session, message: ReceivedMessage, form: BodyForm) -> None:
+    if session.out.is_json:
+        session.out.record(MessageRecord.of(message))
+    else:
+        print_message(session.out, message, form)
+
+
+async def _list(session: Session, found: AsyncIterator[ReceivedMessage], limit: int) -> int:
+    """Print messages: as they come for programs, in tables for people."""
+    shown = 0
+    waiting: list[ReceivedMessage] = []
+    async for message in found:
+        shown += 1
+        if session.out.is_json:
+            session.out.record(MessageRecord.of(message))
+        else:
+            waiting.append(message)
+            if len(waiting) == _TABLE:
+                _print(session, waiting)
+                waiting = []
+        if shown == limit:
+            break
+    if waiting or not shown:
+        _print(session, waiting)
+    return shown
+
+
+#: So many rows are laid out together; a walk through a big topic must not wait for its end.
+_TABLE = 500
+
+
+def _print(session: Session, messages: Sequence[ReceivedMessage]) -> None:
+    out = session.out
+    if out.is_json:
+        out.records(map(MessageRecord.of, messages))
+    else:
+        out.table(message_columns(out), messages)
+        if not messages:
+            out.note("no messages")

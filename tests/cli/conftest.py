@@ -1,0 +1,35 @@
+"""A cluster of two brokers for all tests of a file, and the command that asks it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from orbitmq.testing import EmbeddedCluster
+from tests.support.nursery import Nursery
+from tests.support.orbitmqcli import Cli
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(brokers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def names() -> Iterator[str]:
+    """Names that nobody has used."""
+    return (f"name-{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def cli(cluster: EmbeddedCluster, nursery: Nursery) -> Cli:
+    return Cli(cluster.name_server, nursery)

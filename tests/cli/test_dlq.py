@@ -1,0 +1,144 @@
+"""`orbitmq dlq`: triage of dead letters from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+
+class CardDeclined(Exception):
+    """What the handler of these tests fails with."""
+
+
+@pytest.fixture
+def dead(cluster: EmbeddedCluster, names: Iterator[str]) -> str:
+    """A group that gave up three messages of its topic for two reasons; nobody is online."""
+    name = next(names)
+    cluster.create_topic(name, queues=1)
+    for key, body in (("a", b"declined"), ("b", b"\x00\xff"), ("c", b"declined"), ("d", b"fine")):
+        cluster.send(name, body, keys=key)
+    consumer = Consumer(
+        name,
+        name_server=cluster.name_server,
+        max_retries=0,
+        consume_from="first",
+        rebalance=RebalanceSettings(persist=0.1),
+    )
+
+    @consumer.on(name)
+    def handle(message: ReceivedMessage) -> None:
+        if message.body == b"declined":
+            raise CardDeclined("no money \x1b[31mleft")
+        if message.body != b"fine":
+            raise ValueError("not text")
+
+    consumer.start()
+    cluster.until_consumed(name, name)
+    consumer.stop()
+    assert len(cluster.messages(f"%DLQ%{name}")) == 3
+    return name
+
+
+def test_letters_are_listed_and_filtered(cli: Cli, dead: str) -> None:
+    def keys(*words: str) -> list[str]:
+        return sorted(each["keys"][0] for each in cli.records("dlq", "list", dead, *words))
+
+    letters = cli.records("dlq", "list", dead)
+    assert {each["topic"] for each in letters} == {dead}
+    assert {each["attempts"] for each in letters} == {1}
+    assert min(each["reason"] for each in letters).startswith("CardDeclined")
+    assert keys() == ["a", "b", "c"]
+    assert keys("--reason", "carddeclined") == ["a", "c"]
+    assert keys("--key", "a", "--key", "b") == ["a", "b"]
+    assert keys("--min-attempts", "2") == []
+    assert keys("--max-attempts", "1", "--since", "1h", "--topic", dead) == ["a", "b", "c"]
+    assert keys("--until", "1h") == []
+    assert keys("--id", letters[0]["id"]) == letters[0]["keys"]
+    assert len(keys("--limit", "2")) == 2
+
+
+def test_letters_are_counted_by_reason_and_over_all_groups(cli: Cli, dead: str) -> None:
+    everything = {each["group"]: each["count"] for each in cli.records("dlq", "summary")}
+    one = cli.record("dlq", "summary", dead)
+    text = cli.text("dlq", "summary", dead)
+
+    assert everything[dead] == 3
+    assert [each["count"] for each in one["by_reason"]] == [2, 1]
+    assert [each["name"] for each in one["by_topic"]] == [dead]
+    assert [each["name"] for each in one["by_age"]] == ["last hour"]
+    assert "By reason" in text
+
+
+def test_one_letter_is_shown_and_a_reason_cannot_colour_the_terminal(cli: Cli, dead: str) -> None:
+    latest = cli.record("dlq", "show", dead)
+    (letter, *_) = cli.records("dlq", "list", dead, "--reason", "CardDeclined")
+
+    assert latest["group"] == dead
+    with cli.at_terminal("dlq", "show", dead, letter["id"]) as terminal:
+        terminal.wait()
+    assert "CardDeclined" in terminal.screen
+    assert "[31mleft" in terminal.screen.replace("\\x1b", "")
+    assert "\x1b[31mleft" not in terminal.screen
+    assert "has no dead letter 'x'" in cli.refusal("dlq", "show", dead, "x", code=1)
+
+
+def test_letters_are_sent_again_with_an_outcome_for_each(
+    cluster: EmbeddedCluster, cli: Cli, dead: str
+) -> None:
+    def outcomes(*words: str) -> list[Any]:
+        return cli.records("dlq", "resend", dead, *words)
+
+    planned = outcomes("--dry-run")
+    assert [each["result"] for each in planned] == ["would be sent"] * 3
+    assert cluster.messages(f"%RETRY%{dead}") == []
+    assert "sends 3 dead letters" in cli.refusal("dlq", "resend", dead, code=2)
+
+    ten = outcomes("--reason", "CardDeclined", "--limit", "1", "--yes")
+    assert [each["result"] for each in ten] == ["sent"]
+    rest = outcomes("--rate", "100", "--yes")
+    assert sorted(each["result"] for each in rest) == ["already sent", "sent", "sent"]
+    assert len(cluster.messages(f"%RETRY%{dead}")) == 3
+    origin = outcomes("--to", "origin", "--key", "b", "--yes")
+    assert [(each["result"], each["topic"]) for each in origin] == [("sent", dead)]
+    assert [bytes(each.body) for each in cluster.messages(dead)].count(b"\x00\xff") == 2
+
+
+def test_letters_are_exported_as_json_lines_and_parquet(
+    cli: Cli, dead: str, tmp_path: Path
+) -> None:
+    lines, columns = tmp_path / "dead.jsonl", tmp_path / "dead.parquet"
+
+    first = cli.record("dlq", "export", dead, str(lines))
+    cli.record("dlq", "export", dead, str(columns), "--reason", "CardDeclined")
+
+    assert first["count"] == 3
+    listed = cli.records("dlq", "list", dead)
+    written = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [each["id"] for each in written] == [each["id"] for each in listed]
+    # The same fields as in the list, so that a script reads both.
+    assert set(written[0]) <= set(listed[0])
+    assert parquet.read_table(columns).num_rows == 2
+    assert "say --replace" in cli.refusal("dlq", "export", dead, str(lines), code=1)
+    assert cli.record("dlq", "export", dead, str(lines), "--replace")["count"] == 3
+    assert "does not say which" in cli.refusal("dlq", "export", dead, str(tmp_path / "x"), code=2)
+
+
+def test_a_group_without_dead_letters_has_none(cli: Cli) -> None:
+    assert cli.records("dlq", "list", "nobody") == []
+    assert "has no such dead letters" in cli.text("dlq", "list", "nobody")
+    assert cli.record("dlq", "summary", "nobody")["count"] == 0
+    assert "--rate" in cli.run("dlq", "resend", "nobody", "--rate", "x", "--yes").stderr
+    assert "no broker knows group 'nobody'" in cli.refusal(
+        "dlq", "resend", "nobody", "--yes", code=1
+    )

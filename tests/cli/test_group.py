@@ -1,0 +1,164 @@
+"""`orbitmq group`: looking at groups and configuring them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.settings import ClientSettings
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+
+@pytest.fixture(scope="module")
+def billing(cluster: EmbeddedCluster) -> Iterator[Consumer]:
+    """A group online that has consumed 10 messages."""
+    cluster.create_topic("orders", queues=2)
+    cluster.send("orders", *[b"x"] * 10)
+    consumer = Consumer(
+        "billing",
+        name_server=cluster.name_server,
+        client=ClientSettings(instance="worker-1"),
+        consume_from="first",
+        rebalance=RebalanceSettings(persist=0.1),
+    )
+    consumer.on("orders", tags="*")(lambda _message: None)
+    consumer.start()
+    cluster.until_consumed("billing", "orders")
+    yield consumer
+    consumer.stop()
+
+
+def group_of(cli: Cli, name: str) -> Any:
+    (found,) = [each for each in cli.records("group", "list") if each["group"] == name]
+    return found
+
+
+@pytest.mark.feature("L2")
+def test_a_group_shows_lag_in_messages_and_seconds_its_members_and_its_subscription(
+    cluster: EmbeddedCluster, cli: Cli, billing: Consumer
+) -> None:
+    cli.record("group", "clone", "billing", "waiting", "--yes")
+    cli.record("group", "reset", "waiting", "orders", "--to-begin", "--yes")
+
+    online, offline = group_of(cli, "billing"), group_of(cli, "waiting")
+    assert (online["state"], online["members"], online["lag"]) == ("online", 1, 0)
+    assert online["lag_seconds"] == 0
+    assert (offline["state"], offline["members"], offline["lag"]) == ("offline", 0, 10)
+    assert offline["lag_seconds"] > 0
+
+    shown = cli.record("group", "show", "billing")
+    (member,) = shown["members"]
+    assert member["client_id"] == billing.client_id
+    assert member["language"] == "python"
+    assert {"topic": "orders", "expression": "*", "expression_type": "TAG"} in shown[
+        "subscriptions"
+    ]
+    queues = [each for each in shown["queues"] if each["topic"] == "orders"]
+    assert sum(each["consumer_offset"] for each in queues) == 10
+    assert [(each["lag"], each["lag_seconds"]) for each in queues] == [(0, 0.0)] * 4
+    assert {each["owner"] for each in queues} == {billing.client_id}
+
+    behind = cli.record("group", "show", "waiting")
+    assert behind["lag"] == 10
+    assert behind["members"] == []
+    assert all(each["lag_seconds"] > 0 for each in behind["queues"] if each["lag"])
+
+
+def test_people_see_progress_members_and_settings(cli: Cli, billing: Consumer) -> None:
+    table = cli.text("group", "list", "--state", "online").splitlines()
+    page = cli.text("group", "show", "billing")
+
+    assert table[0].split() == [
+        *("group", "state", "members", "lag", "behind", "retries", "out/s", "topics")
+    ]
+    assert table[1].split()[:3] == ["billing", "online", "1"]
+    for part in ("Progress", "Members", "Subscription", "Settings", billing.client_id):
+        assert part in page
+
+
+def test_one_consumer_tells_what_it_holds(cli: Cli, billing: Consumer) -> None:
+    record = cli.record("group", "member", "billing", "worker-1", "--stack")
+    text = cli.text("group", "member", "billing", billing.client_id)
+
+    assert record["client_id"] == billing.client_id
+    owned = [each for each in record["queues"] if each["topic"] == "orders"]
+    assert len(owned) == 4
+    assert sum(each["commit_offset"] for each in owned) == 10
+    assert all(each["last_pull_at"] > 0 for each in owned)
+    assert "worker" in record["stack"] or "Thread" in record["stack"]
+    assert "Owned queues" in text
+
+    unknown = cli.refusal("group", "member", "billing", "nobody", code=1)
+    assert billing.client_id in unknown
+    assert "not online" in cli.refusal("group", "member", "ghosts", code=1)
+
+
+def test_a_quick_list_asks_neither_members_nor_times(cli: Cli, billing: Consumer) -> None:
+    quick = cli.records("group", "list", "--quick")
+
+    (found,) = [each for each in quick if each["group"] == "billing"]
+    assert (found["state"], found["members"]) == ("unknown", None)
+
+
+def test_a_group_is_made_configured_paused_resumed_and_deleted(cli: Cli) -> None:
+    made = cli.record("group", "create", "life", "--max-retries", "3", "--consume-timeout", "30m")
+    assert made["result"] == "created"
+    assert [each["broker"] for each in made["settings"]] == ["broker-a", "broker-b"]
+    assert {each["max_retries"] for each in made["settings"]} == {3}
+    assert {each["consume_timeout_seconds"] for each in made["settings"]} == {1800.0}
+    assert "is there already" in cli.refusal("group", "create", "life", code=1)
+    assert cli.record("group", "create", "life", "--if-missing")["result"] == "left"
+
+    changed = cli.record("group", "update", "life", "--max-retries", "5", "--broker", "broker-b")
+    assert [each["max_retries"] for each in changed["settings"]] == [5]
+    assert not group_of(cli, "life")["is_uniform"]
+
+    assert cli.record("group", "pause", "life", "--yes")["result"] == "paused"
+    assert group_of(cli, "life")["state"] == "paused"
+    assert cli.record("group", "resume", "life")["result"] == "resumed"
+    assert group_of(cli, "life")["state"] == "offline"
+
+    assert cli.record("group", "delete", "life", "--with-topics", "--yes")["result"] == "deleted"
+    assert "no broker knows group 'life'" in cli.refusal("group", "show", "life", code=1)
+
+
+def test_dry_runs_leave_a_group_as_it_is(cli: Cli) -> None:
+    cli.record("group", "create", "still")
+
+    results = [
+        cli.record("group", *words, "--dry-run")["result"]
+        for words in (
+            ("create", "other"),
+            ("update", "still", "--max-retries", "1"),
+            ("pause", "still"),
+            ("resume", "still"),
+            ("delete", "still"),
+        )
+    ]
+
+    assert results == [f"would be {what}" for what in (
+        *("created", "changed", "paused", "resumed", "deleted"),
+    )]  # fmt: skip
+    shown = cli.record("group", "show", "still")
+    assert [(each["max_retries"], each["is_enabled"]) for each in shown["settings"]] == [
+        (16, True),
+        (16, True),
+    ]
+    assert "no broker knows group 'other'" in cli.refusal("group", "show", "other", code=1)
+
+
+def test_pausing_and_deleting_need_a_yes_and_members_online_are_not_deleted_from_under(
+    cli: Cli, billing: Consumer
+) -> None:
+    pausing = cli.refusal("group", "pause", "billing", code=2)
+    deleting = cli.refusal("group", "delete", "billing", code=2)
+    online = cli.refusal("group", "delete", "billing", "--yes", code=2)
+
+    assert "stops group 'billing' from consuming" in pausing
+    assert "this deletes group 'billing'" in deleting
+    assert f"has members online ({billing.client_id})" in online

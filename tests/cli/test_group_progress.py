@@ -1,0 +1,127 @@
+"""`orbitmq group reset`, `skip` and `clone`: planned, consented to, applied, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+
+@pytest.fixture
+def topic(cluster: EmbeddedCluster, cli: Cli, names: Iterator[str]) -> str:
+    """A topic with 12 messages in 4 queues, and a group of the same name that finished them."""
+    name = next(names)
+    cluster.create_topic(name, queues=2)
+    for broker in ("broker-a", "broker-b"):
+        for queue in range(2):
+            words = ("produce", name, "1", "2", "3", "--queue", f"{broker}:{queue}")
+            cli.records(*words)
+    cli.record("group", "create", name)
+    cli.record("group", "reset", name, name, "--to-end", "--yes")
+    return name
+
+
+def offsets(cluster: EmbeddedCluster, name: str) -> list[int]:
+    return [offset for _, offset in sorted(cluster.progress(name, name).items())]
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        (("--to-begin",), [0, 0, 0, 0]),
+        (("--to-end",), [3, 3, 3, 3]),
+        (("--to-offset", "2"), [2, 2, 2, 2]),
+        (("--to-offset", "1", "--queue", "broker-b:1"), [3, 3, 3, 1]),
+        (("--by", "-2"), [1, 1, 1, 1]),
+        (("--by", "-9"), [0, 0, 0, 0]),
+        (("--to-time", "1h"), [0, 0, 0, 0]),
+        (("--to-time", "2001-02-03T04:05:06"), [0, 0, 0, 0]),
+    ],
+)
+def test_a_reset_puts_progress_where_it_was_told_to_in_all_queues_or_some(
+    cluster: EmbeddedCluster, cli: Cli, topic: str, to: tuple[str, ...], expected: list[int]
+) -> None:
+    if to == ("--to-end",):
+        cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
+
+    moved = cli.record("group", "reset", topic, topic, *to, "--yes")
+
+    assert moved["result"] == "moved"
+    assert offsets(cluster, topic) == expected
+    assert all(each["read_back"] == each["to_offset"] for each in moved["queues"])
+
+
+def test_a_dry_run_shows_queue_by_queue_what_is_skipped_and_what_comes_again(
+    cluster: EmbeddedCluster, cli: Cli, topic: str
+) -> None:
+    planned = cli.record("group", "reset", topic, topic, "--to-offset", "1", "--dry-run")
+    text = cli.run("group", "reset", topic, topic, "--to-offset", "1", "--dry-run")
+
+    assert (planned["result"], planned["is_dry_run"]) == ("would be moved", True)
+    assert (planned["skipped"], planned["replayed"]) == (0, 8)
+    assert [each["read_back"] for each in planned["queues"]] == [None] * 4
+    assert f"Plan: group {topic} in topic {topic}" in text.stdout
+    assert "nothing was changed" in text.stderr
+    assert offsets(cluster, topic) == [3, 3, 3, 3]
+
+
+def test_nothing_moves_before_a_yes_and_at_a_terminal_the_plan_is_shown_first(
+    cluster: EmbeddedCluster, cli: Cli, topic: str
+) -> None:
+    refused = cli.run("group", "reset", topic, topic, "--to-begin")
+    assert refused.returncode == 2
+    assert "0 messages skipped, 12 consumed again" in refused.stderr
+    assert offsets(cluster, topic) == [3, 3, 3, 3]
+
+    with cli.at_terminal("group", "reset", topic, topic, "--to-begin") as terminal:
+        terminal.until("[y/N]")
+        terminal.press("y\r")
+        assert terminal.wait() == 0
+    assert "Plan: " in terminal.screen
+    assert "Read back: " in terminal.screen
+    assert offsets(cluster, topic) == [0, 0, 0, 0]
+
+
+def test_skipping_puts_a_group_at_the_end_of_all_that_it_consumes(
+    cluster: EmbeddedCluster, cli: Cli, topic: str
+) -> None:
+    cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
+
+    (moved,) = cli.records("group", "skip", topic, "--yes")
+    again = cli.run("group", "skip", topic, "--yes")
+
+    assert (moved["topic"], moved["skipped"], moved["result"]) == (topic, 12, "moved")
+    assert offsets(cluster, topic) == [3, 3, 3, 3]
+    assert "nothing to move" in again.stderr
+
+
+def test_a_clone_has_the_progress_of_its_source_and_is_made_if_need_be(
+    cluster: EmbeddedCluster, cli: Cli, topic: str
+) -> None:
+    cli.record("group", "reset", topic, topic, "--to-offset", "2", "--yes")
+
+    moved = cli.record("group", "clone", topic, "twin", "--yes")
+
+    assert (moved["group"], moved["source"], moved["result"]) == ("twin", topic, "moved")
+    assert sorted(cluster.progress("twin", topic).values()) == [2, 2, 2, 2]
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_is_changed(cli: Cli, topic: str) -> None:
+    nowhere = cli.refusal("group", "reset", topic, topic, code=2)
+    two = cli.refusal("group", "reset", topic, topic, "--to-begin", "--to-end", code=2)
+    outside = cli.refusal("group", "reset", topic, topic, "--to-offset", "99", "--yes", code=2)
+    queue = cli.refusal("group", "reset", topic, topic, "--to-end", "--queue", "x", code=2)
+    missing = cli.refusal("group", "reset", "ghost", topic, "--to-end", code=1)
+    when = cli.refusal("group", "reset", topic, topic, "--to-time", "soon", code=2)
+    same = cli.refusal("group", "clone", topic, topic, code=2)
+
+    assert "exactly one of --to-begin" in nowhere
+    assert "got --to-begin and --to-end" in two
+    assert "which has 0 to 3" in outside
+    assert "a queue is named as broker-a:3" in queue
+    assert "no broker knows group 'ghost'" in missing
+    assert "must be like 2026-01-31T23:59:59" in when
+    assert "cannot be cloned onto itself" in same

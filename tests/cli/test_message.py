@@ -1,0 +1,129 @@
+"""`orbitmq message`: by id, key, place and time, and what became of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+
+@pytest.fixture(scope="module")
+def sent(cluster: EmbeddedCluster, cli: Cli) -> list[Any]:
+    cluster.create_topic("orders", queues=2)
+    words = ("--key", "order-1", "--tag", "paid", "--property", "amount=7", "--queue", "broker-a:0")
+    return cli.records("produce", "orders", '{"n":1}', "two", *words) + cli.records(
+        *("produce", "orders", "--input", "whole", "--queue", "broker-b:1"), stdin=b"\x00\xff"
+    )
+
+
+def test_one_message_is_shown_by_its_id_its_place_and_its_offset_id(
+    cli: Cli, sent: list[Any]
+) -> None:
+    by_id = cli.record("message", "get", sent[0]["id"], "--topic", "orders")
+    by_offset_id = cli.record("message", "get", sent[0]["offset_id"])
+    by_place = cli.record("message", "at", "orders", "broker-a:0", "0")
+
+    assert by_id == by_offset_id == by_place
+    assert by_id["body"] == '{"n":1}'
+    assert (by_id["tags"], by_id["keys"]) == ("paid", ["order-1"])
+    assert by_id["properties"]["amount"] == "7"
+    assert (by_id["broker"], by_id["queue_id"], by_id["queue_offset"]) == ("broker-a", 0, 0)
+
+
+def test_bodies_are_shown_as_text_json_or_hex(cli: Cli, sent: list[Any]) -> None:
+    place = ("message", "at", "orders", "broker-a:0")
+
+    assert '{\n  "n": 1\n}' in cli.text(*place, "0")
+    assert '{"n":1}' in cli.text(*place, "0", "--format", "text")
+    assert "7b 22 6e 22" in cli.text(*place, "0", "--format", "hex")
+    assert "is not JSON" in cli.refusal_after(*place, "1", "--format", "json", code=2)
+    binary = cli.record("message", "at", "orders", "broker-b:1", "0")
+    assert (binary["body"], binary["body_base64"]) == (None, "AP8=")
+
+
+def test_messages_are_found_by_key(cli: Cli, sent: list[Any]) -> None:
+    found = cli.records("message", "find", "orders", "order-1")
+    one = cli.records("message", "find", "orders", "order-1", "--limit", "1")
+    past = cli.run("message", "find", "orders", "order-1", "--until", "1h")
+
+    assert [each["body"] for each in found] == ["two", '{"n":1}']
+    assert [each["body"] for each in one] == ["two"]
+    assert past.returncode == 1
+    assert "no message of topic 'orders' has the key 'order-1'" in past.stderr
+
+
+def test_a_topic_is_walked_through_page_by_page(cli: Cli, sent: list[Any]) -> None:
+    everything = cli.records("message", "browse", "orders", "--limit", "0")
+    first = cli.run("message", "browse", "orders", "--limit", "2", "--json")
+    cursor = first.stderr.partition("--cursor ")[2].strip()
+    second = cli.records("message", "browse", "orders", "--limit", "2", "--cursor", cursor)
+    newest = cli.records("message", "browse", "orders", "--newest", "--limit", "1")
+
+    assert [each["id"] for each in everything] == [each["id"] for each in sent]
+    assert len(first.stdout.splitlines()) == 2
+    assert [each["id"] for each in second] == [sent[2]["id"]]
+    assert newest[0]["id"] == sent[2]["id"]
+
+
+def test_a_walk_is_limited_to_queues_tags_conditions_and_times(cli: Cli, sent: list[Any]) -> None:
+    def bodies(*words: str) -> list[str | None]:
+        return [each["body"] for each in cli.records("message", "browse", "orders", *words)]
+
+    assert bodies("--queue", "broker-b:1") == [None]
+    assert bodies("--tags", "paid || x") == ['{"n":1}', "two"]
+    assert bodies("--sql", "amount > 6") == ['{"n":1}', "two"]
+    assert bodies("--sql", "amount > 7") == []
+    assert bodies("--until", "1h") == []
+    assert len(bodies("--since", "1h")) == 3
+
+
+def test_people_see_a_row_for_each(cli: Cli, sent: list[Any]) -> None:
+    table = cli.text("message", "browse", "orders").splitlines()
+
+    assert table[0].split() == ["stored", "queue", "offset", "id", "tags", "keys", "size", "body"]
+    assert sent[1]["id"] in table[2]
+    assert table[2].endswith("two")
+
+
+def test_a_message_is_tracked_through_the_groups(
+    cluster: EmbeddedCluster, cli: Cli, sent: list[Any]
+) -> None:
+    cli.record("group", "create", "early")
+    cli.record("group", "reset", "early", "orders", "--to-end", "--yes")
+    cli.record("group", "create", "late")
+    cli.record("group", "reset", "late", "orders", "--to-begin", "--yes")
+
+    tracks = cli.records("message", "track", sent[0]["id"], "--topic", "orders")
+    text = cli.text("message", "track", sent[0]["id"], "--topic", "orders")
+
+    assert {each["group"]: each["fate"] for each in tracks} == {
+        "early": "consumed",
+        "late": "waiting",
+    }
+    assert "not consumed yet" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("get", "nonsense"), 2, "nonsense"),
+        (("get", "0" * 32, "--topic", "orders"), 1, "no message"),
+        (("at", "orders", "broker-a", "0"), 2, "a queue is named as broker-a:3"),
+        (("at", "orders", "broker-a:0", "999"), 1, "no message at offset 999"),
+        (("at", "orders", "broker-z:0", "0"), 1, "broker-z"),
+        (("browse", "ghost"), 1, "no broker has topic 'ghost'"),
+        (("browse", "orders", "--queue", "broker-a:77"), 1, "no queue broker-a:77"),
+        (("browse", "orders", "--tags", "a", "--sql", "b"), 2, "cannot be given together"),
+        (("browse", "orders", "--since", "whenever"), 2, "must be like"),
+        (("browse", "orders", "--cursor", "junk"), 2, "not a cursor"),
+        (("browse", "orders", "--cursor", "junk", "--limit", "0"), 2, "--limit"),
+        (("find", "orders", ""), 2, "must not be empty"),
+    ],
+)
+def test_wrong_words_are_refused_in_a_sentence(
+    cli: Cli, sent: list[Any], words: tuple[str, ...], code: int, expected: str
+) -> None:
+    assert expected in cli.refusal("message", *words, code=code)

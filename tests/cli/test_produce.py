@@ -1,0 +1,177 @@
+"""`orbitmq produce`: from words, lines, files and JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+
+@pytest.fixture
+def topic(cluster: EmbeddedCluster, names: Iterator[str]) -> str:
+    name = next(names)
+    cluster.create_topic(name, queues=1)
+    return name
+
+
+def bodies(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
+    return sorted(bytes(each.body) for each in cluster.messages(topic))
+
+
+def test_words_are_messages_with_keys_tags_and_properties(
+    cluster: EmbeddedCluster, cli: Cli, topic: str
+) -> None:
+    sent = cli.records(
+        *("produce", topic, "one", "zwei ü"),
+        *("--key", "k1", "--key", "k2", "--tag", "t", "--property", "region=eu"),
+    )
+    text = cli.run("produce", topic, "three")
+
+    assert bodies(cluster, topic) == sorted([b"one", "zwei ü".encode(), b"three"])
+    assert {each["status"] for each in sent} == {"ok"}
+    message = cli.record("message", "get", sent[0]["id"], "--topic", topic)
+    assert (message["keys"], message["tags"]) == (["k1", "k2"], "t")
+    assert message["properties"]["region"] == "eu"
+    assert "broker-" in text.stdout
+    assert text.stderr.startswith("1 message sent in ")
+
+
+def test_lines_of_standard_input_and_of_files_are_messages(
+    cluster: EmbeddedCluster, cli: Cli, topic: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"c\r\n\nd\n\xff")
+
+    piped = cli.run("produce", topic, stdin=b"a\nb")
+    read = cli.run("produce", topic, "--file", str(file))
+    whole = cli.run("produce", topic, "--file", str(file), "--input", "whole")
+
+    assert [ran.returncode for ran in (piped, read, whole)] == [0, 0, 0]
+    assert piped.stdout == ""
+    assert piped.stderr.startswith("2 messages sent in ")
+    assert bodies(cluster, topic) == sorted([b"a", b"b", b"c", b"d", b"\xff", file.read_bytes()])
+
+
+def test_a_line_is_sent_when_it_is_written_not_when_the_input_ends(
+    cluster: EmbeddedCluster, cli: Cli, topic: str
+) -> None:
+    with cli.start("produce", topic, "--json") as producing:
+        producing.type("first\n")
+        producing.until(lambda lines: len(lines) == 1)
+        assert bodies(cluster, topic) == [b"first"]
+
+        producing.type("second\n")
+        producing.until(lambda lines: len(lines) == 2)
+        # Ctrl-C ends it in order, although the input goes on.
+        assert producing.stop(signal.SIGINT) == 130
+    assert "2 messages sent" in producing.errors
+    assert bodies(cluster, topic) == [b"first", b"second"]
+
+
+def test_json_lines_say_everything_and_what_one_command_prints_another_reads(
+    cluster: EmbeddedCluster, cli: Cli, topic: str, names: Iterator[str]
+) -> None:
+    copy = next(names)
+    cluster.create_topic(copy, queues=1)
+    lines = [
+        {"body": "text", "keys": ["a", "b"], "tags": "t", "properties": {"x": "1"}},
+        {"body": {"n": 1}},
+        {"body_base64": "AP8="},
+    ]
+
+    cli.records(
+        "produce",
+        topic,
+        *("--input", "json", "--tag", "default"),
+        stdin="\n".join(map(json.dumps, lines)).encode(),
+    )
+    browsed = cli.run("message", "browse", topic, "--limit", "0", "--json").stdout
+    cli.records("produce", copy, "--input", "json", stdin=browsed.encode())
+
+    assert bodies(cluster, topic) == bodies(cluster, copy) == [b"\x00\xff", b"text", b'{"n":1}']
+    (first,) = [each for each in cli.records("consume", copy) if each["body"] == "text"]
+    assert (first["keys"], first["tags"], first["properties"]["x"]) == (["a", "b"], "t", "1")
+    assert Counter(each["tags"] for each in cli.records("consume", copy)) == {"t": 1, "default": 2}
+
+
+def test_words_are_repeated_up_to_a_count_at_a_rate(
+    cluster: EmbeddedCluster, cli: Cli, topic: str
+) -> None:
+    ran = cli.run("produce", topic, "a", "b", "--count", "5", "--rate", "50")
+    cut = cli.run("produce", topic, "--count", "2", stdin=b"x\ny\nz\n")
+
+    assert ran.returncode == cut.returncode == 0
+    assert Counter(bodies(cluster, topic)) == {b"a": 3, b"b": 2, b"x": 1, b"y": 1}
+    seconds = float(ran.stderr.partition(" in ")[2].split()[0])
+    # The fifth is sent 80 ms after the first; the words are `90 ms, 55.5/s`.
+    assert seconds >= 80 if " ms" in ran.stderr else seconds >= 0.08
+
+
+def test_a_delay_keeps_messages_back(cluster: EmbeddedCluster, cli: Cli, topic: str) -> None:
+    cli.records("produce", topic, "later", "--delay", "1h")
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    cli.records("produce", topic, "later too", "--at", tomorrow.isoformat())
+    cli.records("produce", topic, "now")
+
+    assert bodies(cluster, topic) == [b"now"]
+
+
+def test_a_dry_run_sends_nothing(cluster: EmbeddedCluster, cli: Cli, topic: str) -> None:
+    ran = cli.run("produce", topic, "a", "b", "--dry-run", "--json")
+
+    assert [json.loads(line)["status"] for line in ran.stdout.splitlines()] == ["not sent"] * 2
+    assert "2 messages would be sent" in ran.stderr
+    assert bodies(cluster, topic) == []
+
+
+def test_a_topic_that_is_not_there_is_not_made_by_a_slip(cli: Cli) -> None:
+    refused = cli.refusal("produce", "odrers", "x", code=1)
+
+    assert refused == "no broker has topic 'odrers'; create it with: orbitmq topic create odrers"
+    assert "odrers" not in {each["topic"] for each in cli.records("topic", "list")}
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "expected"),
+    [
+        (("x", "--file", "y"), b"", "not both"),
+        (("x", "--rate", "0"), b"", "--rate must be"),
+        (("x", "--delay", "soon"), b"", "--delay must be a duration"),
+        (("x", "--delay", "1s", "--at", "1h"), b"", "cannot be given together"),
+        (("x", "--property", "novalue"), b"", "as in region=eu"),
+        (("x", "--property", "KEYS=x"), b"", "is a name of the system"),
+        (("x", "--queue", "nowhere"), b"", "a queue is named as broker-a:3"),
+        (("",), b"", "must not be empty"),
+        (("--input", "json"), b'{"body":"ok"}\n{"bdy":1}', "line 2 of the input"),
+        (("--input", "json"), b"nonsense", "line 1 of the input"),
+        (("--input", "json"), b'{"keys":["a"]}', "give body or body_base64"),
+        (("--input", "json"), b'{"body_base64":"%"}', "line 1 of the input"),
+    ],
+)
+def test_wrong_input_is_named(
+    cli: Cli, topic: str, words: tuple[str, ...], stdin: bytes, expected: str
+) -> None:
+    ran = cli.run("produce", topic, *words, stdin=stdin)
+
+    assert ran.returncode == 2
+    assert expected in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_file_that_cannot_be_read_and_a_queue_that_is_not_there_are_failures(
+    cli: Cli, topic: str, tmp_path: Path
+) -> None:
+    unread = cli.refusal("produce", topic, "--file", str(tmp_path / "none"), code=1)
+    nowhere = cli.run("produce", topic, "x", "--queue", "broker-a:99")
+
+    assert "none" in unread
+    assert nowhere.returncode != 0
+    assert "99" in nowhere.stderr

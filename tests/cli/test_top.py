@@ -1,0 +1,92 @@
+"""`orbitmq top`: frames for programs and pipes, a live screen at a terminal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+
+@pytest.fixture(scope="module")
+def busy(cluster: EmbeddedCluster, cli: Cli) -> Iterator[Consumer]:
+    """A topic with 20 messages, a group online that has them, and one that waits for all."""
+    cluster.create_topic("orders", queues=2)
+    cluster.send("orders", *[b"x"] * 20)
+    cli.record("group", "create", "waiting")
+    cli.record("group", "reset", "waiting", "orders", "--to-begin", "--yes")
+    consumer = Consumer("billing", name_server=cluster.name_server, consume_from="last")
+    consumer.on("orders")(lambda _message: None)
+    consumer.start()
+    yield consumer
+    consumer.stop()
+
+
+def test_one_frame_has_lag_rates_and_owners(
+    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
+) -> None:
+    frame = cli.record("top", "--once", "--group", "billing")
+    worst = cli.record("top", "--once")
+
+    assert [each["broker"] for each in frame["brokers"]] == ["broker-a", "broker-b"]
+    groups = {each["group"]: each for each in frame["groups"]}
+    assert (groups["waiting"]["lag"], groups["waiting"]["state"]) == (20, "offline")
+    assert groups["waiting"]["lag_seconds"] > 0
+    assert (groups["billing"]["lag"], groups["billing"]["members"]) == (0, 1)
+    assert {each["messages"] for each in frame["topics"] if each["topic"] == "orders"} == {20}
+    owners = {each["owner"] for each in frame["queues"] if each["topic"] == "orders"}
+    assert owners == {busy.client_id}
+    assert worst["group"] == "waiting"
+
+
+def test_without_a_terminal_frames_are_printed_one_after_the_other(
+    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
+) -> None:
+    text = cli.text("top", "--count", "2", "--interval", "10ms")
+    frames = cli.records("top", "--count", "2", "--interval", "10ms")
+
+    assert text.count("OrbitMQ top") == 2
+    assert text.count("Groups, most lag first") == 2
+    assert "\x1b" not in text
+    changes = [{each["lag_change"] for each in frame["groups"]} for frame in frames]
+    assert changes[0] == {None}
+    assert None not in changes[1]
+
+
+def test_at_a_terminal_it_is_a_live_screen_that_q_ends(
+    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
+) -> None:
+    with cli.at_terminal("top", "--interval", "100ms") as terminal:
+        terminal.until("waiting")
+        screen = terminal.until("Queues of waiting")
+        cluster.create_topic("fresh")
+        terminal.until("fresh")
+        terminal.press("q")
+        code = terminal.wait()
+
+    assert code == 0
+    # The other screen was entered and left again.
+    assert "\x1b[?1049h" in screen
+    assert terminal.screen.rstrip().endswith("\x1b[?1049l")
+    assert "Traceback" not in terminal.screen
+
+
+def test_ctrl_c_ends_it_in_order(cli: Cli, busy: Consumer) -> None:
+    with cli.start("top", "--json", "--interval", "1h") as running:
+        running.until(lambda lines: len(lines) == 1)
+        assert running.stop(signal.SIGINT) == 0
+    assert running.errors == ""
+
+
+def test_a_group_that_is_not_there_is_named_in_the_frame_and_an_interval_must_be_one(
+    cli: Cli, busy: Consumer
+) -> None:
+    frame = cli.record("top", "--once", "--group", "ghost")
+
+    assert "no broker knows group 'ghost'" in frame["problem"]
+    assert "--interval must be" in cli.refusal("top", "--interval", "0", code=2)
+    assert "--interval must be a duration" in cli.refusal("top", "--interval", "often", code=2)

@@ -1,0 +1,139 @@
+"""`orbitmq topic` against a cluster of two brokers."""
+
+from __future__ import annotations
+
+import pytest
+
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+
+@pytest.mark.feature("L1")
+def test_a_topic_is_made_listed_changed_looked_into_and_deleted(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    made = cli.record("topic", "create", "life", "--write-queues", "3", "--read-queues", "4")
+    assert made["result"] == "created"
+    assert (made["after"]["write_queues"], made["after"]["read_queues"]) == (6, 8)
+    assert made["before"] is None
+
+    (listed,) = [each for each in cli.records("topic", "list") if each["topic"] == "life"]
+    assert listed["brokers"] == ["broker-a", "broker-b"]
+    assert (listed["permission"], listed["kind"], listed["is_uniform"]) == ("rw", "normal", True)
+
+    changed = cli.record(
+        *("topic", "update", "life", "--write-queues", "4"),
+        *("--permission", "w", "--broker", "broker-a", "--yes"),
+    )
+    assert changed["result"] == "changed"
+
+    cluster.send("life", *[b"x"] * 8)
+    shown = cli.record("topic", "show", "life")
+    brokers = {each["broker"]: each for each in shown["brokers"]}
+    assert (brokers["broker-a"]["write_queues"], brokers["broker-a"]["permission"]) == (4, "w")
+    assert (brokers["broker-b"]["write_queues"], brokers["broker-b"]["permission"]) == (3, "rw")
+    assert [brokers[name]["addresses"]["0"] for name in sorted(brokers)] == list(
+        cluster.broker_addresses
+    )
+    assert shown["messages"] == sum(each["messages"] for each in shown["queues"]) == 8
+    assert len(shown["queues"]) == 8
+    assert shown["first_stored_at"] <= shown["last_stored_at"]
+    assert shown["messages_today"] == 8
+
+    gone = cli.record("topic", "delete", "life", "--yes")
+    assert gone["result"] == "deleted"
+    assert "8 messages" in gone["remark"]
+    assert "no broker has topic 'life'" in cli.refusal("topic", "show", "life", code=1)
+
+
+def test_people_see_tables_with_numbers_to_the_right(cluster: EmbeddedCluster, cli: Cli) -> None:
+    cluster.create_topic("seen", queues=4)
+    cluster.send("seen", b"1", b"2")
+
+    table = cli.text("topic", "list", "--status").splitlines()
+    page = cli.text("topic", "show", "seen")
+    exact = cli.text("topic", "show", "seen", "--exact")
+
+    heading = table[0]
+    row = next(line for line in table if line.startswith("seen"))
+    end = heading.index("messages") + len("messages")
+    assert row[:end].endswith("    2")
+    assert "ago" in row
+    for title in ("Where clients find it", "What is in it", "Who consumes it"):
+        assert title in page
+    assert "broker-b:3" in page
+    assert "2026" in exact or "20" in exact.split("latest", 1)[1]
+    assert "ago" not in exact
+
+
+def test_retry_dead_letter_and_system_topics_are_listed_when_asked_for(cli: Cli) -> None:
+    usual = {each["topic"] for each in cli.records("topic", "list")}
+    everything = {each["topic"]: each["kind"] for each in cli.records("topic", "list", "--all")}
+    system = {each["kind"] for each in cli.records("topic", "list", "--kind", "system")}
+
+    assert "TBW102" not in usual
+    assert everything["TBW102"] == "system"
+    assert system == {"system"}
+
+
+def test_a_dry_run_changes_nothing(cluster: EmbeddedCluster, cli: Cli) -> None:
+    cluster.create_topic("kept", queues=4)
+
+    created = cli.record("topic", "create", "never", "--dry-run")
+    changed = cli.record("topic", "update", "kept", "--queues", "1", "--dry-run")
+    deleted = cli.record("topic", "delete", "kept", "--dry-run")
+
+    assert [each["result"] for each in (created, changed, deleted)] == [
+        "would be created",
+        "would be changed",
+        "would be deleted",
+    ]
+    assert all(each["is_dry_run"] for each in (created, changed, deleted))
+    assert "hides queues 1 to 3 on broker-a" in changed["remark"]
+    listed = {each["topic"]: each for each in cli.records("topic", "list")}
+    assert "never" not in listed
+    assert listed["kept"]["read_queues"] == 8
+
+
+def test_what_takes_something_away_needs_a_yes_without_a_terminal(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    cluster.create_topic("guarded", queues=4)
+
+    deleting = cli.refusal("topic", "delete", "guarded", code=2)
+    hiding = cli.refusal("topic", "update", "guarded", "--read-queues", "2", code=2)
+    closing = cli.refusal("topic", "update", "guarded", "--permission", "r", code=2)
+    growing = cli.record("topic", "update", "guarded", "--queues", "5")
+
+    assert "this deletes topic 'guarded' with 0 messages" in deleting
+    assert "say --yes to do it, or --dry-run" in deleting
+    assert "hides queues 2 to 3" in hiding
+    assert "stops sending on broker-a" in closing
+    assert growing["after"]["read_queues"] == 10
+
+
+def test_at_a_terminal_one_is_asked_and_may_decline(cluster: EmbeddedCluster, cli: Cli) -> None:
+    cluster.create_topic("asked")
+
+    with cli.at_terminal("topic", "delete", "asked") as declined:
+        declined.until("[y/N]")
+        declined.press("n\r")
+        assert declined.wait() == 1
+    assert "this deletes topic 'asked'" in declined.screen
+    assert "nothing was changed" in declined.screen
+
+    with cli.at_terminal("topic", "delete", "asked") as agreed:
+        agreed.until("[y/N]")
+        agreed.press("y\r")
+        assert agreed.wait() == 0
+    assert "topic asked deleted" in agreed.screen
+
+
+def test_a_topic_that_is_there_is_not_made_over(cluster: EmbeddedCluster, cli: Cli) -> None:
+    cluster.create_topic("taken", queues=2)
+
+    refused = cli.refusal("topic", "create", "taken", "--queues", "9", code=1)
+    left = cli.record("topic", "create", "taken", "--queues", "9", "--if-missing")
+
+    assert "change it with: orbitmq topic update taken" in refused
+    assert (left["result"], left["after"]["write_queues"]) == ("left", 4)

@@ -1,0 +1,166 @@
+"""Numbers and times in words, and texts of others on a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.cli.choosing import queue_of, seconds, time_of
+from orbitmq.cli.errors import Misused
+from orbitmq.cli.tables import Columns, drawing, facts
+from orbitmq.cli.wording import count, duration, harmless, moment, rate, several, share, size
+
+
+@pytest.mark.parametrize(
+    ("given_seconds", "words"),
+    [
+        (None, "-"),
+        (0, "0 s"),
+        (-3, "0 s"),
+        (0.0004, "1 ms"),
+        (0.35, "350 ms"),
+        (4.21, "4.2 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (86_400 * 3 + 3600 * 4 + 59, "3 d 4 h"),
+        (float("inf"), "for ever"),
+    ],
+)
+def test_durations_are_told_in_the_two_largest_units(
+    given_seconds: float | None, words: str
+) -> None:
+    assert duration(given_seconds) == words
+
+
+@given(st.floats(min_value=0, max_value=1e9))
+def test_every_duration_has_words(value: float) -> None:
+    assert duration(value).split()[-1] in ("ms", "s", "min", "h", "d")
+
+
+def test_numbers_sizes_and_shares_are_readable() -> None:
+    assert (count(1234567), count(None)) == ("1,234,567", "-")
+    assert (rate(1234.56), rate(None)) == ("1,234.6", "-")
+    assert (share(0.853), share(None)) == ("85 %", "-")
+    assert [size(each) for each in (12, 1536, 5 * 2**30, None)] == [
+        *("12 B", "1.5 KiB", "5.0 GiB", "-")
+    ]
+    assert (several(1, "queue"), several(2, "queue")) == ("1 queue", "2 queues")
+
+
+def test_times_are_ages_or_exact() -> None:
+    assert moment(None, 100) == "-"
+    assert moment(40, 100) == "1 min ago"
+    assert moment(160, 100) == "in 1 min"
+    assert moment(1_700_000_000.123, 0, exact=True).endswith(":20.123+00:00") or ".123" in moment(
+        1_700_000_000.123, 0, exact=True
+    )
+
+
+@given(st.text())
+def test_no_text_of_others_can_move_the_cursor(text: str) -> None:
+    assert harmless(text).isprintable()
+    assert harmless(text, keep_lines=True).replace("\n", "").replace("\t", "").isprintable()
+
+
+def test_times_are_given_as_dates_or_ages() -> None:
+    now = 1_700_000_000.0
+
+    assert time_of(None, now) is None
+    assert time_of("now", now) == now
+    assert time_of("90s", now) == now - 90
+    assert time_of("1.5h", now) == now - 5400
+    assert time_of("7d", now) == now - 604_800
+    assert time_of("2023-11-14T22:13:20+00:00", now) == now
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2", 2), ("250ms", 0.25), ("15m", 900), ("2w", 1209600)]
+)
+def test_durations_are_given_with_a_unit(text: str, value: float) -> None:
+    assert seconds(text, "--delay") == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5 parsecs", "nan", "inf"])
+def test_what_is_no_duration_is_refused_with_the_name_of_the_flag(text: str) -> None:
+    with pytest.raises(Misused, match="--delay must be a duration"):
+        seconds(text, "--delay")
+
+
+def test_queues_are_named_by_broker_and_number() -> None:
+    queue = queue_of("orders", "broker:a:3")
+
+    assert (queue.broker, queue.id) == ("broker:a", 3)
+    for text in ("broker-a", ":3", "broker-a:", "broker-a:x"):
+        with pytest.raises(Misused, match="broker-a:3"):
+            queue_of("orders", text)
+
+
+def test_a_table_for_a_pipe_is_plain_and_cuts_nothing_off() -> None:
+    columns = (
+        Columns[tuple[str, int]]()
+        .text("name", lambda row: row[0], bad=lambda row: row[1] > 5)
+        .number("count", lambda row: f"{row[1]:,}")
+    )
+    rows = [("a" * 300, 1), ("\x1b[31mred", 12_345)]
+
+    plain = columns.drawn(rows, is_terminal=False).splitlines()
+
+    assert plain[0].split() == ["name", "count"]
+    assert plain[1].split() == ["a" * 300, "1"]
+    assert plain[1].endswith("     1")
+    assert plain[2].endswith("12,345")
+    assert "\x1b" not in "".join(plain)
+
+
+def test_a_table_for_a_terminal_fits_into_it() -> None:
+    columns = Columns[str]().text("name", lambda row: row)
+
+    lines = columns.drawn(["a" * 300], is_terminal=True, width=40).splitlines()
+
+    assert max(map(len, lines)) <= 40 + len("\x1b[1m\x1b[0m")
+    assert sum(line.count("a") for line in lines[1:]) == 300
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1),
+            st.integers(0, 10**9),
+        ),
+        max_size=5,
+    )
+)
+def test_a_table_that_fits_looks_the_same_as_that_of_rich(rows: list[tuple[str, int]]) -> None:
+    columns = (
+        Columns[tuple[str, int]]()
+        .text("name", lambda row: row[0])
+        .number("count", lambda row: f"{row[1]:,}")
+    )
+
+    assert columns.drawn(rows, is_terminal=False) == drawing(columns.grid(rows), is_terminal=False)
+
+
+def test_wide_characters_keep_the_columns_straight_and_bad_cells_are_red(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    columns = (
+        Columns[tuple[str, int]]()
+        .text("topic", lambda row: row[0])
+        .number("lag", lambda row: str(row[1]), bad=lambda row: row[1] > 5)
+    )
+    rows = [("订单", 7), ("orders", 1)]
+
+    plain = columns.drawn(rows, is_terminal=False).splitlines()
+    coloured = columns.drawn(rows, is_terminal=True, width=80).splitlines()
+
+    assert plain == ["topic   lag", "订单      7", "orders    1"]
+    assert coloured[0] == "\x1b[1mtopic   lag\x1b[0m"
+    assert coloured[1:] == ["订单      \x1b[31m7\x1b[0m", "orders    1"]
+
+
+def test_facts_stand_in_a_column() -> None:
+    assert facts((("a", "1"), ("long", "2\x07"))) == "a     1\nlong  2\\x07"
