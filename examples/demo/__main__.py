@@ -110,10 +110,12 @@ class Demo:
                 return 1
             self._take_interrupts()
             with Admin(name_server=cluster.name_server) as admin:
-                admin.topics.create(TOPIC, queues=QUEUES)
+                admin.topics.create(TOPIC, queues=QUEUES, exist_ok=True)
                 self._screen.print(
                     f"[bold]OrbitMQ[/bold]  name server {cluster.name_server}, {QUEUES} queues\n"
-                    f"Look around: .venv/bin/orbitmq top --name-server {cluster.name_server}\n"
+                    f"Look around: {cluster.console}\n"
+                    f"or in another terminal: "
+                    f".venv/bin/orbitmq top --name-server {cluster.name_server}\n"
                     "[dim]Starting Spark, which takes some seconds ...[/dim]"
                 )
                 with words_of_spark_in(self._folder / "spark.log"):

@@ -59,7 +59,7 @@ class Billing:
         self._customers = customers(spark)
 
     def warm_up(self) -> None:
-        """Have Spark load what it needs with an empty topic, so that the first batch is no slower."""
+        """Have Spark load what it needs, with an empty topic: the first time takes seconds."""
         nothing = (
             self._spark.read.format("rocketmq")
             .option("nameServer", self._name_server)

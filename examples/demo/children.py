@@ -59,6 +59,7 @@ class Cluster(Child):
 
     def __init__(self, folder: Path) -> None:
         self.name_server = ""
+        self.console = ""
         self.is_ready = threading.Event()
         # Level 3 is the first retry, level 4 the second.
         levels = [1.0, 1.0, 1.0, 2.0, *range(3, 17)]
@@ -66,6 +67,7 @@ class Cluster(Child):
             [
                 *("-m", "orbitmq.cli", "up", "--data", str(folder / "broker"), "--json"),
                 *("--namesrv-port", "0", "--broker-port", "0"),
+                *("--console", "--console-port", "0"),
                 *("--set", f"broker.store.delay_levels={','.join(map(str, levels))}"),
             ],
             self._hear,
@@ -76,6 +78,8 @@ class Cluster(Child):
         event = json.loads(line)
         if event.get("role") == "name server":
             self.name_server = event["address"]
+        if event.get("role") == "console":
+            self.console = event["address"]
         if event.get("event") == "ready":
             self.is_ready.set()
 

@@ -56,7 +56,7 @@ WORDS = {
     "top": ("--once",),
 }
 #: Start servers, or look at the settings.
-SERVING = {"up", "broker", "namesrv", "config show"}
+SERVING = {"up", "broker", "namesrv", "console", "config show"}
 CHANGING = {
     *("topic create", "topic update", "topic delete", "produce", "dlq resend"),
     *("group create", "group update", "group delete", "group pause", "group resume"),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,17 @@ async def test_everything_says_where_it_listens_on_either_loop(tmp_path: Path, l
         assert up.lines[1].endswith("data in orbitmq-data/broker-a")
         assert await registered(up.address("name server")) == {"broker-a": up.address("broker-a")}
 
+        assert up.stop() == 0
+        assert up.errors == ""
+
+
+def test_the_console_can_come_with_it(tmp_path: Path) -> None:
+    with Started("up", *FREE, "--console", "--console-port", "0", cwd=tmp_path) as up:
+        with urllib.request.urlopen(up.address("console"), timeout=20) as page:  # noqa: S310  # ours
+            text = page.read().decode()
+
+        assert [line.split()[0] for line in up.lines] == ["name", "broker-a", "console", "ready;"]
+        assert "<title>" in text
         assert up.stop() == 0
         assert up.errors == ""
 

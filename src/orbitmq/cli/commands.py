@@ -19,6 +19,7 @@ from orbitmq.cli.services import BrokerService, NameServerService
 from orbitmq.cli.serving import serve
 from orbitmq.cli.showing import show
 from orbitmq.cli.upping import cluster_service
+from orbitmq.cli.withconsole import WithConsole
 
 app = typer.Typer(
     help="Start servers.",
@@ -43,6 +44,7 @@ def _warn(warnings: Iterable[str]) -> None:
     epilog="Examples:\n\n"
     "  orbitmq up\n\n"
     "  orbitmq up --data /var/lib/orbitmq --brokers 2\n\n"
+    "  orbitmq up --console\n\n"
     "  orbitmq up --namesrv-port 0 --broker-port 0 --json\n\n"
     "  orbitmq up --set broker.store.flush.policy=sync"
 )
@@ -71,6 +73,12 @@ def up(
         ),
     ] = None,
     http_port: options.HttpPort = None,
+    console: Annotated[
+        bool, typer.Option("--console", help="Start the web console as well, to look at.")
+    ] = False,
+    console_port: Annotated[
+        int, typer.Option("--console-port", help="Where the console listens; 0: any free one.")
+    ] = 8090,
     advertise: options.Advertise = None,
     insecure: options.Insecure = None,
     log_level: options.Level = None,
@@ -101,6 +109,8 @@ def up(
     set_up_logging(configuration.log, LogLevel.WARNING)
     _warn(warnings)
     service = cluster_service(configuration)
+    if console:
+        service = WithConsole(service, console_port)
     serve(service, configuration.run.loop, announcing(as_json=as_json))
 
 

@@ -1,0 +1,79 @@
+"""A cluster with the web console beside it, in the same process: `orbitmq up --console`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orbitmq.cli.errors import CommandError
+from orbitmq.cli.serving import Listening, Service
+from orbitmq.client.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from orbitmq.cli.console import ConsoleService
+
+
+class WithConsole:
+    """A service, and a console that shows it. The console is on loopback, and shows only."""
+
+    def __init__(self, service: Service, port: int) -> None:
+        self._service = service
+        self._port = port
+        self._console: ConsoleService | None = None
+
+    async def start(self) -> None:
+        await self._service.start()
+        try:
+            console = _console(self._name_server(), self._port)
+            await console.start()
+        except BaseException:
+            await self._service.stop()
+            raise
+        self._console = console
+
+    async def stop(self) -> None:
+        console, self._console = self._console, None
+        try:
+            if console is not None:
+                await console.stop()
+        finally:
+            await self._service.stop()
+
+    def listening(self) -> Sequence[Listening]:
+        shown = () if self._console is None else self._console.listening()
+        return (*self._service.listening(), *shown)
+
+    async def until_failed(self) -> CommandError:
+        waiting = [asyncio.create_task(self._service.until_failed())]
+        if self._console is not None:
+            waiting.append(asyncio.create_task(self._console.until_failed()))
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def kill(self) -> None:
+        self._service.kill()
+
+    def _name_server(self) -> str:
+        return next(
+            each.address for each in self._service.listening() if each.role == "name server"
+        )
+
+
+def _console(name_server: str, port: int) -> ConsoleService:
+    try:
+        # Late: an extra of its own, and slow to import.
+        from orbitmq.cli.console import ConsoleService  # noqa: PLC0415
+        from orbitmq.console.settings import ConsoleSettings  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("orbitmq"):
+            raise
+        raise CommandError(
+            f"the console needs {error.name}, which is not there; pip install 'orbitmq[console]'"
+        ) from error
+    client = ClientSettings(name_servers=(name_server,))
+    return ConsoleService(ConsoleSettings(client=client, port=port))
