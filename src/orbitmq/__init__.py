@@ -13,6 +13,8 @@ from orbitmq.errors import OrbitError, SettingError
 
 if TYPE_CHECKING:
     from orbitmq.client.admin.admin import AsyncAdmin
+    from orbitmq.client.admin.deadletters import DeadLetterFilter
+    from orbitmq.client.admin.resetplan import ResetTo
     from orbitmq.client.admin.sync import Admin
     from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
     from orbitmq.client.consumer.consumer import Consumer
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from orbitmq.client.producer.asyncproducer import AsyncProducer
     from orbitmq.client.producer.producer import Producer
     from orbitmq.client.producer.results import SendResult, SendStatus
-    from orbitmq.client.producer.settings import SendSettings
+    from orbitmq.client.producer.settings import Compression, SendSettings
     from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
     from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
     from orbitmq.client.pullconsumer.settings import PollSettings
@@ -62,6 +64,7 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     "ReceivedMessage",
     # Sending
     "AsyncProducer",
+    "Compression",
     "Producer",
     "SendResult",
     "SendSettings",
@@ -94,6 +97,8 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     # Administration
     "Admin",
     "AsyncAdmin",
+    "DeadLetterFilter",
+    "ResetTo",
     # Connecting
     "ClientSettings",
     "ClientTls",
@@ -121,6 +126,8 @@ _HOMES = {
     name: module
     for module, names in {
         "orbitmq.client.admin.admin": ("AsyncAdmin",),
+        "orbitmq.client.admin.deadletters": ("DeadLetterFilter",),
+        "orbitmq.client.admin.resetplan": ("ResetTo",),
         "orbitmq.client.admin.sync": ("Admin",),
         "orbitmq.client.consumer.asyncconsumer": ("AsyncConsumer",),
         "orbitmq.client.consumer.consumer": ("Consumer",),
@@ -150,7 +157,7 @@ _HOMES = {
         "orbitmq.client.producer.asyncproducer": ("AsyncProducer",),
         "orbitmq.client.producer.producer": ("Producer",),
         "orbitmq.client.producer.results": ("SendResult", "SendStatus"),
-        "orbitmq.client.producer.settings": ("SendSettings",),
+        "orbitmq.client.producer.settings": ("Compression", "SendSettings"),
         "orbitmq.client.pullconsumer.asyncpullconsumer": ("AsyncPullConsumer",),
         "orbitmq.client.pullconsumer.pullconsumer": ("PullConsumer",),
         "orbitmq.client.pullconsumer.settings": ("PollSettings",),

@@ -57,6 +57,8 @@ class HandLoop:
 class OneEnd:
     """As much of a connection as holding needs."""
 
+    is_slow = False
+
     def __init__(self, number: int) -> None:
         self.context = Peer(f"c{number}", b"")
 

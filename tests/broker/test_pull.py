@@ -17,6 +17,7 @@ from orbitmq.broker.parts import Parts
 from orbitmq.broker.settings import PullSettings, Transfer
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.owner import Answer
+from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.store.settings import ReadSettings
 from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
@@ -855,3 +856,35 @@ async def test_a_turn_sends_a_bounded_amount_and_nobody_is_forgotten(
     assert spent
     assert max(spent) <= 50_000 + 12 * 21_000
     assert len(monkey) == 0
+
+
+async def test_a_consumer_that_reads_slowly_keeps_its_connection_and_gets_everything(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    limits = ConnectionSettings(
+        slow_bytes=64 * 1024, resume_bytes=16 * 1024, unwritten_bytes=1024 * 1024
+    )
+    broker = await start_broker(
+        server=ServerSettings(port=0, connection=limits), pull=PullSettings(step_bytes=50_000)
+    )
+    client = await open_client(broker)
+    await client.stored("orders", b"x" * 200_000)
+    reading = await open_client(broker)
+    await reading.pull("orders", 0, 1)
+    doors = broker._doors
+    assert doors is not None
+    side = next(each for each in doors.connections if each.remote == reading.connection.local)
+    reading.connection._transport.pause_reading()
+
+    # More than the buffers of both sockets hold.
+    pulls = [asyncio.ensure_future(reading.pull("orders", 0, 0)) for _ in range(100)]
+    await until(lambda: side.is_slow or not side.is_open)
+    waiting = len(broker.parts.pacing)
+    live = await client.pull("orders", 0, 0)
+    reading.connection._transport.resume_reading()
+    answers = await asyncio.gather(*pulls)
+
+    assert waiting
+    assert live.code == ResponseCode.SUCCESS
+    assert {len(answer.body) > 200_000 for answer in answers} == {True}
+    assert len(broker.parts.pacing) == 0

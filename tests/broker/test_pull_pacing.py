@@ -38,8 +38,25 @@ def pacing(loop: StepLoop) -> Pacing:
     return Pacing(cast(Any, loop), limit=100)
 
 
+class OneEnd:
+    """As much of a connection as pacing needs."""
+
+    def __init__(self) -> None:
+        self.is_slow = False
+        self._on_quick: list[Callable[[Any], None]] = []
+
+    def when_quick(self, callback: Callable[[Any], None]) -> None:
+        self._on_quick.append(callback)
+
+    def be_quick(self) -> None:
+        self.is_slow = False
+        waiting, self._on_quick = self._on_quick, []
+        for callback in waiting:
+            callback(self)
+
+
 def connection() -> Any:
-    return object()
+    return OneEnd()
 
 
 def spending(pacing: Pacing, done: list[str], name: str, size: int) -> Callable[[], None]:
@@ -50,7 +67,6 @@ def spending(pacing: Pacing, done: list[str], name: str, size: int) -> Callable[
     return work
 
 
-@pytest.mark.feature("I8")
 def test_a_turn_ends_when_its_budget_is_spent(pacing: Pacing, loop: StepLoop) -> None:
     done: list[str] = []
     one = connection()
@@ -115,6 +131,56 @@ def test_what_a_closed_connection_asked_for_is_dropped(pacing: Pacing, loop: Ste
         pass
 
     assert done == ["here"]
+
+
+def test_a_slow_connection_gets_no_turn_until_it_is_quick(pacing: Pacing, loop: StepLoop) -> None:
+    done: list[str] = []
+    slow, quick = connection(), connection()
+
+    def fills_it() -> None:
+        spending(pacing, done, "a0", 10)()
+        slow.is_slow = True
+
+    pacing.later(slow, fills_it)
+    for number in (1, 2):
+        pacing.later(slow, spending(pacing, done, f"a{number}", 10))
+    pacing.later(quick, spending(pacing, done, "b0", 10))
+    while loop.step():
+        pass
+    pacing.later(slow, spending(pacing, done, "a3", 10))
+    idle = not loop.step()
+    before = list(done)
+    waiting = len(pacing)
+    must_wait = pacing.must_wait(slow)
+    slow.be_quick()
+    while loop.step():
+        pass
+
+    assert before == ["a0", "b0"]
+    assert idle
+    assert waiting == 3
+    assert must_wait
+    assert done == ["a0", "b0", "a1", "a2", "a3"]
+    assert len(pacing) == 0
+
+
+def test_what_a_slow_connection_asked_for_is_dropped_when_it_is_closed(
+    pacing: Pacing, loop: StepLoop
+) -> None:
+    done: list[str] = []
+    slow = connection()
+    slow.is_slow = True
+    pacing.later(slow, spending(pacing, done, "gone", 1))
+    while loop.step():
+        pass
+
+    pacing.forget(slow)
+    slow.be_quick()
+    while loop.step():
+        pass
+
+    assert done == []
+    assert len(pacing) == 0
 
 
 def test_work_that_fails_does_not_stop_the_rest(

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from orbitmq.broker import transactionchecks
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.settings import SendSettings, TransactionSettings
 from orbitmq.broker.transactionchecks import Verdict, judge
+from orbitmq.broker.transactions import root_of
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.stored import StoredMessage
 from orbitmq.store.errors import DiskFull
@@ -332,6 +334,54 @@ async def test_a_commit_whose_mark_fails_stores_nothing_of_its_turn(
     assert [op.body for op in broker.messages(OP)] == [b"0,"]
 
 
+async def test_a_producer_cannot_end_the_transaction_of_another_in_its_name(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    """Which transaction a half message belongs to is for the broker to say."""
+    victim = await send_half(producer, "T", b"money", broker)
+    claim = {"TRAN_PREPARED_QUEUE_OFFSET": str(victim.queue_offset)}
+    other = await send_half(producer, "other", b"other", broker, **claim)
+
+    rolled_back = await producer.end(end_header(other, ROLLBACK))
+    committed = await producer.end(end_header(victim, COMMIT))
+
+    assert (rolled_back.code, committed.code) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+    assert broker.bodies("T") == [b"money"]
+    assert "TRAN_PREPARED_QUEUE_OFFSET" not in broker.messages(HALF)[1].properties
+
+
+async def test_what_was_committed_after_a_question_can_be_forwarded_in_a_transaction(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    """Whoever copies the properties of a message copies nothing of its transaction."""
+    await send_half(producer, "T", b"x", broker)
+    check(broker)
+    await until(lambda: producer.questions)
+    await producer.answer_question(producer.questions[0], COMMIT)
+    received = broker.messages("T")[0].properties
+    forwarded = await send_half(producer, "further", b"x", broker, **received)
+
+    answer = await producer.end(end_header(forwarded, COMMIT))
+
+    assert not {"TRAN_PREPARED_QUEUE_OFFSET", "TRANSACTION_CHECK_TIMES"} & set(received)
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.bodies("further") == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "root"), [("6", 6), ("7", 7), ("8", 7), ("9" * 5000, 7), ("-1", 7), ("six", 7)]
+)
+def test_the_root_of_a_transaction_is_never_behind_its_copies(text: str, root: int) -> None:
+    half = StoredMessage.build(
+        topic=HALF,
+        stored_body=b"x",
+        properties={"TRAN_PREPARED_QUEUE_OFFSET": text},
+        queue_offset=7,
+    )
+
+    assert root_of(half) == root
+
+
 # Questions.
 
 
@@ -521,6 +571,45 @@ async def test_a_round_that_the_disk_refuses_skips_nothing(tmp_path: Path) -> No
         assert position == 0
 
 
+async def test_a_count_of_questions_that_is_no_number_stops_no_round(
+    broker: HandBroker, producer: AskedProducer
+) -> None:
+    times = {"TRANSACTION_CHECK_TIMES": "9" * 5000}
+    await send_half(producer, "T", b"first", broker, **times)
+    await send_half(producer, "T", b"second", broker)
+
+    check(broker)
+
+    assert await asked(producer) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("step", ["judge", "_follow"])
+async def test_one_message_that_cannot_be_dealt_with_does_not_stop_the_others(
+    broker: HandBroker,
+    producer: AskedProducer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+) -> None:
+    for body in (b"0", b"1", b"2"):
+        await send_half(producer, "T", body, broker)
+    holder: Any = transactionchecks if step == "judge" else broker.parts.transactions
+    real = getattr(holder, step)
+
+    def fails_once(*args: Any, **named: Any) -> Any:
+        if any(isinstance(half, StoredMessage) and half.body == b"1" for half in args):
+            monkeypatch.setattr(holder, step, real)
+            raise RuntimeError("a bug")
+        return real(*args, **named)
+
+    monkeypatch.setattr(holder, step, fails_once)
+    check(broker)
+
+    assert await asked(producer) == [b"0", b"2"]
+    assert broker.bodies(GIVEN_UP) == [b"1"]
+    assert "is given up" in caplog.text
+
+
 async def test_a_long_queue_is_gone_through_in_bounded_steps(tmp_path: Path) -> None:
     settings = TransactionSettings(step_messages=16)
     async with hand_broker(tmp_path, transactions=settings) as (broker, _):
@@ -636,6 +725,36 @@ async def test_after_a_crash_nobody_is_asked_about_what_had_ended(tmp_path: Path
 
         assert questions == [b"3"]
         assert broker.bodies("T") == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("is_passed", [False, True])
+async def test_who_commits_again_after_a_restart_commits_once(
+    tmp_path: Path, *, is_asked: bool, is_passed: bool
+) -> None:
+    """Whether the half message lies before the progress by then, or not."""
+    async with hand_broker(tmp_path) as (broker, _):
+        producer = await AskedProducer.join(broker.broker)
+        half = await send_half(producer, "T", b"x", broker)
+        if is_asked:
+            check(broker)
+            await until(lambda: producer.questions)
+            await producer.answer_question(producer.questions[0], COMMIT)
+        else:
+            await producer.end(end_header(half, COMMIT))
+        if is_passed:
+            check(broker)
+        await producer.close()
+
+        await broker.restart()
+        again = await AskedProducer.join(broker.broker)
+        log_end = broker.parts.store.statistics().log_end
+        answer = await again.end(end_header(half, COMMIT))
+        await again.close()
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert broker.bodies("T") == [b"x"]
+        assert broker.parts.store.statistics().log_end == log_end
 
 
 async def test_an_end_after_a_restart_still_ends_the_latest_copy(tmp_path: Path) -> None:

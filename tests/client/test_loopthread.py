@@ -12,9 +12,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
+from orbitmq.client import loopthread
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
 
@@ -135,6 +137,41 @@ def test_an_interrupted_call_is_cancelled_and_the_thread_stays_usable(
 
     assert cancelled.wait(DEADLINE)
     assert thread.run(_double(3)) == 6
+
+
+class Interrupt(BaseException):
+    """What strikes a thread, as Ctrl-C does."""
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread: LoopThread) -> None:
+    """Also inside of what the standard library does for it: the loop must never wait for that."""
+    files = (loopthread.__file__, threading.__file__, concurrent.futures._base.__file__)
+    place, has_struck = 0, True
+
+    while has_struck:
+        has_struck = False
+        left = place
+
+        def strike(frame: FrameType, event: str, _: object) -> None:
+            nonlocal left, has_struck
+            if event in ("call", "c_return") and frame.f_code.co_filename in files:
+                left -= 1
+                if left == -1:
+                    has_struck = True
+                    raise Interrupt
+
+        sys.setprofile(strike)
+        try:
+            thread.run(_double(1), timeout=DEADLINE)
+        except Interrupt:
+            assert has_struck
+        finally:
+            sys.setprofile(None)
+        assert thread.submit(_double(3)).result(DEADLINE) == 6, place
+        place += 1
+
+    assert place > 10
 
 
 def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread: LoopThread) -> None:

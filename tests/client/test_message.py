@@ -123,6 +123,21 @@ def test_a_message_that_cannot_be_sent_is_refused_by_the_name_of_its_field(
     assert f"message.{refused.value.field}" in str(refused.value)
 
 
+@pytest.mark.parametrize("topic", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"])
+def test_a_topic_of_the_brokers_is_refused_with_its_name_and_the_reason(topic: str) -> None:
+    with pytest.raises(MessageRefused, match=f"{topic}.*belongs to the brokers"):
+        Message(topic, b"x")
+
+
+@pytest.mark.parametrize("topic", ["BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "%RETRY%billing"])
+def test_topics_that_clients_send_to_for_the_system_are_open(topic: str) -> None:
+    assert Message(topic, b"x").topic == topic
+
+
+def test_a_level_beyond_the_usual_table_is_for_brokers_that_have_more() -> None:
+    assert Message("orders", b"x", delay_level=20).all_properties()["DELAY"] == "20"
+
+
 def test_a_text_of_keys_is_several_keys() -> None:
     assert Message("orders", b"x", keys=" o-1  o-2 ").keys == ("o-1", "o-2")
 

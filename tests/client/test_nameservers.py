@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, NoNameServer
+from orbitmq.client.errors import BrokerRefused, NoNameServer, NotANameServer
 from orbitmq.client.nameservers import NameServers
 from orbitmq.remoting.address import Address
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -64,6 +64,19 @@ async def test_when_none_answers_the_error_names_all_and_why(dead: str) -> None:
     assert all("cannot connect" in reason for _, reason in silent.value.tried)
 
 
+async def test_a_broker_given_as_name_server_is_recognised() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        broker = str(cluster.brokers[0].address)
+        async with running_engine([broker]) as engine:
+            with pytest.raises(NotANameServer, match=r"probably a broker.*9876") as wrong:
+                await engine.routes.get("orders")
+            with pytest.raises(NotANameServer):
+                await engine.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+    assert wrong.value.address == broker
+    assert wrong.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
 async def test_one_that_is_not_ready_is_passed_over_and_its_refusal_is_the_last_word() -> None:
     starting = ScriptedNameServer(refusal=ResponseCode.SYSTEM_ERROR)
     ready = ScriptedNameServer(routes={"orders": topic_route({"broker-a": {0: A}})})
@@ -84,7 +97,7 @@ async def test_an_answer_about_the_question_is_final() -> None:
         running_engine([first.address, second.address]) as engine,
     ):
         with pytest.raises(BrokerRefused, match="REQUEST_CODE_NOT_SUPPORTED"):
-            await engine.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+            await engine.ask_name_server(RequestCode.GET_NAMESRV_CONFIG)
 
         assert len(engine.name_servers) == 2
 

@@ -198,7 +198,7 @@ def test_a_missing_stretch_is_skipped() -> None:
 
 @pytest.mark.parametrize("name", ["requests", "bytes", "messages"])
 def test_a_limit_must_be_positive(name: str) -> None:
-    with pytest.raises(SettingError, match=f"window.{name} must be positive, got 0"):
+    with pytest.raises(SettingError, match=f"window.{name} must be 1 or more, got 0"):
         WindowLimits(**{name: 0})
 
 

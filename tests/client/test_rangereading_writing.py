@@ -164,5 +164,5 @@ def test_a_frame_goes_elsewhere_when_its_broker_is_away() -> None:
 
 @pytest.mark.parametrize("name", ["timeout", "ahead_bytes"])
 def test_settings_must_be_positive(name: str) -> None:
-    with pytest.raises(SettingError, match=f"writing.{name} must be positive, got 0"):
+    with pytest.raises(SettingError, match=f"writing.{name} must be .*got 0"):
         WritingSettings(**{name: 0})

@@ -52,6 +52,12 @@ def test_what_names_no_server_is_refused(given: Any) -> None:
         resolve(given, environment={})
 
 
+@pytest.mark.parametrize("given", ["http://host:9876", "tcp://host:9876/", "a:1;http://host:9876"])
+def test_a_scheme_before_an_address_is_named_as_what_is_too_much(given: str) -> None:
+    with pytest.raises(SettingError, match="has no scheme: write host:9876"):
+        resolve(given, environment={})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 DEADLINE = 60.0
 
+#: A Java client of 5.x answers from as many threads as it sees processors, and waits for the broker
+#: meanwhile: as many questions at once block it for seconds (see `consumer.handover`). Members that
+#: hand queues over ask such questions; the machine of a test may have two processors.
+PROCESSORS = "-XX:ActiveProcessorCount=8"
+
 OFTEN = RebalanceSettings(persist=0.5)
 #: A broker of the new line tells of a reset when it answers the next pull.
 SHORT_HOLDS = PullSettings(hold=3.0)
@@ -139,11 +144,13 @@ async def until(condition: Callable[[], object], deadline: float = DEADLINE) -> 
             await asyncio.sleep(0.01)
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], deadline: float = DEADLINE) -> None:
+async def eventually(
+    condition: Callable[[], Awaitable[bool]], *, pause: float = 0.05, deadline: float = DEADLINE
+) -> None:
     """The same, for a condition that somebody has to be asked about."""
     async with asyncio.timeout(deadline):
         while not await condition():  # noqa: ASYNC110  # another process has no event for us
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause)
 
 
 async def java_count(running: Running, count: int) -> list[Line]:

@@ -21,8 +21,8 @@ from orbitmq.client.consumer.allocation import share, strategy_named
 from orbitmq.client.queue import Queue
 from orbitmq.errors import OrbitError
 from orbitmq.testing import EmbeddedCluster
-from tests.interop.beside import Beside, Taken, eventually, until
-from tests.interop.session import Running, Session
+from tests.interop.beside import PROCESSORS, Beside, Taken, eventually, until
+from tests.interop.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
     from orbitmq.client.producer.asyncproducer import AsyncProducer
     from tests.interop.apache import Release
+    from tests.interop.session import Running
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -52,7 +53,7 @@ def place(
     home = tmp_path_factory.mktemp("mixed")
     with (
         EmbeddedCluster() as cluster,
-        Session.running(release, home, cluster.name_server) as session,
+        Session.running(release, home, cluster.name_server, PROCESSORS) as session,
     ):
         yield Beside(release, cluster.name_server, session)
 
@@ -147,7 +148,8 @@ class MixedGroup:
             return held == shares
 
         try:
-            await eventually(is_settled)
+            # Many questions at once block a Java client (see `handover`): not too often.
+            await eventually(is_settled, pause=0.5)
         except TimeoutError:
             assert held == shares
             raise
@@ -161,20 +163,13 @@ class MixedGroup:
 
     def consumed(self) -> Counter[Place]:
         """How often each message was."""
-        return self.consumed_by_ours() + Counter(
-            (line["queueId"], line["queueOffset"])
-            for running in self._everybody
-            if isinstance(running, Running)
-            for line in list(running.lines)
-        )
-
-    def consumed_by_ours(self) -> Counter[Place]:
-        return Counter(
-            (message.queue.id, message.queue_offset)
-            for taken in self._everybody
-            if isinstance(taken, Taken)
-            for message in taken.messages
-        )
+        found: Counter[Place] = Counter()
+        for member in self._everybody:
+            if isinstance(member, Taken):
+                found.update((each.queue.id, each.queue_offset) for each in member.messages)
+            else:
+                found.update((line["queueId"], line["queueOffset"]) for line in list(member.lines))
+        return found
 
 
 @pytest.mark.feature("J5")
@@ -215,9 +210,10 @@ async def test_two_java_and_three_python_consumers_share_without_overlap_and_gap
 
     consumed = group.consumed()
     assert set(consumed) == load.sent
-    # A queue that passes between ours does so without a duplicate; Java's members do not wait for
-    # what they run.
-    assert set(group.consumed_by_ours().values()) == {1}
+    # Java's members begin a queue without asking who has it, and do not wait for what they run when
+    # they lose one; between ours nothing comes twice (`tests/client/consumer`).
     repeated = sum(count > 1 for count in consumed.values())
-    print(f"{len(load.sent)} messages; {repeated} came to a Java member and again to another")
+    print(
+        f"{len(load.sent)} messages; {repeated} came again when a Java member took or lost a queue"
+    )
     await place.until_all_consumed(topic, topic)

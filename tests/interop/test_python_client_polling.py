@@ -171,13 +171,15 @@ async def test_polled_messages_are_committed_by_themselves(beside: Beside) -> No
     polling = PollSettings(auto_commit_interval=0.2)
     async with _consumer(beside, "our-auto", polling) as consumer:
         consumer.subscribe("OurAuto")
-        await _poll(consumer, 20)
-        await consumer.poll(0.1)
+        found = await _poll(consumer, 20)
+        rest = await consumer.poll(0.1)
 
         async def is_committed() -> bool:
             offsets = [await consumer.committed(queue) for queue in consumer.assignment()]
             return sum(offset or 0 for offset in offsets) == 20
 
+        assert Counter(each.text() for each in found) == Counter(f"body-{n}" for n in range(20))
+        assert rest == []
         await eventually(is_committed)
 
 

@@ -36,7 +36,7 @@ def test_the_port_may_be_left_out_where_there_is_a_default() -> None:
         ("", "host:port"),
         (":9876", "host:port"),
         ("local host:9876", "host:port"),
-        ("http://localhost:9876", "brackets"),
+        ("http://localhost:9876", "has no scheme: write localhost:9876"),
         ("localhost", "needs a port, as in localhost:9876"),
         ("localhost:", "a port must be a number"),
         ("localhost:65536", "from 0 to 65535, got '65536'"),

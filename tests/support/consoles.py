@@ -131,9 +131,10 @@ def _joined(body: bytes) -> bytes:
     return b"".join(parts)
 
 
-def settings_for(cluster: AsyncEmbeddedCluster, **changes: Any) -> ConsoleSettings:
-    """Settings of a console that looks often."""
-    client: ClientSettings = quick_settings(cluster.name_server)
+def settings_for(cluster: AsyncEmbeddedCluster | str, **changes: Any) -> ConsoleSettings:
+    """Settings of a console that looks often; at a cluster, or at that of a name server."""
+    name_server = cluster if isinstance(cluster, str) else cluster.name_server
+    client: ClientSettings = quick_settings(name_server)
     usual: dict[str, Any] = {"client": client, "port": 0, "every": 0.1, "write": True}
     return ConsoleSettings(**usual | changes)
 

@@ -166,7 +166,7 @@ def _consumers(client: Any) -> list[AsyncConsumer]:
 
     @mailer.on("orders", tags="paid")
     async def mail(_: ReceivedMessage) -> None:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
 
     @fraud.on("payments")
     async def check(_: ReceivedMessage) -> None:

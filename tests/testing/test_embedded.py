@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -145,6 +148,40 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     assert list(tmp_path.iterdir()) == []
     assert set(threading.enumerate()) == threads
+
+
+_A_CHILD_EXITS = """
+import os, sys, tempfile
+from pathlib import Path
+from orbitmq.testing import EmbeddedCluster
+
+cluster = EmbeddedCluster()
+cluster.start()
+before = set(Path(tempfile.gettempdir()).rglob("*"))
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # with everything that is done at the end of a process
+os.waitpid(child, 0)
+assert before, "the data is there"
+gone = [path for path in before if not path.exists()]
+assert not gone, gone
+cluster.send("orders", b"after")
+cluster.stop()
+assert not list(Path(tempfile.gettempdir()).iterdir())
+"""
+
+
+def test_a_forked_child_that_exits_leaves_the_data_of_its_parent_alone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _A_CHILD_EXITS],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_data_in_a_folder_of_its_own_is_kept(tmp_path: Path) -> None:

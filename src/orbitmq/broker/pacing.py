@@ -5,6 +5,10 @@ a consumer that replays a topic asks for many at once. So each turn may send so 
 pulled messages. The pulls beyond wait, each connection's in their order, and the connections get
 turns in rotation after whatever else is ready by then: somebody at the tail never waits behind
 what somebody else has asked for.
+
+A connection that does not take what it was sent gets no turns until it does. What it asked for
+costs little while it waits here; answered, it would lie in memory until the connection had to be
+given up, although its peer is merely slower than our disk.
 """
 
 from __future__ import annotations
@@ -28,28 +32,50 @@ class Pacing:
         self.spent = 0
         self._loop = loop
         self._waiting: dict[Connection, deque[Callable[[], None]]] = {}
+        #: What waits for connections that are slow.
+        self._stalled: dict[Connection, deque[Callable[[], None]]] = {}
         self._is_scheduled = False
 
     def __len__(self) -> int:
-        return sum(len(calls) for calls in self._waiting.values())
+        lines = (*self._waiting.values(), *self._stalled.values())
+        return sum(len(calls) for calls in lines)
 
     def must_wait(self, connection: Connection) -> bool:
         """Whether further work for a connection has to wait for a turn of its own."""
-        return self.spent >= self.limit or (bool(self._waiting) and connection in self._waiting)
+        return (
+            self.spent >= self.limit
+            or connection.is_slow
+            or (bool(self._waiting) and connection in self._waiting)
+        )
 
     def later(self, connection: Connection, call: Callable[[], None]) -> None:
         """Have `call` called in a later turn, after what waits for the same connection."""
+        calls = self._stalled.get(connection)
+        if calls is not None:
+            calls.append(call)
+            return
         calls = self._waiting.get(connection)
         if calls is None:
             calls = self._waiting[connection] = deque()
         calls.append(call)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._turn)
+        self._schedule()
 
     def forget(self, connection: Connection) -> None:
         """A connection was closed: what it asked for is not needed any more."""
         self._waiting.pop(connection, None)
+        self._stalled.pop(connection, None)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _resume(self, connection: Connection) -> None:
+        """A connection is no longer slow: it takes part again."""
+        calls = self._stalled.pop(connection, None)
+        if calls:
+            self._waiting[connection] = calls
+            self._schedule()
 
     def _turn(self) -> None:
         self._is_scheduled = False
@@ -58,7 +84,7 @@ class Pacing:
         connection = next(iter(self._waiting))
         calls = self._waiting.pop(connection)
         self.spent = 0
-        while calls and self.spent < self.limit:
+        while calls and self.spent < self.limit and not connection.is_slow:
             call = calls.popleft()
             try:
                 call()
@@ -67,7 +93,10 @@ class Pacing:
         if calls:
             # To the end of the line, with whatever was added meanwhile.
             calls.extend(self._waiting.pop(connection, ()))
-            self._waiting[connection] = calls
+            if connection.is_slow:
+                self._stalled[connection] = calls
+                connection.when_quick(self._resume)
+            else:
+                self._waiting[connection] = calls
         if self._waiting:
-            self._is_scheduled = True
-            self._loop.call_soon(self._turn)
+            self._schedule()

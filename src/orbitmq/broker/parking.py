@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = (REAL_TOPIC, REAL_QUEUE_ID)
 _LARGEST_QUEUE = 0x7FFFFFFF
+_LONGEST_QUEUE = len(str(_LARGEST_QUEUE))
 #: Outcomes of a read after which there is nothing more to be had for now.
 _AT_THE_END = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.NO_MESSAGE_IN_QUEUE})
 
@@ -61,6 +62,8 @@ def real_place(message: StoredMessage) -> tuple[str, int] | None:
     topic = message.get_property(REAL_TOPIC)
     queue = message.get_property(REAL_QUEUE_ID)
     if not topic or queue is None or not queue.isascii() or not queue.isdecimal():
+        return None
+    if len(queue) > _LONGEST_QUEUE:
         return None
     if int(queue) > _LARGEST_QUEUE or names.topic_problem(topic) is not None:
         return None

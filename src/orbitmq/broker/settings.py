@@ -274,6 +274,7 @@ class BrokerSettings:
     auto_create_topic: bool = True  #: whether sending to an unknown topic makes it
     auto_create_group: bool = True  #: whether consuming as an unknown group makes it
     default_topic_queues: int = 8  #: of a topic that sending makes, at most
+    max_topic_queues: int = 16_384  #: of any topic that is made or changed; Apache has no bound
     cluster_topic: bool = True  #: whether there is a topic of the cluster's name
     broker_topic: bool = True  #: whether there is a topic of the broker's name
     trace_topic: bool = False  #: whether there is a topic for traces of messages
@@ -304,7 +305,7 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         _positive("broker", self, "default_topic_queues", "client_life", "clean_interval")
-        _positive("broker", self, "scan_interval", "tick")
+        _positive("broker", self, "scan_interval", "tick", "max_topic_queues")
         if self.stop_grace < 0:
             raise SettingError(f"broker.stop_grace must not be negative, got {self.stop_grace}")
         if self.lock_pause < 0:
@@ -338,6 +339,7 @@ class BrokerSettings:
             broker_name=self.name,
             auto_create=self.auto_create_topic,
             default_queues=self.default_topic_queues,
+            max_queues=self.max_topic_queues,
             cluster_topic_enabled=self.cluster_topic,
             broker_topic_enabled=self.broker_topic,
             trace_topic_enabled=self.trace_topic,

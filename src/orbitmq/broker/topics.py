@@ -52,11 +52,13 @@ class TopicSettings:
     timer_enabled: bool = True
     delay_levels: int = 18
     revive_queues: int = 8
+    #: Queues that a topic may be given: whoever asks about a topic has all of them looked at.
+    max_queues: int = 16_384
     #: Whether a topic may be declared to hold messages of every type.
     mixed_types_allowed: bool = False
 
     def __post_init__(self) -> None:
-        for setting in ("default_queues", "delay_levels", "revive_queues"):
+        for setting in ("default_queues", "delay_levels", "revive_queues", "max_queues"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} must be positive, got {getattr(self, setting)}")
         for setting in ("cluster", "broker_name", "trace_topic"):
@@ -226,6 +228,7 @@ class TopicTable:
         heartbeat sets it again. Here only heartbeats know.
         """
         topic = names.RETRY_PREFIX + group
+        queues = min(queues, self._settings.max_queues)
         config = self._topics.get(topic)
         if config is None:
             made = _plain(topic, queues, UNIT_SUBSCRIPTION if unit_mode else 0)
@@ -252,7 +255,7 @@ class TopicTable:
         topic = config.topic_name
         names.check_topic(topic)
         self._check_not_system(topic, "changed")
-        _check_numbers(config)
+        _check_numbers(config, self._settings.max_queues)
         if config.attributes.get("+" + MESSAGE_TYPE) == MIXED and (
             not self._settings.mixed_types_allowed
         ):
@@ -373,10 +376,10 @@ def _plain(topic: str, queues: int, flag: int) -> TopicConfig:
     )
 
 
-def _check_numbers(config: TopicConfig) -> None:
+def _check_numbers(config: TopicConfig, max_queues: int) -> None:
     for field, value, limit in (
-        ("readQueueNums", config.read_queue_nums, 2**31),
-        ("writeQueueNums", config.write_queue_nums, 2**31),
+        ("readQueueNums", config.read_queue_nums, max_queues + 1),
+        ("writeQueueNums", config.write_queue_nums, max_queues + 1),
         ("perm", config.perm, int(Perm.PRIORITY)),
     ):
         if not 0 <= value < limit:

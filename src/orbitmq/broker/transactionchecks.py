@@ -2,7 +2,8 @@
 
 Every half minute the half queue is gone through from its progress on. What is still open there is
 judged by one table (`judge`), and whatever the verdict, the message is dealt with or the round ends
-before it: nothing is skipped. A round is done in bounded steps.
+before it: nothing is skipped. One that cannot be dealt with is given up, so that it does not keep
+those behind it from being asked about. A round is done in bounded steps.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def immunity_of(half: StoredMessage) -> int | None:
 def times_asked(half: StoredMessage) -> int:
     """How often its producer has been asked about a half message."""
     text = half.get_property(TRANSACTION_CHECK_TIMES)
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else 0
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 9:
+        return 0
+    return int(text)
 
 
 class TransactionChecks:
@@ -128,26 +131,15 @@ class TransactionChecks:
     def _walk(self, now_ms: int, round_ms: int) -> tuple[bool, bool]:
         """Deal with some half messages; whether the round is over, and whether puts are open."""
         parts, halves = self._parts, self.halves
-        settings = parts.settings.transactions
         halves.skip_ended()
         reading = Reading(parts.store, names.HALF_TOPIC, QUEUE, halves.position)
         release = Release(lambda failed: self._done(release, failed))
         release.end = halves.position
         is_over = True
-        for messages in reading.batches(settings.step_messages):
+        for messages in reading.batches(parts.settings.transactions.step_messages):
             for half in messages:
-                if halves.is_open(half):
-                    verdict = judge(
-                        half,
-                        now_ms=now_ms,
-                        round_ms=round_ms,
-                        timeout_ms=round(settings.timeout * 1000),
-                        check_max=settings.check_max,
-                        keep_ms=round(parts.settings.store.retention.keep * 1000),
-                    )
-                    if verdict is Verdict.STOP:
-                        break
-                    self._follow(verdict, half, release)
+                if halves.is_open(half) and not self._deal(half, now_ms, round_ms, release):
+                    break
                 release.end = half.queue_offset + 1
                 is_over = False
             else:
@@ -159,6 +151,38 @@ class TransactionChecks:
         self._release = release
         release.close()
         return is_over, self._release is not None
+
+    def _deal(self, half: StoredMessage, now_ms: int, round_ms: int, release: Release) -> bool:
+        """Deal with an open half message; whether the round goes on."""
+        settings = self._parts.settings.transactions
+        try:
+            verdict = judge(
+                half,
+                now_ms=now_ms,
+                round_ms=round_ms,
+                timeout_ms=round(settings.timeout * 1000),
+                check_max=settings.check_max,
+                keep_ms=round(self._parts.settings.store.retention.keep * 1000),
+            )
+            if verdict is Verdict.STOP:
+                return False
+            self._follow(verdict, half, release)
+        except Exception:
+            log.exception(
+                "a half message that cannot be dealt with is given up",
+                extra={"offset": half.queue_offset},
+            )
+            self._give_up_somehow(half, release)
+        return True
+
+    def _give_up_somehow(self, half: StoredMessage, release: Release) -> None:
+        try:
+            self._follow(Verdict.GIVE_UP, half, release)
+        except Exception:
+            log.exception(
+                "a half message that cannot be given up is passed over",
+                extra={"offset": half.queue_offset},
+            )
 
     def _done(self, release: Release, failed: int | None) -> None:
         self._release = None

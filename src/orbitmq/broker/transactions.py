@@ -13,11 +13,17 @@ twice.)
 
 **Copies.** What was appended again has two offsets, and its producer may quote the first (it was
 slow) or the last (it answers the question). The root of a transaction is its first offset, which
-copies carry as `TRAN_PREPARED_QUEUE_OFFSET`. An end marks the quoted offset and the latest copy;
-and who ends a transaction a second time, by another of its offsets, changes nothing any more.
+copies carry as `TRAN_PREPARED_QUEUE_OFFSET`. An end marks the quoted offset, the root and the
+latest copy; and who ends a transaction a second time, by another of its offsets, changes nothing
+any more.
+
+Producers have no say in that: what they claim about the root and the number of questions is
+taken out of a message when it is parked, and again when it is committed, so that whoever copies its
+properties into a new message does not pass them on.
 
 Op messages are read at a start only: from then on all of them are ours. The progress in the op
 queue is the first op message that names an offset which the half queue's progress has not passed.
+Some before that are read as well, to recognise whoever ends a transaction again after a restart.
 """
 
 from __future__ import annotations
@@ -50,6 +56,7 @@ from orbitmq.message.wellknown import (
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
     TIMER_DELIVER_MS,
+    TRANSACTION_CHECK_TIMES,
     TRANSACTION_ID,
     TRANSACTION_PREPARED,
     TRANSACTION_PREPARED_QUEUE_OFFSET,
@@ -69,6 +76,10 @@ ENDED_TAG = "d"
 OP_BYTES = 4096
 #: Ends that are remembered to recognise a second one.
 REMEMBERED_ENDS = 65_536
+#: Op messages before the progress that are read at a start for the same purpose.
+REMEMBERED_OPS = 1024
+#: What the broker notes on half messages, and nobody else.
+OWN_NOTES = (TRANSACTION_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES)
 
 _SEPARATOR = ","
 _BATCH = 1024
@@ -100,6 +111,8 @@ class HalfMessages:
         self._roots: dict[int, int] = {}
         #: How transactions ended lately, by their root.
         self._ends: dict[int, TransactionState] = {}
+        #: What op messages of earlier runs say has ended.
+        self._ended_earlier: set[int] = set()
         self._marks: list[_Mark] = []
         self.counts = TransactionCounts()
         self._read_back()
@@ -124,7 +137,7 @@ class HalfMessages:
                 f"the broker[{self._parts.address}] sending transaction message is forbidden",
             )
         unique_id = property_value(properties, UNIQ_KEY)
-        properties = remove_properties(properties, _DELAYS)
+        properties = remove_properties(properties, _DELAYS + OWN_NOTES)
         if unique_id:
             properties = replace_property(properties, TRANSACTION_ID, unique_id)
         draft.properties = properties
@@ -136,6 +149,14 @@ class HalfMessages:
     def end_of(self, root: int) -> TransactionState | None:
         """How a transaction ended, as far as that is remembered."""
         return self._ends.get(root)
+
+    def has_ended(self, half: StoredMessage) -> bool:
+        """Whether a transaction has ended, by any of its copies; perhaps nobody knows how."""
+        root = root_of(half)
+        if root in self._ends:
+            return True
+        copies = {root, half.queue_offset, self._copies.get(root, root)}
+        return not (self._ended.isdisjoint(copies) and self._ended_earlier.isdisjoint(copies))
 
     def end(
         self,
@@ -161,8 +182,8 @@ class HalfMessages:
         if len(self._ends) > REMEMBERED_ENDS:
             del self._ends[next(iter(self._ends))]
         self._marks.append(_Mark(half.queue_offset, written))
-        if latest != half.queue_offset:
-            self._marks.append(_Mark(latest, None))
+        for copy in {root, latest} - {half.queue_offset}:
+            self._marks.append(_Mark(copy, None))
         self._parts.turns.is_dirty = True
         self._parts.turns.finish_soon()
 
@@ -300,13 +321,16 @@ class HalfMessages:
 
     def _read_back(self) -> None:
         """Learn from both queues what earlier runs did."""
-        named: set[int] = set()
-        ops = Reading(self._store, names.OP_HALF_TOPIC, QUEUE, self._op_position)
+        named = self._ended_earlier
+        low = self._store.min_offset(names.OP_HALF_TOPIC, QUEUE)
+        begin = max(low, self._op_position - REMEMBERED_OPS)
+        ops = Reading(self._store, names.OP_HALF_TOPIC, QUEUE, begin)
         while messages := [each for batch in ops.batches(_BATCH) for each in batch]:
             for message in messages:
                 offsets = offsets_in(message)
                 named.update(offsets)
-                self._note_op(message.queue_offset, offsets)
+                if message.queue_offset >= self._op_position:
+                    self._note_op(message.queue_offset, offsets)
         halves = Reading(self._store, names.HALF_TOPIC, QUEUE, self.position)
         while messages := [each for batch in halves.batches(_BATCH) for each in batch]:
             for message in messages:
@@ -327,11 +351,11 @@ def _tell(marks: list[_Mark], result: PutResult) -> None:
 
 
 def root_of(half: StoredMessage) -> int:
-    """The first offset of a transaction in the half queue."""
+    """The first offset of a transaction in the half queue; no copy lies before it."""
     text = half.get_property(TRANSACTION_PREPARED_QUEUE_OFFSET)
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 18:
         return half.queue_offset
-    return int(text)
+    return min(int(text), half.queue_offset)
 
 
 def offsets_in(op: StoredMessage) -> list[int]:

@@ -33,6 +33,14 @@ class NotRunning(ClientError):
         super().__init__(f"{what} is not running: {remedy}")
 
 
+class AlreadyRunning(WrongUse):
+    """Started, and started again."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what} is running already; one start is enough")
+
+
 class UsedAfterFork(ClientError):
     """Made in one process and used in another, where its threads and connections are not."""
 
@@ -107,6 +115,18 @@ class BrokerRefused(ClientError):
             return f"code {self.code}"
 
 
+class NotANameServer(BrokerRefused):
+    """What was given as a name server does not know what every name server knows."""
+
+    def __init__(self, refused: BrokerRefused) -> None:
+        super().__init__(refused.code, refused.remark, refused.address, refused.request_code)
+        text = (
+            f"{self.address} is no name server: it does not know request {self.request_code} and "
+            "is probably a broker; give the address of the name server, port 9876 by default"
+        )
+        self.args = (text,)
+
+
 class SendFailed(ClientError):
     """A message was not acknowledged; after a lost answer it may have been stored all the same."""
 
@@ -116,8 +136,10 @@ class SendFailed(ClientError):
         self.topic = topic
         self.attempts = attempts
         self.cause = cause
-        times = "once" if attempts == 1 else f"{attempts} times"
-        super().__init__(f"sending to {topic!r} failed, tried {times}: {cause}")
+        times = {0: "before its first attempt", 1: "tried once"}.get(
+            attempts, f"tried {attempts} times"
+        )
+        super().__init__(f"sending to {topic!r} failed, {times}: {cause}")
 
 
 class MessageRefused(ClientError):

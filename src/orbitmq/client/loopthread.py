@@ -12,9 +12,9 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.identity import ProcessCheck
@@ -92,45 +92,117 @@ class LoopThread:
         When the time is up, or the caller is interrupted, the coroutine is cancelled; the loop
         goes on. Raises `TimeoutError` in the first case.
         """
-        if self.is_current:
-            coroutine.close()
-            raise WrongUse(
-                "a blocking call on the client's own thread would wait for itself; "
-                "use the async face in callbacks and handlers that run there"
-            )
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         try:
-            # An interrupt may come at any point here, and finds the future there in any case.
-            self._begin(coroutine, future)
-            return future.result(timeout)
+            self.check_other()
+        except WrongUse:
+            coroutine.close()
+            raise
+        call: _Call[T] = _Call()
+        try:
+            # An interrupt may come at any point here, and the coroutine is given up in any case.
+            self._begin(coroutine, call.begin)
+            is_done = call.wait(timeout)
+        except BaseException:
+            call.give_up()
+            raise
+        if not is_done:
+            call.give_up()
+            raise TimeoutError
+        return self._outcome(call)
+
+    def _outcome(self, call: _Call[T]) -> T:
+        try:
+            return call.outcome()
         except concurrent.futures.CancelledError:
             if self._loop is None:
                 raise NotRunning("this client", was_stopped=True) from None
             raise
-        except BaseException:
-            # Of a coroutine that is done this does nothing.
-            future.cancel()
-            raise
+
+    def check_other(self) -> None:
+        """Raise `WrongUse` on this very thread, where nothing may wait for the loop."""
+        if self.is_current:
+            raise WrongUse(
+                "a blocking call on the client's own thread would wait for itself; "
+                "use the async face in callbacks and handlers that run there"
+            )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Have a coroutine run on the loop; its result comes in a future."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._begin(coroutine, future)
+        self._begin(coroutine, partial(_start, future=future))
         self._submitted.add(future)
         future.add_done_callback(self._submitted.discard)
         return future
 
     def _begin(
-        self, coroutine: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        begin: Callable[[asyncio.AbstractEventLoop, Coroutine[Any, Any, T]], None],
     ) -> None:
         try:
             self._check_process()
             with self._life:
                 loop = self.loop
-                loop.call_soon_threadsafe(_start, loop, coroutine, future)
+                loop.call_soon_threadsafe(begin, loop, coroutine)
         except OrbitError:
             coroutine.close()
             raise
+
+
+class _Call(Generic[T]):
+    """A coroutine on the loop that a thread waits for.
+
+    The loop never waits for the thread. With a `concurrent.futures.Future` it might, for ever: a
+    thread that is interrupted in the middle of `result` can leave its condition locked.
+    """
+
+    __slots__ = ("_gate", "_is_given_up", "_loop", "_task")
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._is_given_up = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+        """On the loop."""
+        if self._is_given_up:
+            coroutine.close()
+            return
+        task = loop.create_task(coroutine)
+        task.add_done_callback(self._settle)
+        self._task, self._loop = task, loop
+        self._look_again(task)
+
+    def _look_again(self, task: asyncio.Task[T]) -> None:
+        """It may have been given up while it was begun, by a thread that did not see the task."""
+        if self._is_given_up:
+            task.cancel()
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            # Asked for even if nobody waits any more: else it is complained about.
+            task.exception()
+        self._gate.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Block until there is an outcome; False when the time is up."""
+        return self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
+
+    def give_up(self) -> None:
+        """Nobody waits any more: cancel it, now or when it begins."""
+        self._is_given_up = True
+        if self._loop is not None and self._task is not None:
+            # A loop that is closed has cancelled all of its tasks.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def outcome(self) -> T:
+        assert self._task is not None  # noqa: S101  # somebody has waited for it
+        if self._task.cancelled():
+            raise concurrent.futures.CancelledError
+        return self._task.result()
 
 
 # ---- on the thread

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from orbitmq.client.durations import Duration, Instant, epoch, seconds
 from orbitmq.client.errors import MessageRefused, SettingError
-from orbitmq.client.names import topic_problem
+from orbitmq.client.names import sending_problem
 from orbitmq.message.properties import ITEM_END, NAME_END
 from orbitmq.message.wellknown import (
     DELAY,
@@ -24,7 +24,8 @@ from orbitmq.message.wellknown import (
 
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _INT32: Final = range(-(2**31), 2**31)
-#: The brokers' table has 18 levels; one that is configured otherwise may have more.
+#: The brokers' table has 18 levels; one that is configured otherwise may have more. What is above
+#: the last level of a broker is delivered by that one.
 _LEVELS: Final = range(2**15)
 
 
@@ -46,7 +47,9 @@ class Message:
     properties: Mapping[str, str] = field(hash=False)
     #: The application's own number.
     flag: int
-    #: 1 and up: the brokers' table of delays (1 s 5 s 10 s 30 s 1 min ...); 0: none.
+    #: 1 and up: the brokers' table of delays (1 s 5 s 10 s 30 s 1 min ...); 0: none. It has 18
+    #: levels unless a broker is configured otherwise, so more are taken here; above its last level
+    #: a broker uses that one.
     delay_level: int
     #: Seconds from its arrival at the broker until it is delivered.
     delay: float | None
@@ -73,7 +76,7 @@ class Message:
         wait_stored: bool = True,
     ) -> None:
         """Raises `MessageRefused`, which names the field and what is allowed."""
-        if problem := topic_problem(topic):
+        if problem := sending_problem(topic):
             raise MessageRefused("topic", f"is refused: {problem}")
         put = object.__setattr__  # the class is frozen for everybody else
         put(self, "topic", topic)

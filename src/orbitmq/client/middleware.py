@@ -6,7 +6,9 @@ A middleware is one of two things:
     before the handler, after it when all messages are done, and when at least one failed. The error
     is what was raised, or None when the handler said by its answer that something failed;
 *   a function of the delivery that returns a context manager, such as a generator function under
-    `contextlib.contextmanager`. It sees what the handler raises, and swallows it if it likes.
+    `contextlib.contextmanager`. It sees what the handler raises, and swallows it if it likes: the
+    messages then count as done. What a middleware raises before the handler was called can be
+    swallowed, too, by one around it; nobody has seen the messages then, and they come again.
 
 Those around an `async def` handler may have `async def` hooks and be asynchronous context managers.
 They are entered in the order in which they were given and left in the opposite one. What `before`
@@ -31,7 +33,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from orbitmq.client.consumer.verdict import Failure, Outcome, Retry, Verdict
+from orbitmq.client.consumer.verdict import DONE, Failure, Outcome, Retry, Verdict
 from orbitmq.client.errors import SettingError, WrongUse
 
 if TYPE_CHECKING:
@@ -48,10 +50,10 @@ class Delivery:
     """Messages on their way to a handler, as middleware sees them."""
 
     __slots__ = (
+        "_messages",
         "group",
         "handler",
         "is_async",
-        "messages",
         "notes",
         "outcome",
         "put_off_messages",
@@ -72,17 +74,28 @@ class Delivery:
         self.queue = queue
         #: The name of the handler.
         self.handler = handler
-        #: What the handler is going to be called with, or was.
-        self.messages = list(messages)
+        self._messages = tuple(messages)
         #: Whether the handler is a coroutine function.
         self.is_async = is_async
         #: What became of the messages, once the handler has returned; until then, nothing did.
-        self.outcome = Outcome(Verdict.RETRY, self.messages, _NOT_CALLED)
+        self.outcome = Outcome(Verdict.RETRY, self._messages, _NOT_CALLED)
         #: What comes again without having reached the handler, and when.
         self.put_off_messages: list[ReceivedMessage] = []
         self.put_off_until: Retry | None = None
         #: Where a middleware keeps something between its hooks, under itself as a key.
         self.notes: dict[object, Any] = {}
+
+    @property
+    def messages(self) -> tuple[ReceivedMessage, ...]:
+        """What the handler is going to be called with, or was; see `drop` and `put_off`."""
+        return self._messages
+
+    @property
+    def not_called(self) -> Outcome:
+        """What becomes of the messages when the handler is never called: they come again."""
+        if not self._messages:
+            return DONE
+        return Outcome(Verdict.RETRY, self._messages, _NOT_CALLED)
 
     @property
     def message(self) -> ReceivedMessage:
@@ -95,7 +108,7 @@ class Delivery:
 
     def drop(self, message: ReceivedMessage) -> None:
         """Keep a message from the handler; it counts as done."""
-        self.messages = [each for each in self.messages if each is not message]
+        self._messages = tuple(each for each in self._messages if each is not message)
 
     def put_off(self, message: ReceivedMessage, retry: Retry) -> None:
         """Keep a message from the handler; it comes again."""

@@ -28,6 +28,8 @@ SYSTEM_TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC",
     }
 )
+#: Of these, those that clients send to.
+OPEN_SYSTEM_TOPICS: Final = frozenset({"BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
@@ -81,6 +83,23 @@ def topic_problem(topic: object) -> str | None:
     """What is wrong with a topic's name; None when nothing is."""
     derived = isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
     return _problem("topic", topic, LONGEST_DERIVED_TOPIC if derived else LONGEST_TOPIC)
+
+
+def sending_problem(topic: object) -> str | None:
+    """Why no application can send to a topic; None when it can."""
+    if problem := topic_problem(topic):
+        return problem
+    return _system_problem(str(topic))
+
+
+@lru_cache(1024)
+def _system_problem(topic: str) -> str | None:
+    if topic not in OPEN_SYSTEM_TOPICS and is_system_topic(topic):
+        return (
+            f"{topic!r} belongs to the brokers, which keep their own records in it; send to a "
+            "topic of your own"
+        )
+    return None
 
 
 def _problem(kind: str, name: object, longest: int) -> str | None:

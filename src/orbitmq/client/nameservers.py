@@ -11,23 +11,28 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
-from orbitmq.client.errors import BrokerRefused, NoNameServer
+from orbitmq.client.errors import BrokerRefused, NoNameServer, NotANameServer
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.errors import RemotingError
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 
 log = logging.getLogger(__name__)
 
 #: Refusals that speak of the state of one name server, not of what was asked: one that has just
 #: started, for instance, does not answer before brokers had the time to register.
-_NOT_NOW: Final = frozenset(
+NOT_NOW: Final = frozenset(
     {
         int(ResponseCode.SYSTEM_ERROR),
         int(ResponseCode.SYSTEM_BUSY),
         int(ResponseCode.SERVICE_NOT_AVAILABLE),
         int(ResponseCode.GO_AWAY),
     }
+)
+
+#: What every name server answers, however old.
+_BASIC: Final = frozenset(
+    {int(RequestCode.GET_ROUTEINFO_BY_TOPIC), int(RequestCode.GET_BROKER_CLUSTER_INFO)}
 )
 
 #: Asks one name server.
@@ -55,7 +60,9 @@ class NameServers:
                 answer = await ask(address)
             except (RemotingError, BrokerRefused) as error:
                 if isinstance(error, BrokerRefused):
-                    if error.code not in _NOT_NOW:
+                    if _shows_no_name_server(error):
+                        raise NotANameServer(error) from error
+                    if error.code not in NOT_NOW:
                         raise
                     refusal = error
                 tried.append((address, str(error)))
@@ -70,6 +77,12 @@ class NameServers:
         # Two callers may find the same one dead: whoever comes second changes nothing.
         if self._order[0] == address:
             self._order.append(self._order.pop(0))
+
+
+def _shows_no_name_server(refused: BrokerRefused) -> bool:
+    return (
+        refused.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and refused.request_code in _BASIC
+    )
 
 
 def _reasons(tried: list[tuple[Address, str]]) -> str:

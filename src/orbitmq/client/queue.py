@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from orbitmq.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,3 +23,15 @@ class Queue:
     def java_text(self) -> str:
         """What Java's `MessageQueue.toString` gives: consistent hashing is done over it."""
         return f"MessageQueue [topic={self.topic}, brokerName={self.broker}, queueId={self.id}]"
+
+
+def each_queue(given: Iterable[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
+    """Queues that are given one by one or several at once. Raises `SettingError`."""
+    found: list[Queue] = []
+    for part in given:
+        several = [part] if isinstance(part, Queue) or not isinstance(part, Iterable) else part
+        for queue in several:
+            if not isinstance(queue, Queue):
+                raise SettingError(f"a queue must be a Queue(topic, broker, id), got {queue!r}")
+            found.append(queue)
+    return tuple(found)

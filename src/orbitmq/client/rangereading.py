@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from orbitmq.client.checks import Fields
 from orbitmq.client.errors import (
     BrokerRefused,
     BrokerUnavailable,
     NoNameServer,
     NoRoute,
-    SettingError,
 )
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeconnection import RangeConnection
@@ -59,9 +59,7 @@ class RangeSettings:
     longest_pause: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("patience", "lag_patience", "first_pause", "longest_pause"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"ranges.{name} must be positive, got {getattr(self, name)}")
+        Fields(self, "ranges").durations("patience", "lag_patience", "first_pause", "longest_pause")
 
 
 class NextStep(enum.Enum):

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from orbitmq.client.errors import SettingError
+from orbitmq.client.checks import Fields
 from orbitmq.client.queue import Queue
 from orbitmq.client.ranges import QueueRange
 
@@ -57,9 +57,7 @@ class WindowLimits:
     messages: int = 1024  #: asked for in one pull; brokers mostly give less
 
     def __post_init__(self) -> None:
-        for name in ("requests", "bytes", "messages"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"window.{name} must be positive, got {getattr(self, name)}")
+        Fields(self, "window").whole("requests", "bytes", "messages")
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from orbitmq.client.errors import SendFailed, SettingError
+from orbitmq.client.checks import Fields
+from orbitmq.client.errors import SendFailed
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.drafts import Draft
@@ -45,9 +46,9 @@ class WritingSettings:
     ahead_bytes: int = 16 * MIB  #: made and not stored yet; above, the maker waits
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "ahead_bytes"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"writing.{name} must be positive, got {getattr(self, name)}")
+        fields = Fields(self, "writing")
+        fields.durations("timeout")
+        fields.whole("ahead_bytes")
 
 
 class Frame(NamedTuple):

@@ -270,7 +270,12 @@ class Routes:
         self._brokers.update(route.brokers)
         if route.is_provisional:
             return route  # nobody reads a topic that is not there
-        log.info("route changed", extra={"topic": route.topic, "route": route.summary})
+        log.info(
+            "route of %s changed: %s",
+            route.topic,
+            route.summary,
+            extra={"topic": route.topic, "route": route.summary},
+        )
         for callback in tuple(self._on_change):
             try:
                 callback(route.topic, route)

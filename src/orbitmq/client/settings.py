@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orbitmq.client.durations import positive_seconds
+from orbitmq.client.checks import Fields, kind
 from orbitmq.client.errors import SettingError
 from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.errors import AddressError
@@ -40,15 +40,15 @@ class ClientSettings:
     channel: ChannelSettings = field(default_factory=ChannelSettings)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # puts into its usual form what may be given in others
-        for name in ("request_timeout", "route_refresh", "heartbeat", "stop_timeout"):
-            put(self, name, positive_seconds(getattr(self, name), f"client.{name}"))
-        put(self, "name_servers", split_name_servers(self.name_servers))
-        _check_kind("channel", self.channel, ChannelSettings)
+        fields = Fields(self, "client")
+        fields.durations("request_timeout", "route_refresh", "heartbeat", "stop_timeout")
+        # Puts into its usual form what may be given in others.
+        object.__setattr__(self, "name_servers", split_name_servers(self.name_servers))
+        fields.kinds(channel=ChannelSettings)
         if self.credentials is not None:
-            _check_kind("credentials", self.credentials, Credentials)
+            fields.kinds(credentials=Credentials)
         if self.tls is not None:
-            _check_kind("tls", self.tls, ssl.SSLContext)
+            fields.kinds(tls=ssl.SSLContext)
         for name in ("instance", "unit", "client_ip"):
             _check_id_part(name, getattr(self, name))
         _check_namespace(self.namespace)
@@ -69,7 +69,7 @@ def resolve(
 
     Several name servers are a sequence, or one text with `;` or `,` between them.
     """
-    settings = client or ClientSettings()
+    settings = ClientSettings() if client is None else kind(client, "client", ClientSettings)
     if name_server is not None:
         found = split_name_servers(name_server)
         if not found:
@@ -105,14 +105,6 @@ def _address(text: str) -> Address:
         return parse_address(text, default_port=9876)
     except (AddressError, AttributeError) as error:
         raise SettingError(f"client.name_servers: {error}") from error
-
-
-def _check_kind(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        # Without the value: a text in place of credentials is a secret, most likely.
-        raise SettingError(
-            f"client.{name} must be an object of {kind.__qualname__}, got {type(value).__name__}"
-        )
 
 
 def _check_id_part(name: str, value: object) -> None:

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 _IDLE: Final = 10.0
 
 
-class TimeLimitExceeded(TimeoutError):
-    """Raised in a handler that took too long."""
+class TimeLimitExceeded(Exception):
+    """Raised in a handler that took too long.
+
+    Not a `TimeoutError`, which is an `OSError`: it can strike in any line, and code around a socket
+    or a file would take it for trouble with that.
+    """
 
 
 class TimeLimit:
@@ -101,13 +105,16 @@ class _Watch:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._changed = threading.Condition()
+        # Entered by itself: another limit may interrupt a thread here, and the `with` of a
+        # condition can be interrupted when it has taken its lock and does not hold it yet.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         # When each call is due. All have the same limit, so the first one is due first.
         self._due: OrderedDict[_Interruptible, float] = OrderedDict()
         self._thread: threading.Thread | None = None
 
     def add(self, call: _Interruptible) -> None:
-        with self._changed:
+        with self._lock:
             was_idle = not self._due
             self._due[call] = time.monotonic() + self.limit
             if self._thread is None:
@@ -119,7 +126,7 @@ class _Watch:
                 self._changed.notify()
 
     def remove(self, call: _Interruptible) -> None:
-        with self._changed:
+        with self._lock:
             self._due.pop(call, None)
 
     def _watch(self) -> None:
@@ -128,7 +135,7 @@ class _Watch:
 
     def _next(self) -> _Interruptible | None:
         """The next call whose time is up, when it is; None after some time without any call."""
-        with self._changed:
+        with self._lock:
             while True:
                 if not self._due and not self._changed.wait(_IDLE) and not self._due:
                     self._thread = None

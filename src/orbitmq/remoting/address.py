@@ -23,6 +23,9 @@ NOWHERE = Address("", 0)
 
 def parse_address(text: str, *, default_port: int | None = None) -> Address:
     """`host:port`, `[IPv6]:port`, or without the port when there is a default for it."""
+    if "://" in text:
+        rest = text.partition("://")[2].strip().rstrip("/")
+        raise AddressError(f"an address has no scheme: write {rest}, not {text!r}")
     host, port = _split(text.strip())
     if not host or any(character.isspace() or character in "/@" for character in host):
         raise AddressError(f"an address must be host:port or [IPv6]:port, got {text!r}")

@@ -53,8 +53,8 @@ class BlockingSide:
         opaque = next(self._opaques) & 0x7FFFFFFF
         pieces = encode(opaque)
         waiting = _Waiter()
-        self._pending.add_from_thread(opaque, code, timeout, waiting.settle)
         try:
+            self._pending.add_from_thread(opaque, code, timeout, waiting.settle)
             self._write(pieces)
             outcome = waiting.wait(timeout)
         except BaseException:
@@ -77,13 +77,10 @@ class BlockingSide:
         self._write(encode(next(self._opaques) & 0x7FFFFFFF))
 
     def _write(self, frame: Sequence[Bytes]) -> None:
-        try:
-            self._socket.write(frame)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            # Frames of other threads may have gone with ours: all are told by the end of it.
-            self.connection.abort_from_thread(reason)
-            raise ConnectionLost(self.connection.remote, reason) from error
+        broken = self._socket.write(frame)
+        if broken is not None:
+            reason = broken.strerror or str(broken)
+            raise ConnectionLost(self.connection.remote, reason) from broken
 
 
 class _Waiter:

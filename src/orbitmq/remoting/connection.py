@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._is_held_up = False
         self._closed = self._loop.create_future()
         self._on_close: list[Callable[[Connection], None]] = []
+        self._on_quick: list[Callable[[Connection], None]] = []
         #: Whether anything can still be sent.
         self.is_open = False
         #: Where the peer is.
@@ -221,7 +222,9 @@ class Connection(asyncio.Protocol):
         """What threads other than the loop's may use to ask, blocking. Called on the loop."""
         self._check_open()
         if self._blocking is None:
-            self._shared = SharedSocket(self._loop, self._transport, self.flush)
+            self._shared = SharedSocket(
+                self._loop, self._transport, self.flush, self.abort_from_thread
+            )
             self._blocking = BlockingSide(self, self._shared, self._pending, self._opaques)
         return self._blocking
 
@@ -317,17 +320,18 @@ class Connection(asyncio.Protocol):
     def _turn(self, frames: Iterable[Frame]) -> None:
         bad: FrameError | None = None
         rest = iter(frames)
+        limits, received = self._settings.limits, self._owner.request_received
         self._in_turn = True
         try:
             for frame in rest:
                 try:
-                    command = decode_command(frame, self._settings.limits)
+                    command = decode_command(frame, limits)
                 except FrameError as error:
                     bad = error
                     break
                 if not command.flag & _RESPONSE:
                     if not self._is_finishing or not self._sent_away(command):
-                        self._owner.request_received(self, command)
+                        received(self, command)
                 elif not self._pending.answer(command):
                     log.debug("answer to nothing", extra={"client": str(self.remote)})
                 if self._is_held_up:
@@ -395,6 +399,15 @@ class Connection(asyncio.Protocol):
     def unwritten(self) -> int:
         """Bytes that were sent and that the peer has not taken yet."""
         return 0 if self.remote is NOWHERE else self._out.unwritten
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the peer leaves so much unread that nothing more should be sent for now."""
+        return self._is_slow and self.is_open
+
+    def when_quick(self, callback: Callable[[Connection], None]) -> None:
+        """Have `callback` called once when the peer is no longer slow; never if it is gone."""
+        self._on_quick.append(callback)
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
         """Have `callback` called when the connection has ended; at once when it has already."""
@@ -476,6 +489,9 @@ class Connection(asyncio.Protocol):
         self._is_slow = False
         self.last_active = self._monotonic()
         self._resume_soon()
+        waiting, self._on_quick = self._on_quick, []
+        for callback in waiting:
+            callback(self)
 
     def eof_received(self) -> None:
         self.flush()
@@ -493,3 +509,4 @@ class Connection(asyncio.Protocol):
         for callback in self._on_close:
             callback(self)
         self._on_close.clear()
+        self._on_quick.clear()

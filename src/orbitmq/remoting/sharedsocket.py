@@ -19,12 +19,18 @@ order. Without a descriptor of its own (TLS, systems that cannot share one) the 
 the loop for ever, and threads use the same calls.
 
 The lock is held for one non-blocking system call at most, and never while waiting.
+
+A thread may be interrupted anywhere: by Ctrl-C, or by a limit on the time of a handler. Whatever it
+leaves behind must not be the trouble of others. The lock is therefore taken by `with` alone, which
+the interpreter does not interrupt between taking and holding; how much the socket took is noted by
+the call that writes; and a thread that is interrupted has the loop look after the queue. Only if
+frames were on their way out of the queue at that moment, nobody knows what became of them, and the
+connection ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import threading
@@ -47,6 +53,7 @@ class SharedSocket:
     """The writing half of a socket. Made and closed on the loop."""
 
     __slots__ = (
+        "_abort",
         "_belongs_to_loop",
         "_descriptor",
         "_is_closed",
@@ -66,11 +73,16 @@ class SharedSocket:
         loop: asyncio.AbstractEventLoop,
         transport: asyncio.Transport,
         take_over: Callable[[], None],
+        abort: Callable[[str], None],
     ) -> None:
-        """`take_over` is called on the loop when threads left something: it calls `flush`."""
+        """`take_over` is called on the loop when threads left something: it calls `flush`.
+
+        `abort` is called by any thread, with the reason, when nothing can be written any more.
+        """
         self._loop = loop
         self._transport = transport
         self._take_over = take_over
+        self._abort = abort
         self._descriptor = _second_descriptor(transport)
         self._lock = threading.Lock()
         #: Whole frames of threads that are to be written.
@@ -85,23 +97,30 @@ class SharedSocket:
         self.written = 0
         self._settle()
 
-    def write(self, frame: Sequence[Bytes]) -> None:
+    def write(self, frame: Sequence[Bytes]) -> OSError | None:
         """Have the pieces of a whole frame written. Called by any thread; never waits.
 
-        Raises `OSError` when the socket turns out to be broken. A frame for a closed one is
-        dropped.
+        Returns the error of a socket that turns out to be broken, for which the connection is
+        aborted. A frame for a closed one is dropped.
         """
-        self._queue.append(frame)
-        while self._queue and self._lock.acquire(blocking=False):
-            try:
-                if not self._belongs_to_loop and not self._is_closed:
-                    self._write_queued()
-                is_left = self._belongs_to_loop or self._is_closed
-            finally:
-                self._lock.release()
-            if is_left:
-                self._wake()
-                return
+        try:
+            self._queue.append(frame)
+            # Whoever holds the lock looks into the queue again, so nobody needs to wait for it.
+            while self._queue and not self._lock.locked():
+                with self._lock:
+                    if not self._belongs_to_loop and not self._is_closed:
+                        broken = self._write_queued()
+                        if broken is not None:
+                            return broken
+                    is_left = self._belongs_to_loop or self._is_closed
+                if is_left:
+                    self._wake()
+                    break
+        except BaseException:
+            # Others may have left their frames to this thread, which goes now.
+            self._wake()
+            raise
+        return None
 
     @property
     def has_work(self) -> bool:
@@ -111,6 +130,8 @@ class SharedSocket:
     def flush(self, out: Outgoing) -> int:
         """Write what threads left, then what the loop itself has to say. Called on the loop."""
         with self._lock:
+            if self._is_closed:
+                return 0
             left, self._rest = self._rest, []
             while self._queue:
                 left += self._queue.popleft()
@@ -132,42 +153,71 @@ class SharedSocket:
                 self._descriptor.close()
                 self._descriptor = None
 
-    def _write_queued(self) -> None:
+    def _write_queued(self) -> OSError | None:
         """Write frames of the queue with one system call. The lock is held."""
+        assert self._descriptor is not None  # noqa: S101  # it is never free without one
+        pieces: list[Bytes] = []
+        sent: list[int] = []
+        try:
+            pieces = self._take_queued()
+            broken = _send(self._descriptor, pieces, sent)
+            if broken is None:
+                self._note(pieces, sent)
+        except BaseException:
+            is_noted = False
+            try:
+                is_noted = self._note(pieces, sent)
+            finally:
+                if not is_noted:
+                    self._give_up("a thread was interrupted while it wrote")
+            raise
+        if broken is not None:
+            # Frames of other threads may have gone with ours: all are told by the end of it.
+            self._give_up(broken.strerror or str(broken))
+        else:
+            self.written += sent[0]
+        return broken
+
+    def _take_queued(self) -> list[Bytes]:
+        """The pieces of one write, of one frame or of several."""
+        if not self._queue:
+            return []  # another thread has just written it
         pieces = [*self._queue.popleft()]
         for _ in range(_MOST_FRAMES - 1):
             if not self._queue or len(pieces) > _MOST_PIECES // 2:
                 break
             pieces += self._queue.popleft()
-        rest = self._send(pieces)
+        if len(pieces) == 1:
+            return pieces
+        return [b"".join(pieces)] if sum(map(len, pieces)) < JOIN_BELOW else gathered(pieces)
+
+    def _note(self, pieces: list[Bytes], sent: list[int]) -> bool:
+        """Keep what the socket did not take; False when that is not known. May be repeated."""
+        if not sent:
+            return False
+        rest = _after(pieces, sent[0])
         if rest:
             self._rest = rest
             self._belongs_to_loop = True
+        return True
 
-    def _send(self, pieces: list[Bytes]) -> list[Bytes]:
-        """What the socket did not take."""
-        assert self._descriptor is not None  # noqa: S101  # it is never free without one
-        if len(pieces) > 1:
-            size = sum(map(len, pieces))
-            pieces = [b"".join(pieces)] if size < JOIN_BELOW else gathered(pieces)
-        else:
-            size = len(pieces[0])
-        try:
-            if len(pieces) == 1:
-                sent = self._descriptor.send(pieces[0])
-            else:
-                sent = self._descriptor.sendmsg(pieces[:_MOST_PIECES])
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        self.written += sent
-        return [] if sent == size else _after(pieces, sent)
+    def _give_up(self, reason: str) -> None:
+        """Nothing may follow what was written: it could lie in the middle of a frame."""
+        self._is_closed = True
+        self._abort(reason)
 
     def _wake(self) -> None:
         """Have the loop look after what threads left. Once is enough until it does."""
-        if not self._wake_is_due:
-            self._wake_is_due = True
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody gets an answer
-                self._loop.call_soon_threadsafe(self._woken)
+        if self._wake_is_due:
+            return
+        self._wake_is_due = True
+        try:
+            self._loop.call_soon_threadsafe(self._woken)
+        except BaseException as error:
+            self._wake_is_due = False
+            if not isinstance(error, RuntimeError):
+                raise
+            # The loop was closed: nobody gets an answer.
 
     def _woken(self) -> None:
         # First this: whoever finds it set has put his frame where it is found now.
@@ -211,6 +261,29 @@ def _second_descriptor(transport: asyncio.Transport) -> socket.socket | None:
     descriptor = socket.socket(fileno=os.dup(shared.fileno()))
     descriptor.setblocking(False)
     return descriptor
+
+
+def _send(descriptor: socket.socket, pieces: list[Bytes], sent: list[int]) -> OSError | None:
+    """Write what the socket takes; how much that is comes into `sent`. Its error if it is broken.
+
+    Both happen within one call, so that an interrupt comes before it or finds the number.
+    """
+    if not pieces:
+        sent.append(0)
+        return None
+    if len(pieces) == 1:
+        writing = map(descriptor.send, pieces)
+    else:
+        writing = map(descriptor.sendmsg, (pieces[:_MOST_PIECES],))
+    try:
+        sent.extend(writing)
+    except OSError as error:
+        if sent:
+            raise  # not of the socket: an interrupt can have any type
+        if not isinstance(error, BlockingIOError | InterruptedError):
+            return error
+        sent.append(0)
+    return None
 
 
 def _after(pieces: Sequence[Bytes], sent: int) -> list[Bytes]:

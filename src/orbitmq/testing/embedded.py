@@ -7,8 +7,11 @@ store is on the disk, requests come over sockets, and clients find topics throug
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import string
 import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +70,7 @@ class AsyncEmbeddedCluster:
         self._count = brokers
         self._folder = None if folder is None else Path(folder)
         self._adjust = adjust
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._remove_data: Callable[[], object] | None = None
         self._cluster: Cluster | None = None
 
     async def __aenter__(self) -> Self:
@@ -86,8 +89,9 @@ class AsyncEmbeddedCluster:
         """Returns when clients find every broker."""
         folder = self._folder
         if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="orbitmq-")
-            folder = Path(self._temporary.name)
+            folder = Path(tempfile.mkdtemp(prefix="orbitmq-"))
+            # Also when nobody stops the cluster, at the end of the process.
+            self._remove_data = weakref.finalize(self, _remove, folder, os.getpid())
         name_server = NameServerSettings(server=ServerSettings(port=0))
         brokers = [self._settings(folder, place) for place in range(self._count)]
         cluster = Cluster(name_server, brokers, clock=self.clock)
@@ -244,9 +248,15 @@ class AsyncEmbeddedCluster:
         return settings if self._adjust is None else self._adjust(settings)
 
     def _forget_data(self) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
+        if self._remove_data is not None:
+            self._remove_data()
+            self._remove_data = None
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Unless this is a child of the process whose folder it is: that one goes on."""
+    if os.getpid() == process:
+        shutil.rmtree(folder)
 
 
 def _messages(broker: Broker, topic: str) -> list[StoredMessage]:

@@ -65,6 +65,8 @@ async def test_a_message_that_is_not_there_is_named_with_the_reason(world: World
         await messages.by_offset_id(beyond)
     with pytest.raises(MessageNotFound, match=r"1\.2\.3\.4.*no broker of this cluster"):
         await messages.by_offset_id(elsewhere)
+    with pytest.raises(MessageNotFound, match=r"unique id.*needs|get\(id, topic="):
+        await messages.get("7F00000100010000000000000000FFFF")
     with pytest.raises(BadRequest, match="32 or 56"):
         await messages.by_offset_id("abc")
     with pytest.raises(MessageNotFound, match="in topic 'orders'"):

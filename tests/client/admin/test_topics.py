@@ -9,6 +9,7 @@ from orbitmq.client.admin import (
     BrokerNotFound,
     NotEffective,
     Permission,
+    TopicExists,
     TopicKind,
     TopicNotFound,
 )
@@ -64,6 +65,39 @@ async def test_a_new_topic_is_known_to_brokers_and_clients_when_the_call_returns
     assert route.permission.letters == "r"
     assert route.addresses == {0: str(world.cluster.brokers[1].address)}
     assert "new" not in world.cluster.brokers[0].parts.topics
+
+
+async def test_a_topic_that_is_there_is_not_made_again_nor_shrunk(world: World) -> None:
+    topics = world.admin.topics
+    await topics.create("new", queues=4, brokers=["broker-a"])
+
+    with pytest.raises(TopicExists, match=r"exists already \(broker-a: 4 queues.*topics.update"):
+        await topics.create("new", queues=1)
+    with pytest.raises(TopicExists):
+        await topics.create("new", queues=1, exist_ok=True)
+    with pytest.raises(TopicExists):
+        await topics.create("new", queues=4, ordered=True, exist_ok=True)
+    with pytest.raises(TopicExists):
+        await topics.create("new", queues=4)
+
+    (part,) = (await topics.get("new")).brokers
+    assert (part.write_queues, part.read_queues) == (4, 4)
+
+
+async def test_a_topic_may_be_made_where_it_is_like_that_already_and_where_it_is_missing(
+    world: World,
+) -> None:
+    topics = world.admin.topics
+    await topics.create("new", queues=4, message_type="FIFO", brokers=["broker-a"])
+
+    same = await topics.create("new", queues=4, message_type="FIFO", exist_ok=True)
+    again = await topics.create("new", queues=4, exist_ok=True)
+
+    assert [part.broker for part in same.brokers] == ["broker-a", "broker-b"]
+    assert again.kind is TopicKind.FIFO
+    other = await topics.create("other", queues=2, brokers=["broker-a"])
+    more = await topics.create("other", queues=3, brokers=["broker-b"])
+    assert (other.write_queues, more.write_queues) == (2, 3)
 
 
 async def test_an_update_changes_what_is_given_and_leaves_the_rest(world: World) -> None:

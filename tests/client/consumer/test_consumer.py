@@ -17,6 +17,7 @@ from orbitmq.client.consumer.localprogress import LocalFileProgress
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
+from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -184,6 +185,11 @@ class TestConsuming:
         assert stretch / best >= 1500
 
 
+def _progress_files(home: Path) -> list[str]:
+    """The client ids under which progress is kept."""
+    return sorted(path.parents[1].name for path in home.rglob("offsets.json"))
+
+
 class TestBroadcasting:
     @pytest.mark.feature("A2")
     async def test_every_member_gets_every_message_and_keeps_its_own_progress(
@@ -217,6 +223,56 @@ class TestBroadcasting:
             kept = LocalFileProgress(tmp_path / str(number) / "offsets.json")
             await kept.load()
             assert sum(kept.positions().values()) == 20
+
+    async def test_two_of_a_group_on_one_machine_need_an_instance_each(
+        self,
+        cluster: AsyncEmbeddedCluster,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        group = new_group()
+        seen: Counter[str] = Counter()
+
+        def member(**client: str) -> AsyncConsumer:
+            consumer = consumer_of(
+                cluster,
+                group,
+                client=quick_settings(cluster.name_server, **client),
+                model="broadcasting",
+            )
+            consumer.on("orders")(lambda message: seen.update([message.text()]))
+            return consumer
+
+        first = member()
+        async with first:
+            with pytest.raises(SettingError, match="instance="):
+                await member().start()
+            async with member(instance="second") as second:
+                assert second.client_id != first.client_id
+                await send(cluster, "orders", range(10))
+                await until(lambda: seen.total() == 20)
+        async with member() as again:
+            await send(cluster, "orders", ["last"])
+            await until(lambda: seen["last"] == 1)
+            assert again.client_id.endswith("@DEFAULT")
+
+        assert set(seen.values()) == {1, 2}
+        assert _progress_files(tmp_path) == ["127.0.0.1@DEFAULT", "127.0.0.1@second"]
+
+    async def test_with_a_store_of_their_own_members_have_ids_of_their_own(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        group = new_group()
+        consumers = [
+            consumer_of(cluster, group, model="broadcasting", progress=MemoryProgress())
+            for _ in range(2)
+        ]
+        for consumer in consumers:
+            consumer.on("orders")(lambda message: None)
+
+        async with consumers[0], consumers[1]:
+            assert consumers[0].client_id != consumers[1].client_id
 
     @pytest.mark.feature("D12")
     @pytest.mark.feature("F10")

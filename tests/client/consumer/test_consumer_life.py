@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 from collections import Counter
 from typing import Any
@@ -13,17 +14,21 @@ import uvloop
 
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
 from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.flowcontrol import FlowSettings
+from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
-from orbitmq.client.errors import NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import AlreadyRunning, NotRunning, SettingError, WrongUse
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
-from tests.support.client import quick_settings
+from orbitmq.wire.codes import RequestCode
+from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.consumers import (
     committed,
     consumer_of,
@@ -32,6 +37,7 @@ from tests.support.consumers import (
     send,
 )
 from tests.support.consuming import DEADLINE, until
+from tests.support.remoting import serving
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ class TestLife:
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: None)
         await consumer.start()
-        with pytest.raises(NotRunning):
+        with pytest.raises(AlreadyRunning, match="running already"):
             await consumer.start()
         await consumer.stop()
         await consumer.stop()
@@ -95,6 +101,20 @@ class TestLife:
             ({"group": "DEFAULT_CONSUMER"}, "reserved"),
             ({"group": "no spaces"}, "letters"),
             ({"name_server": "host:port"}, "name_server"),
+            ({"workers": 2.5}, "consume.workers must be a whole number"),
+            ({"workers": "5"}, "consume.workers must be a whole number"),
+            ({"batch_size": "3"}, "consume.batch_size must be a whole number"),
+            ({"max_retries": 1.5}, "consume.max_retries must be a whole number"),
+            ({"ordered": "no"}, "ordered must be True or False, got 'no'"),
+            ({"strict_last": 1}, "strict_last must be True or False"),
+            ({"flow": 5}, "flow must be an object of FlowSettings, got int"),
+            ({"pull": FlowSettings()}, "pull must be an object of PullSettings, got FlowSettings"),
+            ({"consume": 0}, "consume must be an object of ConsumeSettings"),
+            ({"rebalance": {}}, "rebalance must be an object of RebalanceSettings"),
+            ({"locks": False}, "locks must be an object of LockSettings"),
+            ({"client": "host"}, "client must be an object of ClientSettings"),
+            ({"strategy": "nope"}, "strategy must be one of AVG"),
+            ({"strategy": 3}, "strategy must be a callable or one of AVG"),
         ],
     )
     def test_a_wrong_setting_is_named(self, wrong: dict[str, Any], text: str) -> None:
@@ -127,6 +147,34 @@ class TestLife:
             await cluster.create_topic("later")
             await send(cluster, "later", ["x"])
             await until(lambda: seen == ["x"])
+
+    async def test_without_a_name_server_it_starts_and_says_once_what_it_waits_for(
+        self, cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        name_server = ScriptedNameServer()
+        addresses = {0: cluster.brokers[0].address}
+        for topic in ("orders", "refunds"):
+            name_server.routes[topic] = topic_route({"broker-a": addresses})
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = int(server.getsockname()[1])
+        await send(cluster, "orders", ["a"])
+        seen: list[str] = []
+        rebalance = RebalanceSettings(retry=0.05)
+        client = quick_settings(f"127.0.0.1:{port}")
+        consumer = consumer_of(cluster, client=client, rebalance=rebalance)
+        for topic in ("orders", "refunds"):
+            consumer.on(topic)(lambda message: seen.append(message.text()))
+
+        async with consumer:
+            rounds = consumer._running.rebalancer.counts
+            await until(lambda: rounds.rounds >= 3)
+            async with serving(
+                {RequestCode.GET_ROUTEINFO_BY_TOPIC: name_server._route}, ServerSettings(port=port)
+            ):
+                await until(lambda: seen == ["a"])
+
+        waits = [r for r in caplog.records if "until a name server answers" in r.getMessage()]
+        assert [record.levelname for record in waits] == ["WARNING"]
 
     async def test_a_broker_that_restarts_costs_nothing(
         self, cluster: AsyncEmbeddedCluster
@@ -245,6 +293,55 @@ class TestLife:
 
         assert seen == ["a", "b"]
 
+    async def test_a_stop_that_is_cancelled_goes_on_and_gives_everything_back(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        before = asyncio.all_tasks()
+        queue = Queue("orders", "broker-a", 0)
+        consumer = consumer_of(cluster, "billing")
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        @consumer.on("orders")
+        async def bill(message: ReceivedMessage) -> None:
+            begun.set()
+            await may_end.wait()
+
+        await consumer.start()
+        await send(cluster, "orders", ["a"], queue=queue)
+        await begun.wait()
+        stopping = asyncio.create_task(consumer.stop())
+        await until(lambda: all(each.is_draining for each in _owned(consumer)))
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert stopping.cancelled()
+        with pytest.raises(NotRunning, match="was stopped"):
+            consumer.positions()
+        may_end.set()
+        await consumer.stop()
+
+        assert committed(cluster, "billing", "orders") == 1
+        await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
+
+    async def test_a_stop_waits_for_the_start_that_is_under_way(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        before = asyncio.all_tasks()
+        consumer = consumer_of(cluster)
+        consumer.on("orders")(lambda message: None)
+        starting = asyncio.create_task(consumer.start())
+        await asyncio.sleep(0)
+
+        await consumer.stop()
+
+        assert starting.done()
+        await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
+
+
+def _owned(consumer: AsyncConsumer) -> list[OwnedQueue]:
+    """What a consumer owns, also while it stops."""
+    core = consumer._core
+    return [] if core is None else list(core.rebalancer.owned.values())
+
 
 class TestSyncFace:
     def test_it_consumes_in_the_background(self, orbit_cluster: EmbeddedCluster) -> None:
@@ -306,6 +403,74 @@ class TestSyncFace:
         with Producer(name_server=orbit_cluster.name_server) as producer, consumer:
             producer.send("orders", "x")
             assert done.wait(DEADLINE)
+
+    def test_it_cannot_be_started_twice(self, orbit_cluster: EmbeddedCluster) -> None:
+        consumer = Consumer("billing", name_server=orbit_cluster.name_server)
+        consumer.on("orders")(lambda message: None)
+        with consumer, pytest.raises(AlreadyRunning, match="running already"):
+            consumer.start()
+
+    def test_a_stop_on_its_own_thread_is_refused_and_possible_elsewhere(
+        self, orbit_cluster: EmbeddedCluster
+    ) -> None:
+        orbit_cluster.create_topic("orders")
+        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
+        refusals: list[Exception] = []
+        tried = threading.Event()
+
+        def stop() -> None:
+            try:
+                consumer.stop()
+            except WrongUse as error:
+                refusals.append(error)
+            tried.set()
+
+        @consumer.on("orders")
+        async def bill(message: ReceivedMessage) -> None:
+            # Not as the handler, which is known, but from a callback of its own making.
+            asyncio.get_running_loop().call_soon(stop)
+
+        consumer.start()
+        orbit_cluster.send("orders", "x")
+        assert tried.wait(DEADLINE)
+        assert consumer.queues is not None
+        consumer.stop()
+
+        assert "stop_soon" in str(refusals[0])
+        assert not [each.name for each in threading.enumerate() if "billing" in each.name]
+
+    def test_a_handler_cannot_stop_while_another_thread_stops(
+        self, orbit_cluster: EmbeddedCluster
+    ) -> None:
+        """Each would wait for the other."""
+        orbit_cluster.create_topic("orders")
+        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
+        begun, stopping = threading.Event(), threading.Event()
+        answers: list[object] = []
+
+        @consumer.on("orders")
+        def bill(message: ReceivedMessage) -> None:
+            begun.set()
+            stopping.wait(DEADLINE)
+            try:
+                consumer.stop()
+                answers.append(None)
+            except WrongUse as error:
+                answers.append(error)
+
+        consumer.start()
+        orbit_cluster.send("orders", "x")
+        assert begun.wait(DEADLINE)
+        stop = threading.Thread(target=consumer.stop)
+        stop.start()
+        while not any(each.is_draining for each in _owned(consumer._consumer)):
+            assert stop.is_alive()
+        stopping.set()
+        stop.join(DEADLINE)
+
+        assert not stop.is_alive()
+        assert [type(answer) for answer in answers] == [WrongUse]
+        assert sum(orbit_cluster.progress("billing", "orders").values()) == 1
 
     def test_a_start_that_fails_can_be_seen_and_leaves_nothing(self) -> None:
         consumer = Consumer("billing", name_server="127.0.0.1:1")

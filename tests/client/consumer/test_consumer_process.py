@@ -188,6 +188,63 @@ def test_a_killed_member_is_replaced_at_once(cluster: EmbeddedCluster, tmp_path:
     assert all(count == 1 for text, count in seen.items() if text.startswith("n"))
 
 
+BUSY = """
+import asyncio
+from orbitmq.client.consumer.consumer import Consumer
+
+consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
+is_busy = threading.Event()
+
+@consumer.on("orders")
+async def bill(message):
+    is_busy.set()
+    await asyncio.sleep(3600)
+
+consumer.start()
+say("started")
+assert is_busy.wait(30)
+"""
+
+BUSY_ASYNC = """
+import asyncio
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+
+async def main():
+    consumer = AsyncConsumer("billing", name_server=sys.argv[1], consume_from="first", workers=1)
+    is_busy = asyncio.Event()
+
+    @consumer.on("orders")
+    async def bill(message):
+        is_busy.set()
+        await asyncio.sleep(3600)
+
+    await consumer.start()
+    say("started")
+    await asyncio.wait_for(is_busy.wait(), 30)
+    raise LookupError("the program fails, and stops nothing")
+
+try:
+    asyncio.run(main())
+except LookupError:
+    say("failed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "last"), [(BUSY, "started"), (BUSY_ASYNC, "failed")], ids=["sync", "async"]
+)
+def test_a_busy_coroutine_handler_does_not_keep_a_program_from_its_end(
+    cluster: EmbeddedCluster, tmp_path: Path, text: str, last: str
+) -> None:
+    send(cluster, "a", "b")
+    with program(text, cluster.name_server, folder=tmp_path) as running:
+        running.until_said("started")
+
+        assert running.end() == 0
+        # Nothing is complained about, neither: of tasks, for instance.
+        assert running.said[-1] == last, running.said
+
+
 def own(consumer: Consumer) -> int:
     return sum(queue.topic == "orders" for queue in consumer.queues)
 

@@ -90,7 +90,7 @@ def test_limits_of_a_topic_are_shared_by_the_queues_of_the_consumer() -> None:
     ],
 )
 def test_a_limit_that_cannot_work_is_refused_by_name(name: str, value: int) -> None:
-    with pytest.raises(SettingError, match=f"flow.{name} must be from 1 to"):
+    with pytest.raises(SettingError, match=f"flow.{name} must be 1 to"):
         FlowSettings(**{name: value})
 
 

@@ -109,9 +109,9 @@ def test_a_batch_handler_gets_what_a_pull_brings_unless_told_otherwise() -> None
     assert bind_handler(one, group=GROUP, batch_size=5).batch_size == 1
 
 
-@pytest.mark.parametrize("size", [0, 1025, True])
-def test_a_batch_size_out_of_bounds_is_refused(size: int) -> None:
-    with pytest.raises(SettingError, match="batch_size must be 1 to 1024"):
+@pytest.mark.parametrize("size", [0, 1025, True, 2.5, "3"])
+def test_a_batch_size_out_of_bounds_is_refused(size: Any) -> None:
+    with pytest.raises(SettingError, match=r"batch_size must be .*1 to 1024"):
         bind_handler(many, group=GROUP, batch_size=size)
 
 
@@ -241,9 +241,11 @@ def test_a_batch_is_the_handlers_own_to_take_to_pieces(is_async: bool, is_listen
     else:
         binding = bind_handler(function, group=GROUP, batch=True)
 
-    outcome = call(binding, tuple(MESSAGES))
+    outcome = call(binding, list(MESSAGES))
 
     assert list(outcome.failed) == MESSAGES
+    assert outcome.failure is not None
+    assert isinstance(outcome.failure.error, ValueError)
 
 
 class Odd(BaseException):

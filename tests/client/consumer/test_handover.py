@@ -18,9 +18,13 @@ import pytest
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.testing.clock import MovableClock
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.bodies.membership import ConsumerList
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import (
     GROUP,
@@ -30,6 +34,7 @@ from tests.support.rebalancing import (
     Consumer,
     Group,
     OtherMember,
+    answering,
     refusing,
 )
 
@@ -453,3 +458,85 @@ async def test_everything_is_given_back_when_the_last_one_leaves(
 
     assert consumer.owned == set()
     assert set(cluster.progress(GROUP, TOPIC).values()) == {5}
+
+
+async def test_a_slow_loss_does_not_take_back_what_the_next_owner_has_reported(
+    cluster: AsyncEmbeddedCluster, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A next owner that does not wait for us, as Apache's clients do not."""
+    monkeypatch.setattr("orbitmq.client.consumer.releasing._LONG", 0.0)
+    await send(cluster, 1)
+    gate = asyncio.Event()
+
+    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+        await gate.wait()
+
+    consumer = await group.join(handler=waits, pulls_report=False)
+    await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
+    stopping = asyncio.create_task(consumer.stop())
+    await until(lambda: all(each.is_draining for each in consumer.rebalancer.owned.values()))
+    client = await RawClient.open(cluster.brokers[0])
+    await client.report(TOPIC, 7, queue_id=3)
+    await client.close()
+    gate.set()
+    await stopping
+
+    progress = cluster.progress(GROUP, TOPIC)
+    assert progress["broker-a", 3] == 7
+    assert progress["broker-a", 4] == 1
+
+
+async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(
+    cluster: AsyncEmbeddedCluster, other: OtherMember
+) -> None:
+    """We are back before them: that the broker's list lacks them does not prove that they left."""
+    grace = 1.5
+    await other.join(cluster.brokers[0], TOPIC)
+    other.holds = set(QUEUES[: COUNT // 2])
+    settings = replace(QUICK, return_grace=grace)
+    async with Group(cluster.name_server, settings=settings) as group:
+        consumer = await group.join()
+        await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+        where = cluster.brokers[0].address
+        lost = consumer.engine.open_connection(where)
+        assert lost is not None
+        lost_at = consumer.engine.clock.monotonic()
+        lost.close()
+        await until(lambda: consumer.engine.open_connection(where) not in (None, lost), DEADLINE)
+        await until(lambda: consumer.rebalancer._returned_at >= lost_at, DEADLINE)
+
+        await other.leave()
+        await until(lambda: len(consumer.owned) > COUNT // 2, DEADLINE)
+
+        assert consumer.engine.clock.monotonic() >= lost_at + grace
+
+
+async def test_members_are_read_once_more_after_claiming(
+    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
+) -> None:
+    """One that was missing in the first list, and has begun meanwhile, is asked like the others."""
+    await other.join(cluster.brokers[0], TOPIC)
+    other.holds = set(QUEUES)
+    broker = cluster.brokers[0]
+    assert broker._dispatcher is not None
+    usual = broker._dispatcher._handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
+    lists: list[tuple[str, ...]] = []
+
+    def first_without_the_other(connection: Connection, request: Command) -> Command:
+        answer = usual(connection, request)
+        assert isinstance(answer, Command)
+        found = decode_body(ConsumerList, answer.body).consumer_id_list
+        if not lists:
+            found = tuple(member for member in found if member != other.client_id)
+            answer = request.answer(
+                ResponseCode.SUCCESS, body=encode_body(ConsumerList(consumer_id_list=found))
+            )
+        lists.append(found)
+        return answer
+
+    with answering(broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, first_without_the_other):
+        consumer = await group.join()
+        await until(lambda: other.questions >= 1, DEADLINE)
+
+        assert lists[0] == (consumer.client_id,)
+        assert group.ledger.begun == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from orbitmq.broker.broker import Broker
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.client.consumer.locks import LockSettings, QueueLock, QueueLocks
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
@@ -18,12 +19,14 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.command import Command
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine
-from tests.support.rebalancing import GROUP, TOPIC, Consumer, Group, refusing
+from tests.support.rebalancing import GROUP, TOPIC, Consumer, Group, answering, refusing
 
 DEADLINE = 20.0
 COUNT = 4
@@ -251,6 +254,117 @@ async def test_a_queue_is_locked_by_one_client_only(engines: tuple[Engine, Engin
     assert set(await two.acquire(QUEUES)) == {QUEUES[0], QUEUES[3]}
 
 
+class SlowLocking:
+    """A broker that takes locks at once, and says so when the test lets it."""
+
+    def __init__(self, broker: Broker) -> None:
+        dispatcher = broker._dispatcher
+        assert dispatcher is not None
+        self._usual = dispatcher._handlers[RequestCode.LOCK_BATCH_MQ]
+        #: When requests came, by the clock that clients go by.
+        self.came_at: list[float] = []
+        self.may_answer = asyncio.Event()
+
+    def __call__(
+        self, connection: Connection, request: Command
+    ) -> Coroutine[object, object, Command]:
+        self.came_at.append(asyncio.get_running_loop().time())
+        answer = self._usual(connection, request)
+        assert isinstance(answer, Command)
+        return self._answer(answer)
+
+    async def _answer(self, answer: Command) -> Command:
+        await self.may_answer.wait()
+        return answer
+
+
+def owners(cluster: AsyncEmbeddedCluster) -> list[str | None]:
+    """Who has the locks, by what the broker knows."""
+    locks = cluster.brokers[0].parts.locks
+    now = cluster.clock.monotonic()
+    return [locks.owner(GROUP, queue, now) for queue in ON_THE_WIRE]
+
+
+async def test_the_life_of_a_lock_is_counted_from_before_the_request_was_sent(
+    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
+) -> None:
+    """However late the answer: the broker counts from the request."""
+    broker = cluster.brokers[0]
+    locks = QueueLocks(engines[0], GROUP)
+    takes: list[Callable[[], Coroutine[object, object, object]]] = [
+        lambda: locks.acquire(QUEUES[:1]),
+        locks.renew,
+    ]
+    for take in takes:
+        slow = SlowLocking(broker)
+        with answering(broker, RequestCode.LOCK_BATCH_MQ, slow):
+            asking = asyncio.create_task(take())
+            await until(lambda: slow.came_at, DEADLINE)  # noqa: B023  # waited for here
+            came_at = slow.came_at[0]
+            await until(lambda: asyncio.get_running_loop().time() > came_at, DEADLINE)  # noqa: B023
+            slow.may_answer.set()
+            await asking
+
+        lock = locks.get(QUEUES[0])
+        assert lock is not None
+        assert lock.granted_at <= came_at
+        assert not lock.is_held(came_at + LockSettings().life)
+
+
+async def test_a_lock_that_nobody_waits_for_any_more_is_given_back_all_the_same(
+    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
+) -> None:
+    broker, locks = cluster.brokers[0], QueueLocks(engines[0], GROUP)
+    slow = SlowLocking(broker)
+    with answering(broker, RequestCode.LOCK_BATCH_MQ, slow):
+        asking = asyncio.create_task(locks.acquire(QUEUES))
+        await until(lambda: slow.came_at, DEADLINE)
+        asking.cancel()
+        await asyncio.wait([asking])
+        giving_back = asyncio.create_task(locks.release_all())
+        slow.may_answer.set()
+        await giving_back
+
+    assert owners(cluster) == [None] * COUNT
+    assert locks.queues == ()
+
+
+async def test_a_lock_that_was_asked_for_in_vain_is_given_back_too(
+    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
+) -> None:
+    """The broker has granted it; what was lost is the answer."""
+    broker = cluster.brokers[0]
+    locks = QueueLocks(engines[0], GROUP, LockSettings(timeout=0.1))
+    with answering(broker, RequestCode.LOCK_BATCH_MQ, SlowLocking(broker)):
+        assert await locks.acquire(QUEUES) == {}
+    assert owners(cluster) == [engines[0].client_id] * COUNT
+
+    await locks.release_all(but=QUEUES[:1])
+    assert owners(cluster) == [engines[0].client_id] + [None] * (COUNT - 1)
+    await locks.release_all()
+
+    assert owners(cluster) == [None] * COUNT
+
+
+async def test_giving_back_never_takes_what_was_taken_anew(
+    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
+) -> None:
+    broker, locks = cluster.brokers[0], QueueLocks(engines[0], GROUP)
+    await locks.acquire(QUEUES[:1])
+    slow = SlowLocking(broker)
+    with answering(broker, RequestCode.LOCK_BATCH_MQ, slow):
+        again = asyncio.create_task(locks.acquire(QUEUES[:1]))
+        await until(lambda: slow.came_at, DEADLINE)
+        giving_back = asyncio.create_task(locks.release(QUEUES[:1]))
+        await asyncio.sleep(0)
+        slow.may_answer.set()
+        await asyncio.wait([again, giving_back])
+
+    assert locks.is_held(QUEUES[0]) == (owners(cluster)[0] == engines[0].client_id)
+    assert set(await again) == {QUEUES[0]}
+    assert locks.is_held(QUEUES[0])
+
+
 async def test_locks_are_renewed_by_the_timer(
     cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
 ) -> None:
@@ -455,4 +569,64 @@ async def test_a_lock_taken_for_a_queue_that_goes_to_somebody_else_is_given_back
         await until(lambda: owners() == {first.client_id, second.client_id}, DEADLINE)
 
     await settled(group)
+    assert group.ledger.overlaps == []
+
+
+async def test_a_stop_that_comes_between_a_lock_and_its_answer_leaves_no_lock(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    broker = cluster.brokers[0]
+    slow = SlowLocking(broker)
+    with answering(broker, RequestCode.LOCK_BATCH_MQ, slow):
+        consumer = await group.join()
+        await until(lambda: slow.came_at, DEADLINE)
+        stopping = asyncio.create_task(consumer.stop())
+        # The stop must be where it waits for the answer, or be at its end if it does not.
+        await until(lambda: stopping.done() or not consumer.rebalancer.claimed, DEADLINE)
+        slow.may_answer.set()
+        await stopping
+
+    assert owners(cluster) == [None] * COUNT
+
+
+async def test_a_claim_that_is_dropped_without_an_answer_leaves_no_lock(
+    cluster: AsyncEmbeddedCluster, group: Group
+) -> None:
+    broker = cluster.brokers[0]
+    with answering(broker, RequestCode.LOCK_BATCH_MQ, SlowLocking(broker)):
+        consumer = await group.join(locks=LockSettings(timeout=0.1))
+        await until(lambda: owners(cluster) == [consumer.client_id] * COUNT, DEADLINE)
+        assert consumer.owned == set()
+        consumer.subscriptions.remove(TOPIC)
+        consumer.rebalancer.wake()
+
+        await until(lambda: owners(cluster) == [None] * COUNT, DEADLINE)
+
+
+@pytest.mark.feature("E4")
+async def test_a_stop_leaves_the_lock_of_a_queue_whose_handler_still_runs(
+    cluster: AsyncEmbeddedCluster,
+    group: Group,
+    client: RawClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = asyncio.Event()
+
+    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+        await gate.wait()
+
+    await client.stored(TOPIC, queue_id=1)
+    first = await group.join(handler=waits)
+    await until(lambda: sum(group.ledger.running.values()) == 1, DEADLINE)
+    await until(lambda: len(first.owned) == COUNT, DEADLINE)
+
+    await first.stop()
+    assert owners(cluster) == [None, first.client_id, None, None]
+    assert "a handler still runs at the stop" in caplog.text
+    second = await group.join()
+    await until(lambda: len(second.owned) == COUNT - 1, DEADLINE)
+
+    assert second.rebalancer.claimed == {QUEUES[1]}
+    gate.set()
+    await until(lambda: not +group.ledger.running, DEADLINE)
     assert group.ledger.overlaps == []

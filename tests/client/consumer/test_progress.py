@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,14 +17,20 @@ from orbitmq.client.consumer.progress import MemoryProgress, ProgressStore, Trac
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.client.queue import Queue
+from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import RemotingError
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.offsets import OffsetResponse, UpdateConsumerOffsetRequest
 from tests.support.broker import RawClient, until
-from tests.support.client import running_engine
+from tests.support.client import (
+    ScriptedBroker,
+    ScriptedNameServer,
+    running_engine,
+    topic_route,
+)
 from tests.support.rebalancing import (
     GROUP,
     QUICK,
@@ -262,6 +269,70 @@ async def test_an_answer_that_is_no_position_is_an_error(
         await BrokerProgress(engine, GROUP).fetch(FIRST)
 
 
+class Slave:
+    """The slave of a broker whose master is away."""
+
+    def __init__(self, position: int | None) -> None:
+        self.position = position
+        self.broker = ScriptedBroker(
+            {
+                RequestCode.QUERY_CONSUMER_OFFSET: self._query,
+                RequestCode.UPDATE_CONSUMER_OFFSET: self._update,
+            }
+        )
+
+    def _query(self, _: Connection, request: Command) -> Command:
+        if self.position is None:
+            return request.answer(ResponseCode.QUERY_NOT_FOUND, remark="not found")
+        return request.answer(ResponseCode.SUCCESS, OffsetResponse(offset=self.position))
+
+    def _update(self, _: Connection, request: Command) -> Command:
+        self.position = request.header(UpdateConsumerOffsetRequest).commit_offset
+        return request.answer(ResponseCode.SUCCESS)
+
+
+@asynccontextmanager
+async def without_master(slave: Slave) -> AsyncIterator[tuple[BrokerProgress, ScriptedNameServer]]:
+    """Progress of a group at a broker of which only a slave can be reached."""
+    async with slave.broker.serving(), ScriptedNameServer().serving() as name_server:
+        addresses = {0: Address("127.0.0.1", 1), 1: slave.broker.address}
+        name_server.routes[TOPIC] = topic_route({"broker-a": addresses})
+        async with running_engine(name_server.address) as engine:
+            await engine.routes.get(TOPIC)
+            yield BrokerProgress(engine, GROUP), name_server
+
+
+@pytest.mark.feature("G5")
+@pytest.mark.parametrize("position", [None, 0])
+async def test_a_slave_that_knows_of_no_progress_proves_nothing(position: int | None) -> None:
+    async with without_master(Slave(position)) as (progress, _):
+        with pytest.raises(BrokerUnavailable, match="proves nothing"):
+            await progress.fetch(FIRST)
+
+    assert progress.read(FIRST) is None
+
+
+async def test_a_position_that_a_slave_has_is_believed() -> None:
+    async with without_master(Slave(7)) as (progress, _):
+        assert await progress.fetch(FIRST) == 7
+
+
+async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_takes_it() -> None:
+    slave, master = Slave(None), Slave(None)
+    async with without_master(slave) as (progress, name_server), master.broker.serving():
+        progress.update(FIRST, 5)
+        with pytest.raises(BrokerUnavailable, match="reported again"):
+            await progress.persist([FIRST])
+        assert slave.position == 5
+
+        addresses = {0: master.broker.address, 1: slave.broker.address}
+        name_server.routes[TOPIC] = topic_route({"broker-a": addresses})
+        await progress._engine.routes.get(TOPIC, refresh=True)
+        await progress.persist([FIRST])
+
+    assert master.position == 5
+
+
 async def test_a_young_queue_begins_at_zero_unless_strictly_asked(
     engine: Engine, client: RawClient
 ) -> None:
@@ -307,6 +378,60 @@ async def test_only_changed_positions_are_reported(
         await progress.persist(QUEUES)
 
     assert [(each.queue_id, each.commit_offset) for each in seen] == [(0, 8)]
+
+
+class ApacheOffsets:
+    """Keeps positions as Apache's brokers do: whoever finds no table puts one in place."""
+
+    def __init__(self) -> None:
+        self.table: dict[int, int] | None = None
+        self.reports: list[int] = []
+
+    async def take(self, _: Connection, request: Command) -> Command:
+        report = request.header(UpdateConsumerOffsetRequest)
+        assert report.queue_id is not None
+        self.reports.append(report.queue_id)
+        found = self.table
+        await asyncio.sleep(0.01)  # another thread's turn
+        if found is None:
+            found = self.table = {}
+        found[report.queue_id] = report.commit_offset or 0
+        return request.answer(0)
+
+
+async def test_first_reports_at_the_same_time_are_not_lost_in_a_broker_that_makes_a_table_for_each(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    await group_exists(cluster)
+    apache = ApacheOffsets()
+    progress = BrokerProgress(engine, GROUP)
+    for queue in QUEUES:
+        progress.update(queue, 10)
+
+    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, apache.take):
+        await progress.persist(QUEUES)
+
+    assert apache.table == dict.fromkeys(range(4), 10)
+
+
+async def test_first_reports_of_several_members_are_repeated_and_then_believed(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    await group_exists(cluster)
+    apache = ApacheOffsets()
+    members = [BrokerProgress(engine, GROUP) for _ in QUEUES]
+    for member, queue in zip(members, QUEUES, strict=True):
+        member.update(queue, 10)
+
+    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, apache.take):
+        await asyncio.gather(*(member.persist(QUEUES) for member in members))
+        assert apache.table is not None
+        assert len(apache.table) < 4
+        for _ in range(3):
+            await asyncio.gather(*(member.persist(QUEUES) for member in members))
+
+    assert apache.table == dict.fromkeys(range(4), 10)
+    assert sorted(apache.reports) == sorted([*range(4)] * 2)
 
 
 async def test_a_report_that_is_refused_is_an_error_and_made_again(

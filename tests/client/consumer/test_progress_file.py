@@ -23,6 +23,7 @@ from orbitmq.client.consumer.localprogress import (
     progress_path,
     read_positions,
 )
+from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, until
@@ -134,6 +135,7 @@ async def test_positions_survive_a_restart_and_other_queues_stay(path: Path) -> 
     first.update(QUEUE, 3)
     first.update(Queue("T", "b", 1), 9)
     await first.persist([QUEUE, Queue("T", "b", 1)])
+    first.close()
 
     second = LocalFileProgress(path)
     await second.load()
@@ -143,6 +145,50 @@ async def test_positions_survive_a_restart_and_other_queues_stay(path: Path) -> 
 
     assert await second.fetch(QUEUE) == 4
     assert read_positions(path) == {QUEUE: 4, Queue("T", "b", 1): 9}
+
+
+async def test_a_file_has_one_owner_at_a_time(path: Path) -> None:
+    first, second = LocalFileProgress(path), LocalFileProgress(path)
+    await first.load()
+    with pytest.raises(SettingError, match=r"instance of its own.*ClientSettings\(instance="):
+        await second.load()
+
+    first.close()
+    first.close()
+    await second.load()
+    with pytest.raises(SettingError, match=re.escape(str(path))):
+        await first.load()
+    del second
+
+    await first.load()
+
+
+#: Owns a file, and says so; then does nothing until it is killed.
+_OWNER = """
+import asyncio, os, pathlib, sys
+from orbitmq.client.consumer.localprogress import LocalFileProgress
+progress = LocalFileProgress(pathlib.Path(sys.argv[1]))
+asyncio.run(progress.load())
+os.write(1, b"owned\\n")
+sys.stdin.read()
+"""
+
+
+def test_a_file_is_kept_from_other_processes_until_its_owner_is_gone(path: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"owned\n"
+        progress = LocalFileProgress(path)
+        with pytest.raises(SettingError, match="another consumer on this machine"):
+            asyncio.run(progress.load())
+    finally:
+        owner.kill()
+        owner.communicate()
+
+    asyncio.run(progress.load())
 
 
 async def test_nothing_is_written_when_nothing_changed(path: Path) -> None:
@@ -263,11 +309,9 @@ async def test_broadcasting_takes_every_queue_and_keeps_its_own_progress(tmp_pat
             async with contextlib.AsyncExitStack() as stack:
                 groups = []
                 for name in names:
-                    group = Group(
-                        cluster.name_server,
-                        is_broadcasting=True,
-                        progress=LocalFileProgress(file(name)),
-                    )
+                    progress = LocalFileProgress(file(name))
+                    stack.callback(progress.close)
+                    group = Group(cluster.name_server, is_broadcasting=True, progress=progress)
                     await stack.enter_async_context(group)
                     await group.join()
                     groups.append(group)

@@ -179,6 +179,38 @@ async def test_what_nobody_takes_is_the_callers_again() -> None:
     assert not await back.send_back(received(1), Failure())
 
 
+@pytest.mark.parametrize(
+    ("limit", "times", "failure", "told"),
+    [
+        (None, 0, Failure(DEAD, reason="no account"), "after 1 attempt: no account"),
+        (3, 3, Failure(reason="ValueError: x"), "after 4 attempts: ValueError: x"),
+        (None, 16, Failure(), "unless the broker allows the group more: no reason given"),
+        (3, 2, Failure(reason="ValueError: x"), None),
+        (None, 15, Failure(), None),
+    ],
+)
+async def test_a_message_that_dies_is_in_the_log_with_all_that_is_known_of_it(
+    limit: int | None,
+    times: int,
+    failure: Failure,
+    told: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    message = received(7).with_reconsume_times(times)
+
+    assert await sending_back(Broker(), Resender(), max_retries=limit).send_back(message, failure)
+
+    lines = [each for each in caplog.records if "dead letters" in each.getMessage()]
+    assert [each.levelname for each in lines] == ([] if told is None else ["WARNING"])
+    for line in lines:
+        text = line.getMessage()
+        assert told is not None
+        assert text.endswith(told)
+        assert message.msg_id in text
+        assert f"of {message.topic} " in text
+        assert f"group {GROUP} " in text
+
+
 async def test_a_dead_letter_is_never_sent_where_it_would_be_consumed() -> None:
     resender = Resender()
 

@@ -357,6 +357,8 @@ def test_a_loop_that_ends_takes_its_busy_tasks_with_it(caplog: pytest.LogCapture
 
 
 def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told() -> None:
+    running: Pool | None = None
+
     async def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -371,7 +373,6 @@ def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told() -> None
         await running.until_done(1)
         await running.workers.stop(DEADLINE)
 
-    running: Pool | None = None
     with asyncio.Runner() as runner:
         with pytest.raises(KeyboardInterrupt):
             runner.run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -12,7 +13,14 @@ import pytest
 import uvloop
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import MessageRefused, NotRunning, SendFailed
+from orbitmq.client.errors import (
+    AlreadyRunning,
+    MessageRefused,
+    NoNameServer,
+    NoRoute,
+    NotRunning,
+    SendFailed,
+)
 from orbitmq.client.message import Message
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.errors import BatchFailed
@@ -23,12 +31,14 @@ from orbitmq.client.producer.settings import Compression, SendSettings
 from orbitmq.client.queue import Queue
 from orbitmq.javahash import java_hash
 from orbitmq.message.stored import StoredMessage
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.versions import Release, ordinal_of
-from tests.support.client import quick_settings
+from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.producing import HANG_UP, SILENCE, scripted_cluster
-from tests.support.remoting import DEADLINE, until
+from tests.support.remoting import DEADLINE, serving, until
 
 
 @pytest.fixture
@@ -280,7 +290,7 @@ async def test_it_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> 
     with pytest.raises(NotRunning, match="start it"):
         await producer.send("orders", b"x")
     await producer.start()
-    with pytest.raises(NotRunning):
+    with pytest.raises(AlreadyRunning, match="running already"):
         await producer.start()
     await producer.stop()
     await producer.stop()
@@ -359,6 +369,60 @@ async def test_a_cancelled_send_leaves_nothing_waiting() -> None:
         assert (await producer.send("orders", b"y")).is_ok
 
 
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+async def test_a_first_send_without_a_name_server_takes_its_time_and_says_why() -> None:
+    port = _free_port()
+    async with AsyncProducer(client=quick_settings(f"127.0.0.1:{port}")) as producer:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(SendFailed, match="before its first attempt: no name server") as failed:
+            await producer.send("orders", b"x", timeout=0.4)
+        lasted = asyncio.get_running_loop().time() - began
+
+    assert lasted >= 0.4
+    assert isinstance(failed.value.cause, NoNameServer)
+
+
+@pytest.mark.parametrize("refusal", [None, ResponseCode.SERVICE_NOT_AVAILABLE])
+async def test_a_name_server_that_comes_back_in_time_is_not_missed(
+    cluster: AsyncEmbeddedCluster, refusal: ResponseCode | None
+) -> None:
+    """One that is not there, and one that is there and not ready."""
+    name_server = ScriptedNameServer(refusal=refusal)
+    addresses = {0: cluster.brokers[0].address}
+    name_server.routes["orders"] = topic_route({"broker-a": addresses})
+    port = _free_port()
+    where = ServerSettings(port=port)
+    async with AsyncProducer(client=quick_settings(f"127.0.0.1:{port}")) as producer:
+        sending = asyncio.create_task(producer.send("orders", b"x", timeout=DEADLINE))
+        if refusal is None:
+            channels = producer._core.engine._channels
+            await until(lambda: channels.retry_in(Address("127.0.0.1", port)) > 0)
+        async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: name_server._route}, where):
+            if refusal is not None:
+                await until(lambda: len(name_server.requests) >= 2)
+                name_server.refusal = None
+            result = await sending
+
+    assert result.is_ok
+
+
+async def test_a_topic_that_is_not_there_fails_at_once(cluster: AsyncEmbeddedCluster) -> None:
+    name_server = ScriptedNameServer()
+    async with (
+        name_server.serving(),
+        AsyncProducer(client=quick_settings(name_server.address)) as producer,
+    ):
+        with pytest.raises(NoRoute):
+            await producer.send("missing", b"x", timeout=DEADLINE)
+
+    # Its own route and that of the template, each once.
+    assert len(name_server.requests) == 2
+
+
 def test_it_runs_on_uvloop() -> None:
     async def main() -> int:
         async with AsyncEmbeddedCluster() as cluster:
@@ -369,3 +433,21 @@ def test_it_runs_on_uvloop() -> None:
             return len(cluster.messages("orders"))
 
     assert uvloop.run(main()) == 110
+
+
+async def test_a_route_that_cannot_be_read_is_no_failure_of_what_runs_in_the_background(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither of the introduction to brokers nor of a refresh after a failed send."""
+    caplog.set_level(logging.DEBUG, logger="orbitmq")
+    async with ScriptedNameServer().serving() as server:
+        server.routes = {"TBW102": b"{no route", "orders": b"{no route"}
+        async with AsyncProducer(
+            "svc", client=quick_settings(server.address), check=lambda _: None
+        ) as producer:
+            await until(lambda: server.asked("TBW102") > 0)
+            producer._core.publisher._publications.refresh_soon("orders")
+            said = ("not known to brokers", "route not refreshed")
+            await until(lambda: all(any(each in text for text in caplog.messages) for each in said))
+
+    assert [record for record in caplog.records if record.exc_info] == []

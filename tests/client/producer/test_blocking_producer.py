@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,14 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.errors import (
+    AlreadyRunning,
     BrokerRefused,
     ClientError,
     MessageRefused,
     NotRunning,
     SendFailed,
     UsedAfterFork,
+    WrongUse,
 )
 from orbitmq.client.message import Message
 from orbitmq.client.producer.inflight import TooManyInFlight
@@ -188,6 +191,69 @@ def test_a_full_flight_is_an_error_after_the_timeout() -> None:
             first.result(DEADLINE)
 
 
+def in_a_callback(producer: Producer, topic: str, work: Callable[[], object]) -> object:
+    """What becomes of a call on the producer's own thread."""
+    outcome: concurrent.futures.Future[object] = concurrent.futures.Future()
+
+    def called(_: object) -> None:
+        try:
+            outcome.set_result(work())
+        except Exception as error:  # noqa: BLE001  # looked at by the test
+            outcome.set_result(error)
+
+    producer.submit(topic, b"first").add_done_callback(called)
+    return outcome.result(DEADLINE)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda producer, topic: producer.send(topic, b"x"),
+        lambda producer, topic: producer.send_one_way(topic, b"x"),
+        lambda producer, topic: producer.send_batch([Message(topic, b"x")]),
+        lambda producer, topic: producer.request(topic, b"x"),
+        lambda producer, topic: producer.send_half(Message(topic, b"x")),
+        lambda producer, topic: producer.queues(topic),
+        lambda producer, _: producer.flush(),
+        lambda producer, _: producer.stop(),
+    ],
+)
+def test_a_blocking_call_in_a_callback_is_refused_before_anything_is_written(
+    cluster: EmbeddedCluster,
+    producer: Producer,
+    call: Callable[[Producer, str], object],
+) -> None:
+    topic = f"callbacks-{id(call)}"
+    cluster.create_topic(topic)
+    producer.send(topic, b"warm")
+
+    error = in_a_callback(producer, topic, lambda: call(producer, topic))
+
+    assert isinstance(error, WrongUse)
+    producer.send(topic, b"last")
+    bodies = [message.body for message in cluster.messages(topic)]
+    assert sorted(bodies) == [b"first", b"last", b"warm"]
+
+
+def test_a_callback_may_submit_and_does_not_wait_for_room(
+    cluster: EmbeddedCluster, topic: str
+) -> None:
+    sending = SendSettings(max_in_flight=1, timeout=DEADLINE)
+    with Producer(name_server=cluster.name_server, sending=sending) as producer:
+
+        def submit_twice() -> object:
+            producer.submit(topic, b"second")
+            return producer.submit(topic, b"too many")
+
+        began = time.monotonic()
+        error = in_a_callback(producer, topic, submit_twice)
+        assert time.monotonic() - began < DEADLINE / 2
+        producer.flush(DEADLINE)
+
+    assert isinstance(error, TooManyInFlight)
+    assert {message.body for message in cluster.messages(topic)} == {b"first", b"second"}
+
+
 def test_a_batch_is_sent_from_any_iterable(
     cluster: EmbeddedCluster, producer: Producer, topic: str
 ) -> None:
@@ -203,7 +269,7 @@ def test_it_says_when_it_is_not_running(cluster: EmbeddedCluster, topic: str) ->
     with pytest.raises(NotRunning, match="start it"):
         producer.send(topic, b"x")
     producer.start()
-    with pytest.raises(NotRunning):
+    with pytest.raises(AlreadyRunning):
         producer.start()
     producer.stop()
     producer.stop()

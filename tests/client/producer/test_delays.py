@@ -154,5 +154,13 @@ async def test_what_is_no_handle_is_refused_here(producer: AsyncProducer, handle
         await producer.recall("orders", handle)
 
 
+async def test_the_missing_handle_of_a_delay_level_is_explained(producer: AsyncProducer) -> None:
+    handle = (await producer.send("orders", b"x", delay_level=3)).recall_handle
+
+    assert handle is None
+    with pytest.raises(RecallHandleInvalid, match=r"None is no recall handle.*`delay_level`"):
+        await producer.recall("orders", handle)  # type: ignore[arg-type]  # as users write it
+
+
 async def test_a_message_for_now_has_no_handle(producer: AsyncProducer) -> None:
     assert (await producer.send("orders", b"x")).recall_handle is None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from types import FrameType
 
 import pytest
 
+from orbitmq.client.producer import inflight
 from orbitmq.client.producer.inflight import BlockingInFlight, InFlight, TooManyInFlight
 from tests.support.remoting import DEADLINE, until
 
@@ -125,3 +128,38 @@ async def test_a_thread_waits_for_room() -> None:
     flight.leave(1)
     assert flight.until_empty(DEADLINE)
     await until(lambda: flight.count == 0)
+
+
+class Interrupt(BaseException):
+    """What strikes a thread, as Ctrl-C does."""
+
+
+def test_wherever_a_thread_is_interrupted_it_holds_neither_room_nor_the_lock() -> None:
+    flight = BlockingInFlight(1, 100)
+    place, has_struck = 0, True
+
+    while has_struck:
+        has_struck = False
+        left = place
+
+        def strike(frame: FrameType, event: str, _: object) -> None:
+            nonlocal left, has_struck
+            if event in ("call", "c_return") and frame.f_code.co_filename == inflight.__file__:
+                left -= 1
+                if left == -1:
+                    has_struck = True
+                    raise Interrupt
+
+        sys.setprofile(strike)
+        try:
+            flight.enter(10, 10.0)
+        except Interrupt:
+            assert flight.count == 0, place
+        finally:
+            sys.setprofile(None)
+        if not has_struck:
+            flight.leave(10)
+        assert flight.until_empty(0.0)
+        place += 1
+
+    assert place >= 5

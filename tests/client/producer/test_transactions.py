@@ -14,6 +14,7 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings, TransactionSettings
 from orbitmq.client.engine import Engine
+from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.producer import Producer
@@ -233,16 +234,64 @@ async def test_each_group_is_asked_about_its_own_transactions(
     assert set(asked) == {("one", "one"), ("two", "two")}
 
 
-async def test_a_delay_is_dropped_from_a_half_message() -> None:
-    async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
-        await producer.send_half(Message("orders", b"x", delay=60))
-        await producer.send_half(Message("orders", b"x", delay_level=3))
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("orders", b"x", delay=60),
+        Message("orders", b"x", delay_level=3),
+        Message("orders", b"x", deliver_at=4e9),
+    ],
+    ids=["delay", "delay_level", "deliver_at"],
+)
+async def test_a_delay_that_brokers_would_ignore_is_refused_in_a_transaction(
+    message: Message, request: pytest.FixtureRequest
+) -> None:
+    ran: list[str] = []
 
-    for sent in cluster.sent:
-        assert sent.header.sys_flag == 4
-        assert sent.properties == {
-            "TRAN_MSG": "true", "PGROUP": "svc", "UNIQ_KEY": sent.unique_id
-        }  # fmt: skip
+    def local(_: Message, transaction: str) -> bool:
+        ran.append(transaction)
+        return True
+
+    async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
+        with pytest.raises(MessageRefused, match="delivered when it is committed") as refused:
+            await producer.send_in_transaction(message, local)
+        with pytest.raises(MessageRefused):
+            await producer.send_half(message)
+
+    assert refused.value.field == request.node.callspec.id
+    assert (cluster.sent, ran) == ([], [])
+
+
+async def test_a_half_message_says_what_it_is_and_whose() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
+        await producer.send_half(Message("orders", b"x"))
+
+    (sent,) = cluster.sent
+    assert sent.header.sys_flag == 4
+    assert sent.properties == {"TRAN_MSG": "true", "PGROUP": "svc", "UNIQ_KEY": sent.unique_id}
+
+
+async def test_transactions_that_nobody_could_answer_for_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
+        await producer.send_half(MESSAGE)
+        await producer.send_half(MESSAGE)
+
+    (warning,) = [each for each in caplog.records if "without check=" in each.getMessage()]
+    assert warning.levelno == logging.WARNING
+    assert "'svc'" in warning.getMessage()
+
+
+async def test_a_producer_with_a_check_is_not_warned(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncProducer(
+        "svc", name_server=cluster.name_server, check=lambda _: True
+    ) as producer:
+        await producer.send_half(MESSAGE)
+
+    assert "without check=" not in caplog.text
 
 
 async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_work() -> None:

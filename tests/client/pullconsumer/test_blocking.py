@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 import pytest
 
+import orbitmq.client
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.errors import QueueNotAssigned
 from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+from orbitmq.client.pullconsumer.settings import PollSettings
 from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import EmbeddedCluster
 from tests.support.polling import BY_HAND, DEADLINE, GROUP, NO_TIMER, REBALANCE, TOPIC
 
 QUEUE = Queue(TOPIC, "broker-a", 0)
+CLIENT = str(Path(orbitmq.client.__file__).parent)
 
 
 @pytest.fixture
@@ -98,6 +107,217 @@ def test_an_error_in_the_block_leaves_the_last_poll_uncommitted(cluster: Embedde
         work()
 
     assert progress(cluster) == 4
+
+
+class Failed(Exception):
+    """Of the application."""
+
+
+def fail_with_stop_in_finally(reader: PullConsumer) -> None:
+    reader.start()
+    try:
+        reader.poll(DEADLINE, max_messages=4)
+        reader.poll(DEADLINE, max_messages=4)
+        raise Failed
+    finally:
+        reader.stop()
+
+
+def fail_with_stop_in_except(reader: PullConsumer) -> None:
+    reader.start()
+    try:
+        reader.poll(DEADLINE, max_messages=4)
+        reader.poll(DEADLINE, max_messages=4)
+        raise Failed  # noqa: TRY301  # as applications do
+    except Failed:
+        reader.stop()
+        raise
+
+
+@pytest.mark.parametrize("work", [fail_with_stop_in_finally, fail_with_stop_in_except])
+def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(
+    cluster: EmbeddedCluster, work: Callable[[PullConsumer], None]
+) -> None:
+    send(cluster, 10)
+    reader = consumer(cluster)
+    reader.subscribe(TOPIC)
+
+    with pytest.raises(Failed):
+        work(reader)
+
+    assert progress(cluster) == 4
+
+
+@pytest.mark.parametrize(("done", "expected"), [(None, 8), (True, 8), (False, 4)])
+def test_a_stop_says_whether_the_last_poll_is_done(
+    cluster: EmbeddedCluster, done: bool | None, expected: int
+) -> None:
+    send(cluster, 10)
+    reader = consumer(cluster)
+    reader.subscribe(TOPIC)
+    reader.start()
+    reader.poll(DEADLINE, max_messages=4)
+    reader.poll(DEADLINE, max_messages=4)
+
+    reader.stop(done=done)
+
+    assert progress(cluster) == expected
+
+
+@pytest.mark.parametrize("polling", [NO_TIMER, BY_HAND])
+def test_an_iteration_left_while_a_queue_changes_hands_loses_nothing(
+    cluster: EmbeddedCluster, polling: PollSettings
+) -> None:
+    """The other member gets what was taken ahead and not returned."""
+    cluster.create_topic("shared", queues=2)
+    with Producer("makers", name_server=cluster.name_server) as producer:
+        for queue in producer.queues("shared"):
+            for number in range(10):
+                producer.send("shared", b"%d/%d" % (queue.id, number), queue=queue)
+    first = consumer(cluster, polling=polling)
+    first.subscribe("shared")
+    second = consumer(cluster, polling=polling)
+    second.subscribe("shared")
+    got: list[bytes] = []
+
+    with first, second_in_a_thread(second) as joining:
+        wait_until(lambda: all(first._do(lambda: cached_counts(first))))
+        for message in first:
+            got.append(message.body)
+            if len(got) == 3:
+                break
+        joining.start()
+        wait_until(lambda: len(first.assignment()) == 1)
+        if not polling.auto_commit:
+            first.commit()
+        deadline = time.monotonic() + DEADLINE
+        while len(set(got)) < 20 and time.monotonic() < deadline:
+            got += [message.body for message in first.poll(0.05)]
+            if joining.is_done:
+                got += [message.body for message in second.poll(0.05)]
+            if not polling.auto_commit:
+                first.commit()
+
+    assert len(set(got)) == 20
+    assert len(got) == 20, "and nothing comes twice"
+
+
+def cached_counts(reader: PullConsumer) -> list[int]:
+    """How much of both queues was fetched ahead; on the loop."""
+    counts = [queue.count for queue in reader._consumer._core.cache.queues]
+    return counts if len(counts) == 2 else [0]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        pause.wait(0.005)
+
+
+class second_in_a_thread:  # noqa: N801  # used as a function
+    """Joins the group on a thread, since that takes until the first member lets go."""
+
+    def __init__(self, reader: PullConsumer) -> None:
+        self._reader = reader
+        self._thread = threading.Thread(target=reader.start, daemon=True)
+        self.start = self._thread.start
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(DEADLINE)
+        self._reader.stop()
+
+
+class Interrupt(BaseException):
+    """What strikes a thread, as Ctrl-C does."""
+
+
+#: Python complains about a coroutine whose caller is interrupted before it can be begun.
+NEVER_BEGUN = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+
+
+class StrikeAt:
+    """Raises at the n-th point where a poll can be interrupted: in our code, after a call."""
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+        self.has_struck = False
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        path = frame.f_code.co_filename
+        if event not in ("call", "c_return") or not path.startswith(CLIENT) or self.has_struck:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self.has_struck = True
+            self.where = f"{frame.f_code.co_name} {event} {getattr(argument, '__name__', '')}"
+            raise Interrupt
+
+
+@NEVER_BEGUN
+def test_wherever_a_poll_is_interrupted_its_messages_come_again(cluster: EmbeddedCluster) -> None:
+    """What poll did not return is neither lost nor committed; what it did does not come twice."""
+    send(cluster, 100)
+    got: list[bytes] = []
+    places = 0
+
+    with consumer(cluster, polling=replace(NO_TIMER, max_cached_messages=1000)) as reader:
+        reader.assign([QUEUE])
+        got += [message.body for message in reader.poll(DEADLINE, max_messages=1)]
+        while len(got) < 100:
+            strike = StrikeAt(places)
+            sys.setprofile(strike)
+            try:
+                found = reader.poll(DEADLINE, max_messages=1)
+            except Interrupt:
+                found = []
+                places += 1
+            finally:
+                sys.setprofile(None)
+            got += [message.body for message in found]
+            assert reader.position(QUEUE) == len(got), strike.where
+
+    assert got == [b"%d" % number for number in range(100)]
+    assert places > 20
+    assert progress(cluster) == 100
+
+
+@NEVER_BEGUN
+def test_wherever_an_iteration_is_interrupted_its_messages_come_again(
+    cluster: EmbeddedCluster,
+) -> None:
+    send(cluster, 100)
+    got: list[ReceivedMessage] = []
+    places = 0
+
+    with consumer(cluster, polling=replace(NO_TIMER, max_messages=3)) as reader:
+        reader.assign([QUEUE])
+        got += reader.poll(DEADLINE, max_messages=1)
+        while len(got) < 100:
+            strike = StrikeAt(places)
+            sys.setprofile(strike)
+            try:
+                for message in reader:
+                    got.append(message)
+                    if len(got) == 100:
+                        break
+            except Interrupt:
+                places += 1
+            finally:
+                sys.setprofile(None)
+
+    assert [message.queue_offset for message in got] == list(range(100))
+    assert places > 20
+    assert progress(cluster) == 100
 
 
 @pytest.mark.feature("G11")

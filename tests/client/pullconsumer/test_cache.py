@@ -194,6 +194,61 @@ def test_what_was_taken_before_a_seek_does_not_come_again() -> None:
     assert cache.take(10) == []
 
 
+def test_what_is_given_back_is_not_settled_whoever_settled_it() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0, 1, 2)
+    first = cache.take(1)
+    cache.settle()
+    rest = cache.take(2)
+    cache.settle()
+
+    cache.give_back(rest)
+
+    assert len(first) == 1
+    assert (cache.of(queue).returned, cache.of(queue).settled) == (1, 1)
+
+
+def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cached() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0, 1, 2)
+    taken = cache.take(3)
+    queue.is_draining = True
+
+    cache.give_back([taken[0].since(1)])
+    cache.settle()
+
+    cached = cache.of(queue)
+    assert (cached.returned, cached.settled, cached.given) == (1, 1, 1)
+    assert cached.count == 0
+    assert cache.settled.is_set(), "who waits for the queue has less to wait for"
+
+
+def test_a_queue_of_which_everything_is_given_back_has_given_nothing() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 3, 4)
+    pull(cache, queue, 5)
+
+    cache.give_back(cache.take(10))
+
+    assert cache.of(queue).given is None
+
+
+def test_what_is_given_back_after_its_queue_was_lost_is_forgotten() -> None:
+    cache, _ = new_cache()
+    queue = owned()
+    pull(cache, queue, 0, 1)
+    taken = cache.take(2)
+    queue.drop()
+
+    cache.give_back(taken)
+
+    assert cache.of(queue).returned == 2
+    assert cache.take(10) == []
+
+
 def test_an_offset_that_was_moved_keeps_what_is_cached_unless_it_was_reset() -> None:
     cache, _ = new_cache()
     queue = owned()

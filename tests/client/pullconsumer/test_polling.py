@@ -368,6 +368,24 @@ async def test_a_paused_queue_returns_nothing_until_it_is_resumed(
         assert {each.queue for each in await poll_count(reader, 3)} == {queue(0)}
 
 
+async def test_queues_are_paused_one_by_one_or_as_a_list(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 4, queues=2)
+
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0), queue(1)])
+        reader.pause([queue(0), queue(1)])
+        assert await reader.poll(timeout=0.1) == []
+        reader.resume({queue(0)})
+        assert {message.queue for message in await poll_count(reader, 2)} == {queue(0)}
+        reader.pause([])  # none of them, and not all
+        reader.resume(queue(1))
+        assert {message.queue for message in await poll_count(reader, 2)} == {queue(1)}
+        with pytest.raises(SettingError, match=r"must be a Queue\(topic, broker, id\), got"):
+            reader.pause("orders")  # type: ignore[arg-type]  # as users write it
+
+
 async def test_lag_is_what_was_not_returned(
     cluster: AsyncEmbeddedCluster, sender: RawClient
 ) -> None:
@@ -697,3 +715,26 @@ def test_settings_that_cannot_work_are_refused_by_name(wrong: dict[str, float]) 
 
     with pytest.raises(SettingError, match=f"poll.{name}"):
         PollSettings(**wrong)  # type: ignore[arg-type]  # any of its settings
+
+
+async def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    """The same as when the error ends an `async with` block."""
+    await send(sender, 10)
+    reader = consumer(cluster)
+    reader.plan([queue(0)])
+
+    async def work() -> None:
+        await reader.start()
+        try:
+            await reader.poll(DEADLINE, max_messages=4)
+            await reader.poll(DEADLINE, max_messages=4)
+            raise ZeroDivisionError
+        finally:
+            await reader.stop()
+
+    with pytest.raises(ZeroDivisionError):
+        await work()
+
+    assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 4}

@@ -318,6 +318,9 @@ public final class Client {
         if (options.containsKey("reply")) {
             replier = new DefaultMQProducer(text("group") + "-replies", signing());
             configure(replier);
+            // As one client with the consumer, the two heartbeats of the start meet, and the one that
+            // is dropped may be the consumer's, whose subscription the broker then does not know.
+            replier.setInstanceName(text("instance", "driver") + "-replies");
             replier.start();
         }
         consumer.start();

@@ -12,7 +12,7 @@ from orbitmq.broker.outcomes import PutResult, refusal_code
 from orbitmq.broker.parking import copied, real_place
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.transactionchecks import immunity_of
-from orbitmq.broker.transactions import QUEUE, root_of
+from orbitmq.broker.transactions import OWN_NOTES, QUEUE, root_of
 from orbitmq.errors import OrbitError
 from orbitmq.message.errors import MessageError
 from orbitmq.message.properties import remove_properties, replace_property
@@ -79,6 +79,10 @@ class Transactions:
                 f"the transaction of message {header.msg_id} has ended already: {before.name}",
             )
 
+        if before is None and self._halves.has_ended(half):
+            # Before a restart, after which only that is known: nothing is left to be done.
+            return request.answer(ResponseCode.SUCCESS)
+
         def told(result: PutResult) -> None:
             if result.status.is_stored:
                 answer = request.answer(ResponseCode.SUCCESS)
@@ -140,6 +144,8 @@ class Transactions:
         draft = copied(half, *place)
         # Apache's 5.5 takes them out as well, here and not from what was delayed.
         draft.properties = remove_properties(draft.properties, (REAL_TOPIC, REAL_QUEUE_ID))
+        # Whoever forwards the message in a transaction of its own must not quote this one.
+        draft.properties = remove_properties(draft.properties, OWN_NOTES)
         draft.sys_flag = with_transaction_type(draft.sys_flag, TRANSACTION_COMMIT)
         draft.prepared_offset = half.physical_offset
         return draft

@@ -26,6 +26,7 @@ from orbitmq.client.admin.errors import (
     NotSupported,
     PartlyDone,
     QueueNotFound,
+    TopicExists,
     TopicNotFound,
 )
 from orbitmq.client.admin.exporting import ExportFormat
@@ -167,5 +168,6 @@ __all__ = [  # noqa: RUF022  grouped by subject
     "PartlyDone",
     "QueueNotFound",
     "ResetFailed",
+    "TopicExists",
     "TopicNotFound",
 ]

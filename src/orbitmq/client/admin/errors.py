@@ -41,6 +41,19 @@ class TopicNotFound(AdminError):
         )
 
 
+class TopicExists(AdminError):
+    """A topic that was to be made is there already, and was left as it is."""
+
+    def __init__(self, topic: str, found: str) -> None:
+        self.topic = topic
+        #: What it is like, broker by broker.
+        self.found = found
+        super().__init__(
+            f"topic {topic!r} exists already ({found}); change it with topics.update, or: orbitmq "
+            f"topic update {topic}"
+        )
+
+
 class QueueNotFound(AdminError):
     """The topic has no such queue."""
 

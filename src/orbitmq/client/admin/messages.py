@@ -71,7 +71,11 @@ class AsyncMessages:
     # By id.
 
     async def get(self, message_id: str, *, topic: str | None = None) -> ReceivedMessage:
-        """A message by its id. A unique id needs the topic. Raises `MessageNotFound`."""
+        """A message by its id. Raises `MessageNotFound`.
+
+        An offset id says where the message lies. A unique id (`msg_id`) does not, and looks the
+        same: it needs the topic.
+        """
         if topic is not None:
             found = await self.copies(topic, message_id)
             if found:
@@ -95,7 +99,8 @@ class AsyncMessages:
             raise MessageNotFound(
                 offset_id,
                 f"it would lie at {place.address}:{place.port}, where no broker of this cluster "
-                "is; a unique id is looked up with its topic",
+                "is; a unique id, such as SendResult.msg_id, is found with its topic only: "
+                "get(id, topic=...)",
             )
         try:
             answer = await self._asking.ask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 
 from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.errors import BadRequest, QueueNotFound
@@ -39,15 +40,17 @@ class AsyncPlanning:
         self,
         group: str,
         topic: str,
-        to: ResetTo,
+        to: ResetTo | datetime | str,
         *,
         queues: Collection[Queue] | None = None,
     ) -> ResetPlan:
         """What a reset would do, queue by queue; changes nothing.
 
-        `queues` limits it to some. Raises `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, and
-        `BadRequest` for an offset that a queue does not have.
+        `to` is "first", "last", a time or a `ResetTo`; `queues` limits it to some. Raises
+        `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, and `BadRequest` for an offset that a
+        queue does not have.
         """
+        to = ResetTo.of(to)
         check_group(group)
         check_topic(topic)
         topology = await self._directory.look()

@@ -6,9 +6,11 @@ when messages arrive in between.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.errors import BadRequest, NotEffective
@@ -43,6 +45,37 @@ class ResetTo:
     def end(cls) -> ResetTo:
         """Nothing that is stored now."""
         return cls(_Kind.END)
+
+    @classmethod
+    def first(cls) -> ResetTo:
+        """The same as `begin()`, by the word that consumers have for it."""
+        return cls.begin()
+
+    @classmethod
+    def last(cls) -> ResetTo:
+        """The same as `end()`, by the word that consumers have for it."""
+        return cls.end()
+
+    @classmethod
+    def of(cls, wanted: ResetTo | datetime | str) -> ResetTo:
+        """A place as people write it: "first", "last", a time, or a `ResetTo`.
+
+        A bare number is none: it could be an offset or a time. Raises `BadRequest`, which says
+        what there is.
+        """
+        if isinstance(wanted, ResetTo):
+            return wanted
+        words = {"first": cls.begin, "begin": cls.begin, "last": cls.end, "end": cls.end}
+        if isinstance(wanted, str) and (made := words.get(wanted.strip().lower())):
+            return made()
+        if isinstance(wanted, datetime | str):
+            with contextlib.suppress(BadRequest):
+                return cls.time(wanted)
+        raise BadRequest(
+            'a reset goes to "first", "last", a time (a datetime, or a text like '
+            "2026-01-31T23:59:59), or what ResetTo makes: offset(), by_queue(), shift() and so on; "
+            f"got {wanted!r}"
+        )
 
     @classmethod
     def time(cls, at: Moment) -> ResetTo:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -57,11 +58,14 @@ class AsyncProgress(AsyncPlanning):
         self,
         group: str,
         topic: str,
-        to: ResetTo,
+        to: ResetTo | datetime | str,
         *,
         queues: Collection[Queue] | None = None,
     ) -> ResetReport:
-        """Plan and apply in one step. Raises what `plan_reset` and `apply` raise."""
+        """Plan and apply in one step: `to` "first", "last", a time or a `ResetTo`.
+
+        Raises what `plan_reset` and `apply` raise.
+        """
         return await self.apply(await self.plan_reset(group, topic, to, queues=queues))
 
     async def apply(self, plan: ResetPlan) -> ResetReport:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.configuration import ORDER_NAMESPACE, AsyncConfig
-from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicNotFound
+from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicExists, TopicNotFound
 from orbitmq.client.admin.listing import Listing
 from orbitmq.client.admin.routing import TopicRoutes, route_of
 from orbitmq.client.admin.topicconfigs import TopicConfigs
@@ -117,10 +117,13 @@ class AsyncTopics:
         message_type: str | None = None,
         brokers: Collection[str] | None = None,
         cluster: str | None = None,
+        exist_ok: bool = False,
     ) -> Topic:
         """Make a topic on all masters, those named or those of a cluster; returns when it is seen.
 
-        `queues` is the number on each broker. A topic that is there is changed to what is given.
+        `queues` is the number on each broker. Raises `TopicExists` when one of these brokers has
+        it; with `exist_ok` only when it is not what is asked for there. Then brokers that do not
+        have it get it, so that a call that was done on some of them can be repeated.
         """
         _check_name(topic)
         config = TopicConfig(
@@ -134,6 +137,10 @@ class AsyncTopics:
             attributes=_type_change(message_type),
         )
         masters = (await self._directory.look()).masters(brokers, cluster=cluster)
+        found = await self._on_brokers(masters, topic)
+        if found and not (exist_ok and all(_is_like(each, config) for each in found.values())):
+            shown = "; ".join(f"{node.broker}: {_shown(each)}" for node, each in found.items())
+            raise TopicExists(topic, shown)
         return await self._apply(topic, dict.fromkeys(masters, config))
 
     async def update(
@@ -149,8 +156,10 @@ class AsyncTopics:
     ) -> Topic:
         """Change what is given and leave the rest, on all brokers that have the topic or some.
 
-        To take queues away without losing what is in them: fewer `write_queues` first, and fewer
-        `read_queues` when they have been consumed. Raises `TopicNotFound`.
+        Consumers see nothing of a queue beyond `read_queues`: lowering that hides what was not
+        consumed there, and no group's lag counts it any more. To take queues away without losing
+        what is in them: fewer `write_queues` first, and fewer `read_queues` when `groups.progress`
+        shows that they have been consumed. Raises `TopicNotFound`.
         """
         _check_name(topic)
         masters = (await self._directory.look()).masters(brokers)
@@ -335,6 +344,15 @@ def _shown(config: TopicConfig | None) -> str:
     return (
         f"{config.write_queue_nums} queues to write, {config.read_queue_nums} to read, "
         f"permission {Permission(config.perm).letters}"
+    )
+
+
+def _is_like(found: TopicConfig, wanted: TopicConfig) -> bool:
+    """Whether a topic that is there is the one that is asked for."""
+    return (
+        _shown(found) == _shown(wanted)
+        and found.order == wanted.order
+        and wanted.attributes.items() <= found.attributes.items()
     )
 
 

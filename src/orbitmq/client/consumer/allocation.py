@@ -77,19 +77,22 @@ def java_order(text: str) -> bytes:
     return text.encode("utf-16-be", "surrogatepass")
 
 
-def strategy_named(given: str | Strategy) -> Strategy:
-    """A strategy by the name that Apache gives it, or the callable itself."""
+def strategy_named(given: str | Strategy, name: str = "strategy") -> Strategy:
+    """A strategy by the name that Apache gives it, or the callable itself.
+
+    `name` is that of the parameter, as the user knows it.
+    """
     if not isinstance(given, str):
         if not callable(given):
             raise SettingError(
-                f"allocation must be a callable or one of {', '.join(NAMED)}, got {given!r}"
+                f"{name} must be a callable or one of {', '.join(NAMED)}, got {given!r}"
             )
         return given
     try:
         return NAMED[given.upper()]
     except KeyError:
         raise SettingError(
-            f"allocation must be one of {', '.join(NAMED)}, got {given!r}; strategies with "
+            f"{name} must be one of {', '.join(NAMED)}, got {given!r}; strategies with "
             "settings of their own (ByConfig, MachineRoom, MachineRoomNearby) are given as objects"
         ) from None
 

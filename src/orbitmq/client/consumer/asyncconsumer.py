@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
+from orbitmq.client.checks import kind, switch
 from orbitmq.client.consumer.allocation import Strategy, strategy_named
 from orbitmq.client.consumer.core import ConsumerCore, ConsumerOptions
 from orbitmq.client.consumer.flowcontrol import FlowSettings
@@ -23,7 +24,7 @@ from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.starting import Beginning, consume_from
 from orbitmq.client.consumer.statistics import ConsumerStatistics
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import AlreadyRunning, NotRunning, SettingError, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.names import check_group
 from orbitmq.client.namespaces import wrap_group
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S")
 
 #: Apache's clients refuse it: it is what a group is called that has no name yet.
 _NO_GROUP: Final = "DEFAULT_CONSUMER"
@@ -96,22 +98,22 @@ class AsyncConsumer:
         """
         self.group = _checked_group(group)
         settings = resolve(_servers(name_server), client)
-        consume = consume or ConsumeSettings()
+        consume = _object(consume, "consume", ConsumeSettings)
         changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
         given = {name: value for name, value in changes.items() if value is not None}
         consume = replace(consume, **given)
         self.options = ConsumerOptions(
             model=_model(model),
-            ordered=ordered,
+            ordered=switch(ordered, "ordered"),
             consume_from=_beginning(consume_from),
             strategy=strategy_named(strategy),
             progress=progress,
-            strict_last=strict_last,
+            strict_last=switch(strict_last, "strict_last"),
             consume=consume,
-            flow=flow or FlowSettings(),
-            pull=pull or PullSettings(),
-            rebalance=rebalance or RebalanceSettings(),
-            locks=locks or LockSettings(),
+            flow=_object(flow, "flow", FlowSettings),
+            pull=_object(pull, "pull", PullSettings),
+            rebalance=_object(rebalance, "rebalance", RebalanceSettings),
+            locks=_object(locks, "locks", LockSettings),
             on_assignment=on_assignment,
         )
         self._settings = settings
@@ -125,6 +127,9 @@ class AsyncConsumer:
         self._engine: Engine | None = None
         self._core: ConsumerCore | None = None
         self._was_stopped = False
+        #: Under it a start goes on, or a stop begins.
+        self._life = asyncio.Lock()
+        self._stopping: asyncio.Task[None] | None = None
         self._ended: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -203,14 +208,14 @@ class AsyncConsumer:
             middleware=middleware,
             replace=True,
         )
-        if self._core is not None:
-            await self._core.subscribe(registration)
+        if (core := self._live) is not None:
+            await core.subscribe(registration)
 
     async def unsubscribe(self, topic: str) -> None:
         """Consume a topic no more; what its handler is at is finished."""
         self._registrations.remove(topic)
-        if self._core is not None:
-            await self._core.unsubscribe(self._registrations.wire_topic(topic))
+        if (core := self._live) is not None:
+            await core.unsubscribe(self._registrations.wire_topic(topic))
 
     # ---- life
 
@@ -227,15 +232,26 @@ class AsyncConsumer:
         await self.stop()
 
     async def start(self) -> None:
-        """Begin to consume, on the running loop. Returns when brokers know the consumer."""
+        """Begin to consume, on the running loop. Returns when brokers know the consumer.
+
+        Also when no name server can be reached: it is logged, and tried again until one can.
+        """
         self._check_process()
-        if self._core is not None or self._was_stopped:
-            raise NotRunning("this consumer", was_stopped=self._was_stopped)
+        async with self._life:
+            await self._start()
+
+    async def _start(self) -> None:
+        if self._was_stopped:
+            raise NotRunning("this consumer", was_stopped=True)
+        if self._core is not None:
+            raise AlreadyRunning("this consumer")
         if not len(self._registrations):
             raise SettingError(
                 f"consumer {self.group!r} has no handler; give it one with @consumer.on(topic)"
             )
-        engine = Engine(self._settings, stable=self.options.is_broadcasting)
+        # Progress in a file is found again by the id.
+        is_stable = self.options.is_broadcasting and self.options.progress is None
+        engine = Engine(self._settings, stable=is_stable)
         await engine.start()
         core: ConsumerCore | None = None
         try:
@@ -246,29 +262,49 @@ class AsyncConsumer:
             await core.start()
         except BaseException:
             self._engine = self._core = None
-            if core is not None:
-                await core.consumption.stop()
-            await engine.stop()
+            try:
+                if core is not None:
+                    await core.abandon()
+            finally:
+                await engine.stop()
             raise
 
     async def stop(self) -> None:
         """Let running handlers finish, report progress, leave the group. May be repeated.
 
-        Takes as long as the handlers that run, up to `RebalanceSettings.handover` seconds.
+        Takes as long as the handlers that run, up to `RebalanceSettings.handover` seconds. When
+        this is cancelled, the stop goes on; call it again to wait for its end.
         """
         self.check_may_stop()
-        engine, core = self._engine, self._core
-        self._engine = self._core = None
+        async with self._life:
+            stopping = self._begin_stop()
+        if stopping is not None:
+            await asyncio.shield(stopping)
+
+    def _begin_stop(self) -> asyncio.Task[None] | None:
+        """The stop under way, begun here if nobody has; None when nothing is to be stopped."""
         self._was_stopped = True
-        if engine is None or core is None:
-            return
-        self._check_process()
+        if self._stopping is None and self._engine is not None and self._core is not None:
+            self._check_process()
+            self._stopping = asyncio.get_running_loop().create_task(
+                self._stop(self._engine, self._core), name=f"stop consumer {self.group}"
+            )
+        return self._stopping
+
+    async def _stop(self, engine: Engine, core: ConsumerCore) -> None:
         try:
             await core.stop()
+        except Exception:
+            # Maybe nobody waits for it any more.
+            log.exception("a consumer did not stop in order", extra={"group": self.group})
+            raise
         finally:
-            await engine.stop()
-            if self._ended is not None:
-                self._ended.set()
+            try:
+                await engine.stop()
+            finally:
+                self._engine = self._core = None
+                if self._ended is not None:
+                    self._ended.set()
 
     def stop_soon(self) -> None:
         """Have `run` stop in order and return; from any thread.
@@ -358,9 +394,15 @@ class AsyncConsumer:
     @property
     def _running(self) -> ConsumerCore:
         self._check_process()
-        if self._core is None:
+        core = self._live
+        if core is None:
             raise NotRunning("this consumer", was_stopped=self._was_stopped)
-        return self._core
+        return core
+
+    @property
+    def _live(self) -> ConsumerCore | None:
+        """What runs, and is not about to stop."""
+        return self._core if self._stopping is None else None
 
     def _check_not_started(self) -> None:
         self._check_process()
@@ -374,6 +416,11 @@ def _servers(name_server: str | Iterable[str] | None) -> str | tuple[str, ...] |
     if name_server is None or isinstance(name_server, str):
         return name_server
     return tuple(name_server)
+
+
+def _object(given: S | None, name: str, wanted: type[S]) -> S:
+    """Settings as they were given, or the usual ones."""
+    return wanted() if given is None else kind(given, name, wanted)
 
 
 def _checked_group(group: str) -> str:

@@ -1,13 +1,31 @@
-"""Progress at the brokers: where members of a group hand their queues to each other."""
+"""Progress at the brokers: where members of a group hand their queues to each other.
+
+Positions belong to the master of a queue. A slave has copies, some seconds old, and the next copy
+overwrites whatever it was told meanwhile. While no master can be reached a slave is asked and told
+all the same, so that members who meet there know of each other; but what it says counts less:
+
+* a position that it has may be behind, which repeats messages and loses none: it is believed;
+* that it has none, or one at 0 (which brokers also say of young queues without progress), may only
+  mean that it has not heard yet: nobody knows, and the queue is begun later;
+* that it took a report does not put the position by: it is reported again until a master took it.
+
+The first positions of a group in a topic need care. Apache's brokers keep them in one table for
+both, which they make when the first report comes; of two first reports at the same time each finds
+no table and makes one, and the one that is put in its place last is all that remains. Both were
+answered with success. So the first report of a topic goes alone, and because other members may have
+made theirs at the same time, the first report of every queue is repeated with the next. (Java
+clients report everything every five seconds, whether it has changed or not.)
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from orbitmq.client.consumer.progress import TrackedProgress
 from orbitmq.client.errors import BrokerUnavailable, ClientError
+from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.errors import ConnectFailed
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -20,7 +38,6 @@ from orbitmq.wire.headers.offsets import (
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
     from orbitmq.client.queue import Queue
-    from orbitmq.remoting.address import Address
     from orbitmq.wire.command import Command
     from orbitmq.wire.headers.base import Header
 
@@ -32,6 +49,15 @@ class ProgressUnknown(ClientError):
     """A broker's answer about progress that means nothing."""
 
     retriable = True
+
+
+class MasterAway(BrokerUnavailable):
+    """Progress can neither be read for certain nor be put by: the master cannot be reached."""
+
+    def __init__(self, queue: Queue, what: str) -> None:
+        self.queue = queue
+        self.what = what
+        super().__init__(queue.broker, f"its master cannot be reached ({queue}: {what})")
 
 
 class BrokerProgress(TrackedProgress):
@@ -52,9 +78,14 @@ class BrokerProgress(TrackedProgress):
         self._group = group
         self._set_zero = False if strict_last else None
         self._timeout = timeout
+        #: Brokers and topics of which the broker has a table.
+        self._tables: set[tuple[str, str]] = set()
+        #: Queues that were reported once, and those of which that is certain to count.
+        self._reported_once: set[Queue] = set()
+        self._certain: set[Queue] = set()
 
     async def stored(self, queue: Queue) -> int | None:
-        answer = await self._ask(
+        is_master, answer = await self._ask(
             queue,
             RequestCode.QUERY_CONSUMER_OFFSET,
             QueryConsumerOffsetRequest(
@@ -66,25 +97,51 @@ class BrokerProgress(TrackedProgress):
             ),
             _ANSWERS,
         )
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        is_found = answer.code != ResponseCode.QUERY_NOT_FOUND
+        offset = answer.header(OffsetResponse).offset if is_found else 0
+        if not is_master and offset == 0:
+            raise MasterAway(queue, "a slave of it knows of no progress, which proves nothing")
+        if not is_found:
             return None
-        offset = answer.header(OffsetResponse).offset
         if offset < 0:
             raise ProgressUnknown(
                 f"the broker of {queue} says that group {self._group!r} is at {offset}, "
                 "which is no position"
             )
+        if offset > 0:
+            self._tables.add(_table(queue))
+            self._certain.add(queue)
         return offset
 
     async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
-        outcomes = await asyncio.gather(
-            *(self._report(queue, offset) for queue, offset in changed.items())
-        )
-        return {queue: error for queue, error in zip(changed, outcomes, strict=True) if error}
+        failed: dict[Queue, Exception] = {}
+        firsts = {_table(queue): queue for queue in changed if _table(queue) not in self._tables}
+        others = [queue for queue in changed if queue not in firsts.values()]
+        for queues in (list(firsts.values()), others):
+            outcomes = await asyncio.gather(*(self._report(each, changed[each]) for each in queues))
+            failed |= {queue: error for queue, error in zip(queues, outcomes, strict=True) if error}
+        return failed
+
+    def forget(self, queue: Queue) -> None:
+        super().forget(queue)
+        self._reported_once.discard(queue)
+        self._certain.discard(queue)
+
+    def _is_changed(self, queue: Queue) -> bool:
+        is_uncertain = queue in self._reported_once and self.read(queue) is not None
+        return is_uncertain or super()._is_changed(queue)
+
+    def _was_reported(self, queue: Queue) -> None:
+        self._tables.add(_table(queue))
+        if queue in self._reported_once:
+            self._reported_once.discard(queue)
+            self._certain.add(queue)
+        elif queue not in self._certain and self.read(queue) is not None:
+            self._reported_once.add(queue)
 
     async def _report(self, queue: Queue, offset: int) -> OrbitError | None:
         try:
-            await self._ask(
+            is_master, _ = await self._ask(
                 queue,
                 RequestCode.UPDATE_CONSUMER_OFFSET,
                 UpdateConsumerOffsetRequest(
@@ -98,23 +155,30 @@ class BrokerProgress(TrackedProgress):
             )
         except OrbitError as error:
             return error
-        return None
+        if is_master:
+            self._was_reported(queue)
+            return None
+        return MasterAway(queue, "progress is with a slave only, and reported again")
 
     async def _ask(
         self, queue: Queue, code: RequestCode, header: Header, accept: frozenset[int]
-    ) -> Command:
-        """Ask the master; a replica only when nobody can be reached there."""
+    ) -> tuple[bool, Command]:
+        """Ask the master; a slave only when nobody can be reached there. Whether it was the master.
+
+        See the head of the module for what a slave's answer is worth.
+        """
         refused: ConnectFailed | None = None
-        for address in self._replicas(queue):
+        for number, address in sorted(self._engine.routes.brokers.get(queue.broker, {}).items()):
             try:
-                return await self._engine.ask(
+                answer = await self._engine.ask(
                     address, code, header, timeout=self._timeout, accept=accept
                 )
             except ConnectFailed as error:
                 refused = refused or error
+            else:
+                return number == MASTER, answer
         raise refused or BrokerUnavailable(queue.broker, "no route has it")
 
-    def _replicas(self, queue: Queue) -> Iterator[Address]:
-        addresses = self._engine.routes.brokers.get(queue.broker, {})
-        for number in sorted(addresses):
-            yield addresses[number]
+
+def _table(queue: Queue) -> tuple[str, str]:
+    return queue.broker, queue.topic

@@ -109,8 +109,9 @@ class BrokerRequests:
 
     async def _do_reset(self, request: Command, offsets: Mapping[Queue, int]) -> Command | None:
         log.info(
-            "a broker resets progress of %d queues",
-            len(offsets),
+            "a broker resets progress of group %s: %s",
+            self._consumer.group,
+            ", ".join(f"{queue} to {offset}" for queue, offset in sorted(offsets.items())),
             extra={"group": self._consumer.group},
         )
         await self._consumer.reset(offsets)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
 
 from orbitmq.client.consumer.verdict import Outcome, Verdict, outcome_of_error
 
@@ -21,61 +23,43 @@ if TYPE_CHECKING:
     from orbitmq.client.received import ReceivedMessage
 
 
-class Call:
+class Call(msgspec.Struct, eq=False, gc=False):
     """One call of a handler with messages of one queue, in no order with others."""
 
-    __slots__ = (
-        "_monotonic",
-        "began",
-        "binding",
-        "ended",
-        "is_given_up",
-        "messages",
-        "outcome",
-        "owned",
-    )
+    is_urgent: ClassVar[bool] = False
 
-    is_urgent = False
-
-    def __init__(
-        self,
-        binding: Binding,
-        owned: OwnedQueue,
-        messages: Sequence[ReceivedMessage],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self.binding = binding
-        self.owned = owned
-        self.messages = messages
-        self._monotonic = monotonic
-        #: When a worker took it up; 0 as long as none has.
-        self.began = 0.0
-        self.ended = 0.0
-        #: None: the handler was not called.
-        self.outcome: Outcome | None = None
-        #: It took too long: whatever it comes to, its messages come again.
-        self.is_given_up = False
+    binding: Binding
+    owned: OwnedQueue
+    messages: Sequence[ReceivedMessage]
+    monotonic: Callable[[], float]
+    #: When a worker took it up; 0 as long as none has.
+    began: float = 0.0
+    ended: float = 0.0
+    #: None: the handler was not called.
+    outcome: Outcome | None = None
+    #: It took too long: whatever it comes to, its messages come again.
+    is_given_up: bool = False
 
     def run(self) -> None:
-        self.began = self._monotonic()
+        self.began = self.monotonic()
         owned = self.owned
         if owned.is_draining:
             return
         self.outcome = self.binding.call(owned.queue, self.messages)
-        self.ended = self._monotonic()
+        self.ended = self.monotonic()
 
     async def run_async(self) -> None:
-        self.began = self._monotonic()
+        self.began = self.monotonic()
         owned = self.owned
         if owned.is_draining:
             return
         try:
             self.outcome = await self.binding.call_async(owned.queue, self.messages)
-        except asyncio.CancelledError as error:
+        except BaseException as error:
             self.outcome = outcome_of_error(error, self.messages)
             raise
         finally:
-            self.ended = self._monotonic()
+            self.ended = self.monotonic()
 
 
 class Run:
@@ -128,7 +112,7 @@ class Run:
                 self.outcomes.append(outcome)
                 if not _is_good(outcome):
                     break
-        except asyncio.CancelledError as error:
+        except BaseException as error:
             self.outcomes.append(outcome_of_error(error, messages))
             raise
         finally:

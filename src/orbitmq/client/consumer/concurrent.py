@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.calls import Call
 from orbitmq.client.consumer.consuming import Consuming, Parts
-from orbitmq.client.consumer.verdict import DEAD, DONE, Failure, Outcome, Verdict
+from orbitmq.client.consumer.verdict import DEAD, DONE, Failure, Outcome, Verdict, accounted
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
@@ -68,11 +68,9 @@ class _Work:
 class _Tally:
     """What the calls of one queue that ended together came to."""
 
-    __slots__ = ("calls", "done", "failed", "offsets", "owned", "seconds", "work")
+    __slots__ = ("calls", "done", "failed", "offsets", "seconds")
 
-    def __init__(self, owned: OwnedQueue, work: _Work | None) -> None:
-        self.owned = owned
-        self.work = work
+    def __init__(self) -> None:
         #: Of messages that are done with.
         self.offsets: list[int] = []
         self.calls = 0
@@ -80,7 +78,14 @@ class _Tally:
         self.failed = 0
         self.seconds = 0.0
 
-    def add(self, call: Call, *, failed: int = 0) -> None:
+    def add_done(self, calls: Sequence[Call]) -> None:
+        """Calls that simply succeeded."""
+        self.offsets += [message.queue_offset for call in calls for message in call.messages]
+        self.done += len(self.offsets)
+        self.calls += len(calls)
+        self.seconds += sum([call.ended - call.began for call in calls])
+
+    def add(self, call: Call, *, failed: int) -> None:
         self.calls += 1
         self.done += len(call.messages) - failed
         self.failed += failed
@@ -114,12 +119,17 @@ class ConcurrentConsumption(Consuming):
         work = self._works.get(owned)
         if work is None:
             work = self._works[owned] = _Work(owned)
-        monotonic, calls = self._monotonic, work.calls
-        for binding, some in self._bindings.split(owned.queue, messages):
-            call = Call(binding, owned, some, monotonic)
-            calls.add(call)
-            self.crew.workers_for(binding.is_async).submit(call)
-        owned.running = len(calls) + work.sending_back
+        monotonic = self._monotonic
+        calls = [
+            Call(binding, owned, some, monotonic)
+            for binding, some in self._bindings.split(owned.queue, messages)
+        ]
+        work.calls.update(calls)
+        # One by one and in order: what is begun stays a beginning of the queue, so that a hand-over
+        # that waits for the calls that run leaves no gap.
+        for call in calls:
+            self.crew.workers_for(call.binding.is_async).submit(call)
+        owned.running = len(work.calls) + work.sending_back
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         """Begin no call for a queue, and wait for those that run and for what is sent back."""
@@ -142,24 +152,16 @@ class ConcurrentConsumption(Consuming):
     # ---- what became of calls
 
     def _settle(self, jobs: list[Call]) -> None:
-        tallies: dict[OwnedQueue, _Tally] = {}
-        tally: _Tally | None = None
+        by_queue: dict[OwnedQueue, list[Call]] = {}
         for call in jobs:
-            # Calls of one queue mostly end one after the other.
-            if tally is None or tally.owned is not call.owned:
-                tally = tallies.get(call.owned)
-                if tally is None:
-                    tally = tallies[call.owned] = _Tally(call.owned, self._works.get(call.owned))
-            if tally.work is not None:
-                tally.work.calls.discard(call)
-            if call.outcome is DONE and not call.is_given_up and not tally.owned.is_dropped:
-                tally.add(call)
-                for message in call.messages:
-                    tally.offsets.append(message.queue_offset)
+            owned = call.owned
+            if owned in by_queue:
+                by_queue[owned].append(call)
             else:
-                self._settle_other(call, tally)
+                by_queue[owned] = [call]
         now = self._monotonic()
-        for owned, tally in tallies.items():
+        for owned, calls in by_queue.items():
+            tally = self._tally(owned, calls)
             owned.last_consumed = now
             if tally.calls:
                 self.statistics.consumed(
@@ -171,13 +173,31 @@ class ConcurrentConsumption(Consuming):
                 )
             self._finish(owned, tally.offsets)
 
+    def _tally(self, owned: OwnedQueue, calls: list[Call]) -> _Tally:
+        """What calls of one queue came to."""
+        work = self._works.get(owned)
+        if work is not None:
+            work.calls.difference_update(calls)
+        tally = _Tally()
+        # Nearly always all of them.
+        good = [call for call in calls if call.outcome is DONE and not call.is_given_up]
+        if owned.is_dropped:
+            good = []
+        tally.add_done(good)
+        if len(good) < len(calls):
+            done = set(good)
+            for call in calls:
+                if call not in done:
+                    self._settle_other(call, tally)
+        return tally
+
     def _settle_other(self, call: Call, tally: _Tally) -> None:
         """A call that did not simply succeed."""
         outcome, owned, count = call.outcome, call.owned, len(call.messages)
         if outcome is None:
             self.statistics.passed_over += count
             return
-        outcome = _without_order(outcome, call)
+        outcome = accounted(_without_order(outcome, call), call.messages)
         tally.add(call, failed=len(outcome.failed))
         if owned.is_dropped:
             self.statistics.duplicates += count

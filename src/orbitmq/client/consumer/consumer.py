@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from orbitmq.client.consumer.asyncconsumer import ENDINGS, AsyncConsumer
-from orbitmq.client.errors import NotRunning
+from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 
@@ -191,11 +191,16 @@ class Consumer:
         self.stop()
 
     def start(self) -> None:
-        """Begin to consume in the background. Returns when brokers know the consumer."""
+        """Begin to consume in the background. Returns when brokers know the consumer.
+
+        Also when no name server can be reached: it is logged, and tried again until one can.
+        """
         self._check_process()
         with self._life:
-            if self._is_running or self._was_stopped:
-                raise NotRunning("this consumer", was_stopped=self._was_stopped)
+            if self._was_stopped:
+                raise NotRunning("this consumer", was_stopped=True)
+            if self._is_running:
+                raise AlreadyRunning("this consumer")
             self._thread.start()
             try:
                 self._thread.run(self._consumer.start())
@@ -205,9 +210,18 @@ class Consumer:
             self._is_running = True
 
     def stop(self) -> None:
-        """Let running handlers finish, report progress, leave the group. May be repeated."""
+        """Let running handlers finish, report progress, leave the group. May be repeated.
+
+        Not by what runs on its own thread, as `async def` handlers do: see `stop_soon`.
+        """
         if not self._check_process.is_same:
             return
+        if self._thread.is_current:
+            # Before anything has changed: a stop elsewhere must still be possible.
+            raise WrongUse(
+                "a consumer cannot be stopped on its own thread, which would wait for itself: "
+                "use stop_soon()"
+            )
         self._consumer.check_may_stop()
         with self._life:
             was_running, self._is_running = self._is_running, False

@@ -81,7 +81,11 @@ class Bindings:
     def split(
         self, queue: Queue, messages: Sequence[ReceivedMessage]
     ) -> Iterable[tuple[Binding, Sequence[ReceivedMessage]]]:
-        """Messages of a queue as calls, in their order: each for one handler, none too large."""
+        """Messages of a queue as calls, in their order: each for one handler, none too large.
+
+        In tuples: whoever gets them cannot change what others go by.
+        """
+        messages = tuple(messages)
         binding = self.of_queue(queue)
         if binding is not None:
             size = binding.batch_size

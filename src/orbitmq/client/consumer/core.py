@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -192,16 +193,26 @@ class ConsumerCore:
 
     async def stop(self) -> None:
         """Give everything back, in bounded time. See the head of the module."""
-        await self.rebalancer.stop()
-        self.puller.stop()
-        self._requests.stop()
-        await self.engine.leave(self)
-        await self.consumption.stop()
-        await self._producer.stop()
+        async with AsyncExitStack() as rest:
+            # In the opposite order, and each whatever became of those before.
+            rest.push_async_callback(self.abandon)
+            rest.push_async_callback(self.engine.leave, self)
+            rest.callback(self._requests.stop)
+            rest.callback(self.puller.stop)
+            await self.rebalancer.stop()
         log.info(
             "consumer stopped",
             extra={"group": self.group, "client": self.engine.client_id},
         )
+
+    async def abandon(self) -> None:
+        """End what is here and nowhere else: workers, the inner producer, the hold on a file."""
+        try:
+            await self.consumption.stop()
+            await self._producer.stop()
+        finally:
+            if isinstance(self.progress, LocalFileProgress):
+                self.progress.close()
 
     def consumer_data(self) -> ConsumerData:
         """What heartbeats say."""

@@ -10,9 +10,9 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from orbitmq.client.checks import whole
 from orbitmq.client.consumer.settings import MOST_WORKERS
 from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers, Workers
-from orbitmq.client.errors import SettingError
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.calls import DirectCall, Run
@@ -49,9 +49,7 @@ class Crew:
 
     def resize(self, size: int) -> None:
         """From now on `size` calls of each kind at once."""
-        if isinstance(size, bool) or not 1 <= size <= MOST_WORKERS:
-            raise SettingError(f"workers must be 1 to {MOST_WORKERS}, got {size!r}")
-        self._size = size
+        self._size = whole(size, "workers", most=MOST_WORKERS)
         for workers in (self._threads, self._tasks):
             if workers is not None:
                 workers.resize(size)

@@ -14,7 +14,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.client.errors import SettingError
+from orbitmq.client.checks import Fields
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Window
@@ -61,14 +61,11 @@ class FlowSettings:
     max_cached_bytes_per_topic: int | None = None  #: likewise
 
     def __post_init__(self) -> None:
-        _within("max_cached_messages", self.max_cached_messages, 65_535)
-        _within("max_cached_bytes", self.max_cached_bytes, 1024 * MIB)
-        _within("max_span", self.max_span, 65_535)
-        if self.max_cached_messages_per_topic is not None:
-            _within("max_cached_messages_per_topic", self.max_cached_messages_per_topic, 6_553_500)
-        if self.max_cached_bytes_per_topic is not None:
-            limit = 102_400 * MIB
-            _within("max_cached_bytes_per_topic", self.max_cached_bytes_per_topic, limit)
+        fields = Fields(self, "flow")
+        fields.whole("max_cached_messages", "max_span", most=65_535)
+        fields.whole("max_cached_bytes", most=1024 * MIB)
+        fields.whole("max_cached_messages_per_topic", most=6_553_500, optional=True)
+        fields.whole("max_cached_bytes_per_topic", most=102_400 * MIB, optional=True)
 
     def limits(self, queues: int, *, is_orderly: bool = False) -> FlowLimits:
         """The limits of each of so many queues that a consumer owns."""
@@ -82,8 +79,3 @@ class FlowSettings:
 def _share(per_queue: int, per_topic: int | None, queues: int) -> int:
     """A limit per topic takes the place of the one per queue, as in Java clients."""
     return per_queue if per_topic is None else max(1, per_topic // max(1, queues))
-
-
-def _within(name: str, value: int, largest: int) -> None:
-    if not 1 <= value <= largest:
-        raise SettingError(f"flow.{name} must be from 1 to {largest}, got {value}")

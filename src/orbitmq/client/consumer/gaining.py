@@ -145,7 +145,7 @@ class Gaining:
             if claim.queue in keep:
                 continue
             del self._ownership.claims[claim.queue]
-            if claim.lock is not None:
+            if self._may_be_locked(claim):
                 self._engine.spawn(self._give_back(claim), f"unlock {claim.queue}")
 
     def _begin_gain(self, topic: str, view: View) -> _Gain:
@@ -250,7 +250,10 @@ class Gaining:
         self._ownership.owned[queue] = owned
         self._ownership.counts.gained += 1
         log.info(
-            "queue gained",
+            "queue gained: %s by group %s, from offset %d",
+            queue,
+            self._group,
+            offset,
             extra={"group": self._group, "queue": str(queue), "offset": offset},
         )
         self._puller.begin(owned)
@@ -261,6 +264,15 @@ class Gaining:
 
     async def _give_back(self, claim: Claim) -> None:
         """A claim that was dropped half-way keeps nothing."""
-        lock, claim.lock = claim.lock, None
-        if self._locks is not None and lock is not None and self._locks.get(claim.queue) is lock:
+        is_locked, claim.lock = self._may_be_locked(claim), None
+        if self._locks is not None and is_locked:
             await self._locks.release([claim.queue])
+
+    def _may_be_locked(self, claim: Claim) -> bool:
+        """Whether the broker may keep a queue for this claim, and for no other of ours."""
+        queue, locks = claim.queue, self._locks
+        if locks is None or queue in self._ownership.owned:
+            return False
+        if claim.lock is not None:
+            return locks.get(queue) is claim.lock
+        return locks.may_be_held(queue) and queue not in self._ownership.claims

@@ -7,6 +7,7 @@ one queue and gives an `Outcome`. A binding never raises what the application ra
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,8 +18,10 @@ from contextlib import (
     ExitStack,
 )
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from orbitmq.client.checks import whole
+from orbitmq.client.consumer.settings import LARGEST_BATCH
 from orbitmq.client.consumer.verdict import (
     DONE,
     ConsumeContext,
@@ -45,7 +48,10 @@ ListenerFunction: TypeAlias = Callable[
 
 #: Messages of one call of a batch handler, when nobody says anything else: those of one pull.
 DEFAULT_BATCH = 32
-LARGEST_BATCH = 1024
+
+#: What is raised in a coroutine and concerns more than it: its task is cancelled, the program is
+#: interrupted, the loop is closed with the coroutine in the middle.
+NOT_FOR_HANDLERS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,12 @@ class Binding:
             return outcome_of_error(error, messages)
 
     async def call_async(self, queue: Queue, messages: Messages) -> Outcome:
-        """Call an `async def` handler. Raises only what ends the task: a cancellation."""
+        """Call an `async def` handler. Raises only what is meant for its task or its loop."""
         try:
             return await self._call_async(queue, messages)
-        except Exception as error:  # noqa: BLE001  # whatever the application raises
+        except NOT_FOR_HANDLERS:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as in `call`
             return outcome_of_error(error, messages)
 
 
@@ -150,7 +158,11 @@ _BATCH_NAMES = frozenset({"list", "sequence", "tuple"})
 
 
 class _Handler:
-    """Calls a handler and takes its answer for what it means."""
+    """Calls a handler and takes its answer for what it means.
+
+    A batch is given to it as a list of its own, which it may take to pieces: what became of the
+    messages is worked out from ours.
+    """
 
     __slots__ = ("_function", "_is_batch", "name")
 
@@ -160,13 +172,13 @@ class _Handler:
         self.name = name
 
     def in_thread(self, _: Queue, messages: Messages) -> Outcome:
-        answer = self._function(messages if self._is_batch else messages[0])
+        answer = self._function(list(messages) if self._is_batch else messages[0])
         if answer is None:
             return DONE
         return outcome_of_answer(answer, messages, self.name, is_batch=self._is_batch)
 
     async def on_loop(self, _: Queue, messages: Messages) -> Outcome:
-        answer = self._function(messages if self._is_batch else messages[0])
+        answer = self._function(list(messages) if self._is_batch else messages[0])
         answer = await cast("Awaitable[object]", answer)
         if answer is None:
             return DONE
@@ -185,12 +197,12 @@ class _Listener:
 
     def in_thread(self, queue: Queue, messages: Messages) -> Outcome:
         context = ConsumeContext(self._group, queue)
-        verdict = self._function(messages, context)
+        verdict = self._function(list(messages), context)
         return outcome_of_verdict(verdict, context, messages, self.name)
 
     async def on_loop(self, queue: Queue, messages: Messages) -> Outcome:
         context = ConsumeContext(self._group, queue)
-        verdict = await cast("Awaitable[object]", self._function(messages, context))
+        verdict = await cast("Awaitable[object]", self._function(list(messages), context))
         return outcome_of_verdict(verdict, context, messages, self.name)
 
 
@@ -214,23 +226,23 @@ class _Surrounded:
 
     def in_thread(self, queue: Queue, messages: Messages) -> Outcome:
         delivery = self._delivery(queue, messages)
-        is_complete = False
+        is_entered = is_complete = False
         try:
             with ExitStack() as stack:
                 for stage in self._stages:
                     stack.enter_context(_synchronous(stage, delivery))
+                is_entered = True
                 delivery.outcome = DONE
                 if delivery.messages:
                     delivery.outcome = self._guarded(delivery, queue)
                 is_complete = True
         except BaseException as error:  # noqa: BLE001  # as in `Binding.call`
             return _with_put_off(outcome_of_error(error, delivery.messages), delivery)
-        # Not complete and yet here: a middleware swallowed the error, and takes it for success.
-        return _with_put_off(delivery.outcome if is_complete else DONE, delivery)
+        return _left(delivery, is_entered=is_entered, is_complete=is_complete)
 
     async def on_loop(self, queue: Queue, messages: Messages) -> Outcome:
         delivery = self._delivery(queue, messages)
-        is_complete = False
+        is_entered = is_complete = False
         try:
             async with AsyncExitStack() as stack:
                 for stage in self._stages:
@@ -239,13 +251,16 @@ class _Surrounded:
                         await stack.enter_async_context(surrounding)
                     else:
                         stack.enter_context(surrounding)
+                is_entered = True
                 delivery.outcome = DONE
                 if delivery.messages:
                     delivery.outcome = await self._guarded_async(delivery, queue)
                 is_complete = True
-        except Exception as error:  # noqa: BLE001  # as in `Binding.call_async`
+        except NOT_FOR_HANDLERS:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as in `Binding.call_async`
             return _with_put_off(outcome_of_error(error, delivery.messages), delivery)
-        return _with_put_off(delivery.outcome if is_complete else DONE, delivery)
+        return _left(delivery, is_entered=is_entered, is_complete=is_complete)
 
     def _guarded(self, delivery: Delivery, queue: Queue) -> Outcome:
         """The call itself; middleware sees on its way out what an error made of the messages."""
@@ -264,6 +279,15 @@ class _Surrounded:
 
     def _delivery(self, queue: Queue, messages: Messages) -> Delivery:
         return Delivery(self._group, queue, self._call.name, messages, is_async=self._is_async)
+
+
+def _left(delivery: Delivery, *, is_entered: bool, is_complete: bool) -> Outcome:
+    """What became of the messages when all middleware was left without an error."""
+    if is_complete:
+        return _with_put_off(delivery.outcome, delivery)
+    # A middleware swallowed an error. The handler's it may take for success; but when it is one
+    # from the way in, the handler has not seen the messages.
+    return _with_put_off(DONE if is_entered else delivery.not_called, delivery)
 
 
 def _with_put_off(outcome: Outcome, delivery: Delivery) -> Outcome:
@@ -294,6 +318,4 @@ def _name(function: object) -> str:
 
 
 def _checked(batch_size: int) -> int:
-    if isinstance(batch_size, bool) or not 1 <= batch_size <= LARGEST_BATCH:
-        raise SettingError(f"batch_size must be 1 to {LARGEST_BATCH}, got {batch_size!r}")
-    return batch_size
+    return whole(batch_size, "batch_size", most=LARGEST_BATCH)

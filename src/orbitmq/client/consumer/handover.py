@@ -19,6 +19,12 @@ views of the group may differ for a moment:
 What ends the wait otherwise: a member that holds a queue longer than it may (`handover`) and a
 little; and one that does not answer. The latter is waited for as long as that only if the queue was
 its own before, by the strategy; else for one `answer`.
+
+One that does not answer is left alone for a while (`silence`). A Java client of 5.x answers from as
+many threads as it has processors, asks the broker itself while it answers (for progress that it
+does not remember, five seconds long), and needs one of these threads to hear the broker's answer.
+As many questions at once as it has processors therefore block it; repeated, they block it for good,
+until the broker thinks it dead.
 """
 
 from __future__ import annotations
@@ -65,6 +71,8 @@ class Inquiry:
         self._settings = settings
         self._clock = clock
         self._cleared: set[str] = set()
+        #: When those who did not answer may be asked again.
+        self._silent_until: dict[str, float] = {}
         self._time = 0
 
     def again(self) -> None:
@@ -80,15 +88,17 @@ class Inquiry:
         `others` are the other members, `queues` all of the topic.
         """
         time = self._time
-        asked = [member for member in dict.fromkeys(others) if member not in self._cleared]
+        concerned = [member for member in dict.fromkeys(others) if member not in self._cleared]
+        asked = [member for member in concerned if not self._is_left_alone(member)]
         answers = await asyncio.gather(*(self._holdings(member) for member in asked))
         claims = list(claims)
         wanted = {claim.queue for claim in claims}
         held: set[Queue] = set()
-        silent: list[str] = []
+        silent = [member for member in concerned if member not in asked]
         for member, holdings in zip(asked, answers, strict=True):
             if holdings is None:
                 silent.append(member)
+                self._silent_until[member] = self._clock.monotonic() + self._settings.silence
             elif theirs := holdings & wanted:
                 held |= theirs
             elif time == self._time:
@@ -104,6 +114,9 @@ class Inquiry:
             elif waited >= self._settings.handover + _ALLOWANCE:
                 overdue.append(claim)
         return free, overdue
+
+    def _is_left_alone(self, member: str) -> bool:
+        return self._clock.monotonic() < self._silent_until.get(member, 0.0)
 
     async def _holdings(self, member: str) -> frozenset[Queue] | None:
         try:

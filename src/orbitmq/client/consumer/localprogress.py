@@ -4,6 +4,10 @@ The file is the one that Apache's Java client keeps, in the same place, and eith
 other wrote. It is replaced as a whole, by a rename after its bytes are on the disk, and the one
 before stays beside it as ``.bak``: whenever the process or the machine ends, a whole file is there.
 
+Two consumers must not have one file: each would take the progress of the other for its own, and
+skip after a restart what it has never seen. Whoever comes second is refused (Apache's client lets
+both write). An application that wants several on one machine gives each an instance of its own.
+
 A file that is there and cannot be read, with no readable backup, is an error. Taking it for "no
 progress yet" would skip or repeat everything (Apache's client does that when there is no backup).
 """
@@ -18,8 +22,9 @@ from pathlib import Path
 
 from msgspec import field
 
+from orbitmq.client.consumer.folderlock import FolderLock
 from orbitmq.client.consumer.progress import TrackedProgress
-from orbitmq.client.errors import ClientError
+from orbitmq.client.errors import ClientError, SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.wire.bodies.base import Body, Int64, decode_body
 from orbitmq.wire.bodies.route import MessageQueue
@@ -57,15 +62,35 @@ class LocalFileProgress(TrackedProgress):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
+        self._lock = FolderLock(path.parent)
 
     @property
     def path(self) -> Path:
         return self._path
 
     async def load(self) -> None:
+        """Take the file for this consumer, and read it. Raises `SettingError` if it is taken."""
+        await asyncio.to_thread(self._take)
         for queue, offset in (await asyncio.to_thread(read_positions, self._path)).items():
             self.update(queue, offset, increase_only=False)
             self._stored[queue] = offset
+
+    def close(self) -> None:
+        """Let another consumer have the file. May be repeated."""
+        self._lock.release()
+
+    def _take(self) -> None:
+        try:
+            is_taken = self._lock.take()
+        except OSError as error:
+            problem = f"its folder cannot be used: {error.strerror or error}"
+            raise ProgressFileError(self._path, problem) from error
+        if not is_taken:
+            raise SettingError(
+                f"another consumer on this machine has its progress in {self._path}; to have "
+                "several, give each an instance of its own, the same at every start: "
+                "client=ClientSettings(instance='cache-1', ...)"
+            )
 
     async def stored(self, queue: Queue) -> int | None:
         return (await asyncio.to_thread(read_positions, self._path)).get(queue)

@@ -9,16 +9,21 @@ client counts from the answer and bounds the difference by a call timeout.)
 A lock is renewed every 20 s. A renewal that comes too late, after we have stopped to believe in the
 lock, does not bring it back: meanwhile somebody may have had the queue and given it back, so the
 queue has to be gained anew, with its progress read after the lock was taken.
+
+A request for a lock that was sent is never abandoned, whoever stops to wait for it: the broker may
+grant it, and nobody else would have the queue for a minute. Locks whose request had no answer are
+remembered for the same reason, and are given back like those that were granted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orbitmq.client.checks import Fields
 from orbitmq.client.consumer.spells import Spells
 from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
@@ -48,10 +53,7 @@ class LockSettings:
     timeout: float = 1.0  #: for one request
 
     def __post_init__(self) -> None:
-        for name in ("life", "renewal", "retry", "timeout"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise SettingError(f"locks.{name} must be a positive number, got {value!r}")
+        Fields(self, "locks").durations("life", "renewal", "retry", "timeout")
         if not self.renewal < self.life < BROKER_LOCK_LIFE:
             raise SettingError(
                 f"locks.renewal must be below locks.life, and that below {BROKER_LOCK_LIFE:g} s, "
@@ -113,6 +115,10 @@ class QueueLocks:
         self._settings = settings or LockSettings()
         self.on_lost = on_lost
         self._locks: dict[Queue, QueueLock] = {}
+        #: Asked for, without an answer: the broker may have granted them or not.
+        self._unsure: set[Queue] = set()
+        #: Requests on their way.
+        self._asking: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Lock] = {}
         self._spells = Spells(log)
         self._renewal: Periodic | None = None
@@ -148,10 +154,21 @@ class QueueLocks:
     async def acquire(self, queues: Iterable[Queue]) -> dict[Queue, QueueLock]:
         """Take locks; those that were granted. Refusals are no errors, and trouble is logged."""
         granted: dict[Queue, QueueLock] = {}
-        await asyncio.gather(
-            *(self._acquire(broker, some, granted) for broker, some in _by_broker(queues).items())
-        )
+        asking = [
+            self._engine.spawn(self._acquire(broker, some, granted), f"lock queues of {broker}")
+            for broker, some in _by_broker(queues).items()
+        ]
+        self._asking.update(asking)
+        for task in asking:
+            task.add_done_callback(self._asking.discard)
+        if asking:
+            # Not a gather, which would cancel what is on its way together with whoever waits.
+            await asyncio.wait(asking)
         return granted
+
+    def may_be_held(self, queue: Queue) -> bool:
+        """Whether the broker may keep the queue for us: granted, or asked for without an answer."""
+        return queue in self._locks or queue in self._unsure
 
     async def release(self, queues: Iterable[Queue]) -> None:
         """Give locks back; whoever waits for them can have them when this returns."""
@@ -159,6 +176,12 @@ class QueueLocks:
         await asyncio.gather(
             *(self._unlock(broker, some) for broker, some in _by_broker(kept).items())
         )
+
+    async def release_all(self, *, but: Collection[Queue] = ()) -> None:
+        """Give everything back, also what is still on its way, `but` some locks: those lapse."""
+        if self._asking:
+            await asyncio.wait(self._asking)
+        await self.release({*self._locks, *self._unsure} - set(but))
 
     async def renew(self) -> float | None:
         """Renew all locks, and tell of those that are lost; when to do it again."""
@@ -175,7 +198,10 @@ class QueueLocks:
     ) -> None:
         async with self._turn(broker):
             sent_at = self._now()
+            self._unsure.update(queues)
             held = await self._lock(broker, queues)
+            if held is not None:
+                self._unsure.difference_update(queues)
             for queue in held or ():
                 lock = QueueLock(queue, sent_at=sent_at, life=self._settings.life)
                 if lock.is_held(self._now()):
@@ -227,6 +253,10 @@ class QueueLocks:
 
     async def _unlock(self, broker: str, queues: list[Queue]) -> None:
         async with self._turn(broker):
+            # Somebody here may have taken them anew, while this waited for its turn.
+            queues = [queue for queue in queues if queue not in self._locks]
+            if not queues:
+                return
             try:
                 await self._engine.ask(
                     self._engine.routes.master(broker),
@@ -243,10 +273,13 @@ class QueueLocks:
                 )
 
     def _forget(self, queue: Queue) -> bool:
+        """Whether there was anything to forget."""
         lock = self._locks.pop(queue, None)
         if lock is not None:
             lock.give_up()
-        return lock is not None
+        is_unsure = queue in self._unsure
+        self._unsure.discard(queue)
+        return lock is not None or is_unsure
 
     def _body(self, queues: Iterable[Queue]) -> bytes:
         wanted = tuple(

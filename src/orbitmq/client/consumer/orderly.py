@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.client.consumer.calls import Run
 from orbitmq.client.consumer.consuming import Consuming, Parts
-from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict
+from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict, accounted
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import Binding
@@ -218,7 +218,7 @@ class OrderlyConsumption(Consuming):
         if made < len(run.calls):
             # Not called any more: to be taken again, here or by the next owner.
             owned.window.rollback([each for _, some in run.calls[made:] for each in some])
-        last = run.outcomes[-1] if made else None
+        last = accounted(run.outcomes[-1], run.calls[made - 1][1]) if made else None
         if last is None:
             self._go_on(line)
         elif last.failed:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from orbitmq.remoting.connection import Connection
     from orbitmq.wire.frame import Bytes
 
+_PUSHED: Final = RequestCode.PULL_MESSAGE
+_POLLED: Final = RequestCode.LITE_PULL_MESSAGE
 _COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
 _VARYING: Final = ("queue_id", "queue_offset", "sys_flag", "commit_offset")
 
@@ -49,11 +51,26 @@ class PullRequests:
             self._flag |= int(PullFlag.SUBSCRIPTION)
         if is_polled:
             self._flag |= int(PullFlag.LITE_PULL)
-        self.code = RequestCode.LITE_PULL_MESSAGE if is_polled else RequestCode.PULL_MESSAGE
+        self._code = _POLLED if is_polled else _PUSHED
+        #: Brokers that know no pulls but the usual ones: those before 5.0.
+        self._old_brokers: set[str] = set()
         #: By topic and broker; each for one version of the subscription.
         self._templates: dict[
             tuple[str, str], tuple[Subscription, RequestTemplate[PullMessageRequest]]
         ] = {}
+
+    def code(self, broker: str) -> RequestCode:
+        """Polled pulls have a code of their own where brokers know it: a pool of their own."""
+        return _PUSHED if broker in self._old_brokers else self._code
+
+    def not_supported(self, broker: str, code: RequestCode) -> bool:
+        """A broker does not know a pull of this code; whether it can be asked in another way."""
+        if code is not _POLLED:
+            return False
+        self._old_brokers.add(broker)
+        for key in [key for key in self._templates if key[1] == broker]:
+            del self._templates[key]
+        return True
 
     def encoder(
         self,
@@ -72,11 +89,12 @@ class PullRequests:
                 flag |= _COMMIT
         varying = (queue.id, owned.next_offset, flag, progress)
         if connection.prepares:
+            code = self.code(queue.broker)
             values = dict(zip(_VARYING, varying, strict=True))
             header = PullMessageRequest(**self._constant(owned, subscription), **values)  # type: ignore[arg-type]  # named as declared
 
             def prepared(opaque: int) -> Sequence[Bytes]:
-                return connection.encoded(Command.request(self.code, header, opaque=opaque))
+                return connection.encoded(Command.request(code, header, opaque=opaque))
 
             return prepared
         template = self._template(owned, subscription)
@@ -90,7 +108,8 @@ class PullRequests:
         if known is not None and known[0] is subscription:
             return known[1]
         constant = self._constant(owned, subscription)
-        template = RequestTemplate(self.code, PullMessageRequest, _VARYING, constant=constant)
+        code = self.code(owned.queue.broker)
+        template = RequestTemplate(code, PullMessageRequest, _VARYING, constant=constant)
         self._templates[key] = (subscription, template)
         return template
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orbitmq.client.checks import Fields
 from orbitmq.client.errors import SettingError
 
 KIB = 1024
@@ -26,18 +27,16 @@ class PullSettings:
     post_subscription: bool = False
 
     def __post_init__(self) -> None:
-        _within("batch_size", self.batch_size, 1, 1024)
-        _within("batch_bytes", self.batch_bytes, 1, 1024 * KIB * KIB)
-        _within("hold", self.hold, 0, 3600)
-        _within("interval", self.interval, 0, 65.535)
-        for name in ("error_delay", "busy_delay", "flow_delay", "paused_delay"):
-            _within(name, getattr(self, name), 0.001, 3600)
+        fields = Fields(self, "pull")
+        fields.whole("batch_size", most=1024)
+        fields.whole("batch_bytes", most=1024 * KIB * KIB)
+        fields.durations("hold", least=0, most=3600)
+        fields.durations("interval", least=0, most=65.535)
+        delays = ("error_delay", "busy_delay", "flow_delay", "paused_delay")
+        fields.durations(*delays, least=0.001, most=3600)
+        fields.durations("timeout")
+        fields.switches("post_subscription")
         if not self.hold < self.timeout:
             raise SettingError(
                 f"pull.timeout must be above pull.hold ({self.hold:g} s), got {self.timeout:g}"
             )
-
-
-def _within(name: str, value: float, least: float, largest: float) -> None:
-    if not least <= value <= largest:
-        raise SettingError(f"pull.{name} must be from {least:g} to {largest:g}, got {value:g}")

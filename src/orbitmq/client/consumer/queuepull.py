@@ -18,7 +18,7 @@ from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.errors import RemotingError
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class QueuePull:
     __slots__ = (
         "_address",
         "_broker_id",
+        "_code",
         "_connection",
         "_counts",
         "_has_gone_back",
@@ -66,6 +67,7 @@ class QueuePull:
         # Of the request that is on its way.
         self._offset = owned.next_offset
         self._sent_at = 0.0
+        self._code = RequestCode.PULL_MESSAGE
         self._address: Address | None = None
         self._connection: Connection | None = None
         self._subscription: Subscription | None = None
@@ -137,9 +139,10 @@ class QueuePull:
         self._address, self._connection = address, connection
         self._offset = owned.next_offset
         self._sent_at = owned.last_pull
+        self._code = puller.requests.code(queue.broker)
         try:
             connection.submit_encoded(
-                puller.requests.code,
+                self._code,
                 puller.requests.encoder(owned, self._subscription, broker_id, connection),
                 self._answered,
                 timeout=puller.settings.timeout,
@@ -187,6 +190,11 @@ class QueuePull:
             self._puller.engine.went_away(self._address, self._connection)
             self._pull_after(self._puller.settings.busy_delay)
             return
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            broker = self.owned.queue.broker
+            if self._puller.requests.not_supported(broker, self._code):
+                self.step()
+                return
         if answer.code == ResponseCode.FLOW_CONTROL:
             self._put_off(Setback.BROKER_BUSY, answer.remark)
             return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orbitmq.client.errors import SettingError
+from orbitmq.client.checks import Fields
+
+_MAY_BE_ZERO = ("handover", "return_grace", "spacing", "silence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,7 @@ class RebalanceSettings:
     #: How long the loss of a queue waits for handler calls that run; with order locks, without end.
     handover: float = 10.0
     answer: float = 1.0  #: how long a member may take to say what it holds
+    silence: float = 5.0  #: how long one that did not say is left alone (see `handover`)
     stalled: float = 120.0  #: an owned queue that was not pulled for so long is begun anew
     persist: float = 5.0  #: how often progress is put by
     #: After a broker connection was lost and made again, members that are missing are waited for.
@@ -26,9 +29,6 @@ class RebalanceSettings:
     slowest_poll: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                if name in ("handover", "return_grace", "spacing") and value == 0:
-                    continue
-                raise SettingError(f"rebalance.{name} must be a positive number, got {value!r}")
+        fields = Fields(self, "rebalance")
+        fields.durations(*_MAY_BE_ZERO, least=0)
+        fields.durations(*(name for name in self.__slots__ if name not in _MAY_BE_ZERO))

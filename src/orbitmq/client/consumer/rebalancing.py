@@ -25,7 +25,7 @@ from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.releasing import Draining, Releasing
 from orbitmq.client.consumer.spells import Spells
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting
-from orbitmq.client.errors import NoRoute
+from orbitmq.client.errors import BrokerRefused, NoNameServer, NoRoute
 from orbitmq.client.names import is_retry_topic
 from orbitmq.client.serving import NOT_MINE, NotMine
 from orbitmq.errors import OrbitError
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = View((), ())
+#: What trouble with them is about.
+_NAME_SERVERS = "name servers"
 
 
 class Rebalancer:
@@ -157,22 +159,26 @@ class Rebalancer:
     async def stop(self, *, within: float | None = None) -> None:
         """Give everything up: handlers finish, progress is reported, locks are given back.
 
-        Handlers that run longer than `within` (unless given, a hand-over) are not waited for.
+        Handlers that run longer than `within` (unless given, a hand-over) are not waited for; in
+        order, their queues stay locked until the broker's lock lapses.
         """
         self._is_stopping = True
         for timer in self._timers:
             timer.stop()
-        await self._gaining.stop()
-        await self._releasing.release_all("the consumer stops", within=within)
-        if self._locks is not None:
-            self._locks.stop()
-            kept = {owned.queue for owned in self._ownership.owned.values()}
-            await self._locks.release(set(self._locks.queues) - kept)
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
-        self._track(set())
-        await self._news.stop()
+        try:
+            await self._gaining.stop()
+            await self._releasing.release_all("the consumer stops", within=within)
+            if self._locks is not None:
+                self._locks.stop()
+                await self._locks.release_all(but=self._releasing.left_busy)
+        finally:
+            if self._locks is not None:
+                self._locks.stop()
+            for undo in self._undo:
+                undo()
+            self._undo.clear()
+            self._track(set())
+            await self._news.stop()
 
     def wake(self) -> None:
         """Have a round soon: at once, unless the last one was just now."""
@@ -281,17 +287,28 @@ class Rebalancer:
             else:
                 self._spells.trouble(about, "%s", error)
             return None
+        except NoNameServer as error:
+            # Once for all topics: it is the same for each of them.
+            self._spells.trouble(
+                _NAME_SERVERS, "nothing new is consumed until a name server answers: %s", error
+            )
+            return None
         except OrbitError as error:
             self._spells.trouble(about, "the route of %s cannot be had: %s", topic, error)
             return None
         self._spells.over(about)
+        self._spells.over(_NAME_SERVERS)
         return queues
 
     async def _member_ids(self, topic: str) -> tuple[str, ...] | None:
         """The members of the group; None when it is better to wait for some of them."""
         if self._members is None:
             return ()
-        members = await self._members.of(topic)
+        try:
+            members = await self._members.of(topic)
+        except BrokerRefused:
+            # So Apache's brokers say that there is nobody in the group, not even us.
+            members = ()
         if self._engine.client_id not in members:
             # A broker that was restarted, or has thought us dead, hears of us before we believe it.
             await self._engine.heartbeat()

@@ -2,7 +2,8 @@
 
 As long as a queue is in the table of owned ones, whoever is to have it next waits. So nothing here
 may last for ever, except in orderly consumption: there the lock is what others wait for, and to
-give it back while a handler runs would put two handlers on one queue.
+give it back while a handler runs would put two handlers on one queue. A stop does not wait for ever
+either; it leaves the lock of such a queue to itself.
 
 Progress is reported twice: at once, for an owner-to-be that does not wait (Apache's clients do
 not), and when the last handler has finished. Before the second report the broker is asked when some
@@ -16,6 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
     from orbitmq.client.engine import Engine
+    from orbitmq.client.queue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,8 @@ class Releasing:
         self._is_stopping = False
         self._patience = settings.handover
         self._tasks: dict[OwnedQueue, asyncio.Task[None]] = {}
+        #: Queues that were given up by a stop while a handler was at work on them.
+        self.left_busy: set[Queue] = set()
 
     def is_going(self, owned: OwnedQueue) -> bool:
         """Whether a queue is being given up."""
@@ -107,8 +112,8 @@ class Releasing:
                 lasted = self._engine.clock.monotonic() - began
                 is_locked = owned.lock is None or owned.lock.is_held(self._engine.clock.monotonic())
                 await self._report(owned, is_careful=lasted > _LONG or not is_locked)
-            if self._locks is not None and is_idle:
-                await self._locks.release([queue])
+            if self._locks is not None:
+                await self._unlock(self._locks, owned, is_idle=is_idle)
         finally:
             # Whatever went wrong: a queue that nobody pulls must not look owned.
             owned.drop()
@@ -117,7 +122,13 @@ class Releasing:
                 self._progress.forget(queue)
                 self._ownership.counts.released += 1
             self._on_released(queue.topic)
-        log.info("queue released: %s", why, extra={"group": self._group, "queue": str(queue)})
+        log.info(
+            "queue released: %s by group %s, %s",
+            queue,
+            self._group,
+            why,
+            extra={"group": self._group, "queue": str(queue)},
+        )
 
     async def _drain(self, owned: OwnedQueue, *, reports: bool) -> bool:
         """Wait for running handlers; whether none runs any more."""
@@ -139,6 +150,19 @@ class Releasing:
         finally:
             if early is not None:
                 await asyncio.gather(early, return_exceptions=True)
+
+    async def _unlock(self, locks: QueueLocks, owned: OwnedQueue, *, is_idle: bool) -> None:
+        """Give the lock of a queue back, unless a handler still runs under it."""
+        if is_idle:
+            await locks.release([owned.queue])
+            return
+        self.left_busy.add(owned.queue)
+        log.warning(
+            "a handler still runs at the stop; its queue stays locked until the lock lapses, %g s "
+            "after its last renewal",
+            BROKER_LOCK_LIFE,
+            extra={"group": self._group, "queue": str(owned.queue)},
+        )
 
     async def _report(self, owned: OwnedQueue, *, is_careful: bool) -> None:
         """Put the progress by, trying for as long as the next owner waits."""

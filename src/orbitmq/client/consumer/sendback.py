@@ -101,6 +101,16 @@ class SendingBack:
 
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         """Have a message delivered again later, or given up; False when no broker took it."""
+        is_taken = await self._sent_back(message, failure)
+        limit = DEFAULT_RETRIES if self._max_retries is None else self._max_retries
+        # Without a limit of our own the broker has the group's, which is not known here.
+        if is_taken and (failure.level == DEAD or message.reconsume_times >= limit):
+            self._tell_dead(
+                message, failure, is_sure=failure.level == DEAD or self._max_retries is not None
+            )
+        return is_taken
+
+    async def _sent_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         try:
             await self._ask(message, failure)
         except OrbitError as error:
@@ -123,6 +133,12 @@ class SendingBack:
 
     async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
         """Make a message of a group that holds locks a dead letter; False when it was not taken."""
+        is_taken = await self._given_up(message, failure)
+        if is_taken:
+            self._tell_dead(message, failure, is_sure=True)
+        return is_taken
+
+    async def _given_up(self, message: ReceivedMessage, failure: Failure) -> bool:
         level = FIRST_LEVEL + message.reconsume_times
         allowed = NO_LIMIT if self._max_retries is None else self._max_retries
         if await self._resend(message, failure, level=level, allowed=allowed):
@@ -191,6 +207,20 @@ class SendingBack:
             )
             return False
         return True
+
+    def _tell_dead(self, message: ReceivedMessage, failure: Failure, *, is_sure: bool) -> None:
+        attempts = message.reconsume_times + 1
+        log.warning(
+            "message %s of %s goes to the dead letters of group %s after %d attempt%s%s: %s",
+            message.msg_id,
+            _origin_topic(message),
+            self._group,
+            attempts,
+            "" if attempts == 1 else "s",
+            "" if is_sure else ", unless the broker allows the group more",
+            failure.reason or "no reason given",
+            extra=self._fields(message),
+        )
 
     def _fields(self, message: ReceivedMessage) -> dict[str, object]:
         return {

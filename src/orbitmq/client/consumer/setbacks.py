@@ -61,6 +61,8 @@ _ORDINARY = frozenset(
         Setback.NOT_HELD,
     }
 )
+#: Of these, what nobody has to look at. (A span that grows means one message that does not end.)
+_NO_TROUBLE = _ORDINARY - {Setback.OFFSET_SPAN}
 
 
 def delays(settings: PullSettings) -> Mapping[Setback, float]:
@@ -105,10 +107,11 @@ class SetbackCounts:
 
 def tell(group: str, queue: Queue, setback: Setback, count: int, detail: object) -> None:
     """The line in the log."""
-    level = logging.INFO if setback in (Setback.PAUSED, Setback.NOT_HELD) else logging.WARNING
     log.log(
-        level,
-        "pull put off: %s (%s), %d so far",
+        logging.INFO if setback in _NO_TROUBLE else logging.WARNING,
+        "pull of %s for group %s put off: %s (%s), %d so far",
+        queue,
+        group,
         setback.value,
         detail,
         count,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orbitmq.client.errors import SettingError
+from orbitmq.client.checks import Fields
 
 #: The largest number of workers, as with Apache's clients.
 MOST_WORKERS = 1000
+#: The largest number of messages of one call, likewise.
+LARGEST_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +33,9 @@ class ConsumeSettings:
     time_slice: float = 60.0  #: in order: how long a queue may keep a worker before others
 
     def __post_init__(self) -> None:
-        if isinstance(self.workers, bool) or not 1 <= self.workers <= MOST_WORKERS:
-            raise SettingError(f"consume.workers must be 1 to {MOST_WORKERS}, got {self.workers!r}")
-        if self.batch_size is not None and not 1 <= self.batch_size <= 1024:
-            raise SettingError(f"consume.batch_size must be 1 to 1024, got {self.batch_size!r}")
-        if self.max_retries is not None and self.max_retries < 0:
-            raise SettingError(f"consume.max_retries must be 0 or more, got {self.max_retries!r}")
-        if not 0.01 <= self.suspend <= 30:
-            raise SettingError(f"consume.suspend must be 0.01 to 30 seconds, got {self.suspend!r}")
-        for name in ("timeout", "send_back_timeout", "local_retry", "time_slice"):
-            self._check_positive(name)
-
-    def _check_positive(self, name: str) -> None:
-        value = getattr(self, name)
-        if not value > 0:
-            raise SettingError(f"consume.{name} must be positive, got {value!r}")
+        fields = Fields(self, "consume")
+        fields.whole("workers", most=MOST_WORKERS)
+        fields.whole("batch_size", most=LARGEST_BATCH, optional=True)
+        fields.whole("max_retries", least=0, optional=True)
+        fields.durations("suspend", least=0.01, most=30.0)
+        fields.durations("timeout", "send_back_timeout", "local_retry", "time_slice")

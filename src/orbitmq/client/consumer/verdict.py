@@ -138,6 +138,9 @@ class Outcome:
 #: Nearly every call ends so.
 DONE: Final = Outcome(Verdict.SUCCESS)
 _RETURNED_RETRY: Final = Failure(reason="the handler asked for a retry")
+_UNACCOUNTED: Final = Failure(
+    reason="what was said about the messages of the call does not add up to them"
+)
 _LEFT_OUT: Final = Failure(reason="the handler acknowledged only the messages before it")
 
 
@@ -196,6 +199,21 @@ def outcome_of_verdict(
     if isinstance(verdict, Verdict):
         return Outcome(verdict, suspend=context.suspend, auto_commit=context.auto_commit)
     raise AnswerInvalid(listener, verdict, is_batch=False)
+
+
+def accounted(outcome: Outcome, messages: Sequence[ReceivedMessage]) -> Outcome:
+    """An outcome that speaks of all messages of its call, and of no others.
+
+    What is not among the failed ones counts as done. So one that names strangers, or a message
+    twice, cannot be believed in what it does not name either: all messages come again.
+    """
+    failed = [message.queue_offset for message in outcome.failed]
+    if not failed:
+        return outcome
+    of_call = {message.queue_offset for message in messages}
+    if len(set(failed)) == len(failed) and of_call.issuperset(failed):
+        return outcome
+    return Outcome(Verdict.RETRY, messages, _UNACCOUNTED, auto_commit=outcome.auto_commit)
 
 
 def reason_of(error: BaseException) -> str:

@@ -17,7 +17,10 @@ interval (5 ms) at a time. `sys.setswitchinterval` belongs to the application: 0
 
 **Tasks.** A few long-lived tasks take jobs from a deque. Only one is woken for new jobs; another
 follows when its handler waits for something. Handlers that never wait are thus called in a row by
-one task, at the price of a function call, and at most `size` wait at the same time.
+one task, at the price of a function call, and at most `size` wait at the same time. A handler that
+has its task cancelled ends that call only. A loop that ends cancels all tasks that it has, and must
+be obeyed; how to tell: one task more is there, which does nothing, and which nobody knows but the
+loop. When that one is cancelled, it is the loop.
 
 In both, a handler runs in a copy of the context that the consumer was started in: what it sets in
 context variables is not seen by the next message.
@@ -45,8 +48,9 @@ ON_END: Final = 0.005
 class Job(Protocol):
     """Something to do in a worker. It never raises; what came of it is kept in it."""
 
-    #: Whether someone waits for the end of this very job.
-    is_urgent: bool
+    @property
+    def is_urgent(self) -> bool:
+        """Whether someone waits for the end of this very job."""
 
     def run(self) -> None:
         """In a thread."""
@@ -216,6 +220,8 @@ class TaskWorkers:
         self._is_stopping = False
         #: What each busy task is at.
         self._at_work: dict[str, Coroutine[Any, Any, None]] = {}
+        #: See the head of the module.
+        self._sentinel = self._loop.create_task(_stand(), name=f"{name}-sentinel")
         self.resize(size)
 
     @property
@@ -243,15 +249,17 @@ class TaskWorkers:
             if not waiter.done():
                 waiter.set_result(None)
         tasks = set(self._tasks)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=timeout)
-            for task in late:
+        late = set(tasks)
+        try:
+            if tasks:
+                _, late = await asyncio.wait(tasks, timeout=timeout)
+        finally:
+            # Also when nobody waits for them any more.
+            for task in (*late, self._sentinel):
                 task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=timeout)
-            self._settle()
-            return len(late)
-        return 0
+        await asyncio.wait((*late, self._sentinel), timeout=timeout)
+        self._settle()
+        return len(late)
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """The tasks, those that wait for a job as well."""
@@ -260,6 +268,11 @@ class TaskWorkers:
     def at_work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What each busy task is at, by its name."""
         return dict(self._at_work)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether these workers end, or the loop does."""
+        return self._is_stopping or self._sentinel.done() or self._sentinel.cancelling() > 0
 
     def _hire(self) -> None:
         self._numbers += 1
@@ -271,7 +284,7 @@ class TaskWorkers:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a worker task failed", exc_info=error)
-        if not self._is_stopping and len(self._tasks) < self._size:
+        if len(self._tasks) < self._size and not self._is_ending:
             self._hire()
 
     async def _work(self) -> None:
@@ -298,15 +311,22 @@ class TaskWorkers:
             await _Isolated(coroutine, self._context.copy(), self._wake_one)
         except asyncio.CancelledError:
             self._forgive_cancelling()
+        except KeyboardInterrupt:
+            # It goes on to whoever runs the loop; what came of the job is in it all the same.
+            self._ended(job)
+            raise
         finally:
             del self._at_work[name]
+        self._ended(job)
+
+    def _ended(self, job: Job) -> None:
         self._done.append(job)
         if len(self._done) == 1:
             self._loop.call_soon(self._settle)
 
     def _forgive_cancelling(self) -> None:
         """A handler that cancelled its own task ends that call only; a stop ends the task."""
-        if self._is_stopping:
+        if self._is_ending:
             raise asyncio.CancelledError
         task = asyncio.current_task()
         while task is not None and task.cancelling():
@@ -336,6 +356,11 @@ class TaskWorkers:
         jobs, self._done = self._done, []
         if jobs:
             self._tell(jobs)
+
+
+async def _stand() -> None:
+    """Wait for a cancellation."""
+    await asyncio.get_running_loop().create_future()
 
 
 class _Isolated:

@@ -261,7 +261,7 @@ class AsyncProducer:
     ) -> SendResult:
         """Store a half message; nobody sees it before `end_transaction` commits it.
 
-        A delay of the message is dropped: it is delivered when it is committed.
+        It is delivered when it is committed: raises `MessageRefused` for a message with a delay.
         """
         self._core.check_running()
         return await self._core.transactions.begin(message, self._core.limit(timeout))

@@ -7,9 +7,15 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from orbitmq.client.checks import kind
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import ClientError, MessageRefused, NotRunning, SettingError
+from orbitmq.client.errors import (
+    AlreadyRunning,
+    MessageRefused,
+    NotRunning,
+    SettingError,
+)
 from orbitmq.client.identity import ProcessCheck, own_ip
 from orbitmq.client.message import Message
 from orbitmq.client.names import check_group
@@ -28,6 +34,7 @@ from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.producer.transactions import Check, Transactions
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.errors import OrbitError
 from orbitmq.message.ids import UniqueIds
 from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.wire.bodies.membership import ConsumerData
@@ -59,7 +66,9 @@ class ProducerCore:
         client = engine.settings
         self.engine = engine
         self.group = check_group(group)
-        self.settings = settings or SendSettings()
+        self.settings = (
+            SendSettings() if settings is None else kind(settings, "sending", SendSettings)
+        )
         #: The group as brokers know it.
         self.producer_group = wrap_group(client.namespace, group)
         self._check = check
@@ -85,14 +94,18 @@ class ProducerCore:
 
     async def start(self) -> None:
         self._check_process()
-        if self._publisher is not None or self._was_stopped:
-            raise NotRunning("this producer", was_stopped=self._was_stopped)
+        if self._was_stopped:
+            raise NotRunning("this producer", was_stopped=True)
+        if self._publisher is not None:
+            raise AlreadyRunning("this producer")
         engine, group, settings = self.engine, self.producer_group, self.settings
         if self._owns_engine:
             await engine.start()
         self._publisher = Publisher(engine, group, settings, for_threads=self._for_threads)
         self._requests = Requests(engine)
-        self.transactions = Transactions(engine, self._publisher, self._drafting, group)
+        self.transactions = Transactions(
+            engine, self._publisher, self._drafting, group, is_checked=self._check is not None
+        )
         engine.join(self)
         if self._check is not None:
             self._checks = Checks(
@@ -114,7 +127,7 @@ class ProducerCore:
         try:
             await self.engine.routes.get(self.settings.auto_create_topic)
             await self.engine.heartbeat()
-        except ClientError as error:
+        except OrbitError as error:  # also an answer that cannot be read
             log.info("not known to brokers before the first send: %s", error)
 
     def refuse(self) -> bool:

@@ -6,7 +6,7 @@ the same id: consumers that look for duplicates find them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from orbitmq.client.errors import MessageRefused
@@ -95,7 +95,6 @@ class Drafting:
         code: int = _SEND,
         sys_flag: int = 0,
         extra: Mapping[str, str] | None = None,
-        without: Sequence[str] = (),
     ) -> Draft:
         """A message of the application; `extra` are properties of the system.
 
@@ -104,8 +103,6 @@ class Drafting:
         properties = message.all_properties()
         if extra:
             properties.update(extra)
-        for name in without:
-            properties.pop(name, None)
         body, compression = self._stored(message.body)
         unique_id = self._ids()
         properties[UNIQ_KEY] = unique_id

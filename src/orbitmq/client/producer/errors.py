@@ -57,10 +57,12 @@ class NotARequest(ClientError):
 class RecallHandleInvalid(ClientError):
     """A text that is no handle of a message that is delivered later."""
 
-    def __init__(self, handle: str, problem: str) -> None:
+    def __init__(self, handle: object, problem: str) -> None:
         self.handle = handle
         self.problem = problem
+        shown = handle[:80] if isinstance(handle, str) else handle
         super().__init__(
-            f"{handle[:80]!r} is no recall handle: {problem}; it is what `SendResult.recall_handle`"
-            " of a message with `delay` or `deliver_at` says"
+            f"{shown!r} is no recall handle: {problem}; it is what `SendResult.recall_handle` of a "
+            "message with `delay` or `deliver_at` says (with `delay_level` it is None: such a "
+            "message cannot be taken back)"
         )

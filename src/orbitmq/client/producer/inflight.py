@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 
 from orbitmq.client.errors import ClientError
@@ -111,11 +112,17 @@ class InFlight:
 
 
 class BlockingInFlight:
-    """The same for threads. The lock is held for a few instructions, and `leave` never waits."""
+    """The same for threads. The lock is held for a few instructions, and `leave` never waits.
+
+    Who waits has a gate of its own, and is not kept in a condition: a thread that is interrupted
+    inside of one can leave it locked, and `leave` is called by the loop.
+    """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._room = Room(most, most_bytes)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        #: Opened, all of them, when something has changed.
+        self._gates: list[threading.Lock] = []
 
     @property
     def count(self) -> int:
@@ -123,16 +130,45 @@ class BlockingInFlight:
 
     def enter(self, size: int, timeout: float) -> None:
         """Blocks until there is room for a message of `size` bytes. Raises `TooManyInFlight`."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._room.take(size), timeout):
-                raise TooManyInFlight(self._room.count, self._room.size, timeout)
+        is_in = False
+        try:
+            deadline = time.monotonic() + timeout
+            while True:
+                with self._lock:
+                    is_in = self._room.take(size)
+                    if is_in:
+                        return
+                    gate = self._new_gate()
+                if not gate.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    break
+        except BaseException:
+            if is_in:
+                self.leave(size)  # interrupted in its last step
+            raise
+        raise TooManyInFlight(self._room.count, self._room.size, timeout)
 
     def leave(self, size: int) -> None:
-        with self._changed:
+        with self._lock:
             self._room.give_back(size)
-            self._changed.notify_all()
+            gates, self._gates = self._gates, []
+        for gate in gates:
+            gate.release()
 
     def until_empty(self, timeout: float | None) -> bool:
         """Blocks until nothing is in flight; False when the time is up."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._room.count == 0, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if not self._room.count:
+                    return True
+                gate = self._new_gate()
+            left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+            if not gate.acquire(timeout=left):
+                return False
+
+    def _new_gate(self) -> threading.Lock:
+        """A gate that is shut. The lock is held."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        return gate

@@ -104,6 +104,7 @@ class Producer:
 
         Sends of other threads that are under way end with an error.
         """
+        self._thread.check_other()
         was_running = self._core.refuse()
         if not self._thread.is_running:
             return
@@ -130,7 +131,7 @@ class Producer:
         that no other broker would take back, and `SendFailed` when attempts or time ran out.
         """
         core = self._core
-        core.check_running()
+        self._check()
         sending = core.sending(message, body, options)
         publisher = core.publisher
         outcome = publisher.from_thread(sending)
@@ -148,22 +149,37 @@ class Producer:
         """
         self._core.check_running()
         sending = self._core.sending(message, body, options)
-        self._in_flight.enter(len(sending.draft.body), sending.timeout)
         sent: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
         sent.set_running_or_notify_cancel()
-        self._submitted.append((sending, sent))
-        if not self._wake_is_due:
-            # The loop is woken once for all that is submitted before it comes to look.
-            self._wake_is_due = True
-            try:
-                self._thread.loop.call_soon_threadsafe(self._begin_submitted)
-            except RuntimeError:  # it was closed in this instant
-                self._done(sending, sent)(NotRunning("this producer", was_stopped=True))
+        # In a callback of another future, room is there or it is not: waiting, the loop makes none.
+        patience = 0.0 if self._thread.is_current else sending.timeout
+        submission = sending, sent
+        self._in_flight.enter(len(sending.draft.body), patience)
+        try:
+            # The next call after the one that made room: no interrupt comes between the two.
+            self._submitted.append(submission)
+            self._wake()
+        except (RuntimeError, NotRunning):  # it was stopped in this instant
+            self._done(sending, sent)(NotRunning("this producer", was_stopped=True))
+        except BaseException:
+            self._wake()  # for what others have submitted meanwhile
+            raise
         return sent
+
+    def _wake(self) -> None:
+        """Have the loop begin what was submitted: once for all, before it comes to look."""
+        if self._wake_is_due:
+            return
+        self._wake_is_due = True
+        try:
+            self._thread.loop.call_soon_threadsafe(self._begin_submitted)
+        except BaseException:
+            self._wake_is_due = False
+            raise
 
     def flush(self, timeout: Duration | None = None) -> None:
         """Returns when everything that was submitted has an outcome. Raises `TimeoutError`."""
-        self._core.check_running()
+        self._check()
         limit = None if timeout is None else seconds(timeout, "timeout")
         if not self._in_flight.until_empty(limit):
             raise TimeoutError(f"{self._in_flight.count} messages have no outcome yet")
@@ -173,7 +189,7 @@ class Producer:
     ) -> None:
         """Send without waiting for an answer: fast, and without knowing what becomes of it."""
         core = self._core
-        core.check_running()
+        self._check()
         sending = core.sending(message, body, options)
         if not core.publisher.tell_from_thread(sending):
             self._thread.run(core.publisher.tell(sending))
@@ -191,13 +207,13 @@ class Producer:
         Messages of one topic go to one queue, in their order; several topics are sent one after
         the other. Raises `BatchFailed`, which says what was stored before it failed.
         """
-        self._core.check_running()
+        self._check()
         given = tuple(messages)  # whoever makes them may block; not the loop
         return self._thread.run(self._core.send_batch(given, queue, key, timeout))
 
     def queues(self, topic: str) -> tuple[Queue, ...]:
         """The queues that messages of a topic may go to, in the order that selectors see."""
-        self._core.check_running()
+        self._check()
         return self._thread.run(self._core.queues(topic))
 
     # ---- messages for later
@@ -208,7 +224,7 @@ class Producer:
         `handle` is the `recall_handle` of its `SendResult`. Raises `BrokerRefused`, also when the
         message was delivered already or the broker does not allow it.
         """
-        self._core.check_running()
+        self._check()
         return self._thread.run(self._core.recall(topic, handle))
 
     # ---- transactions
@@ -235,14 +251,14 @@ class Producer:
     def send_half(self, message: Message, *, timeout: Duration | None = None) -> SendResult:
         """Store a half message; nobody sees it before `end_transaction` commits it.
 
-        A delay of the message is dropped: it is delivered when it is committed.
+        It is delivered when it is committed: raises `MessageRefused` for a message with a delay.
         """
-        self._core.check_running()
+        self._check()
         return self._thread.run(self._core.transactions.begin(message, self._core.limit(timeout)))
 
     def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
-        self._core.check_running()
+        self._check()
         return self._thread.run(self._core.transactions.end(sent, state))
 
     # ---- request and reply
@@ -254,7 +270,7 @@ class Producer:
 
         Raises `NoReply`, and what `send` raises.
         """
-        self._core.check_running()
+        self._check()
         return self._thread.run(self._core.request(message, body, options))
 
     def reply(
@@ -266,10 +282,15 @@ class Producer:
         timeout: Duration | None = None,
     ) -> SendResult:
         """Answer a message that was sent with `request`. Raises `NotARequest`, `SendFailed`."""
-        self._core.check_running()
+        self._check()
         return self._thread.run(self._core.reply(request, body, properties, timeout))
 
     # ---- inside
+
+    def _check(self) -> None:
+        """Before anything else: raises `NotRunning`, `UsedAfterFork`, or `WrongUse` on the loop."""
+        self._core.check_running()
+        self._thread.check_other()
 
     def _begin_submitted(self) -> None:
         """On the loop: send what was submitted, in its order."""

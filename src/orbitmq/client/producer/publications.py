@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Final
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import ClientError, NoRoute, NotRunning
+from orbitmq.client.errors import NoRoute, NotRunning
 from orbitmq.client.producer.faults import Faults
 from orbitmq.client.producer.queuechoice import RoundRobin
 from orbitmq.client.queue import Queue
 from orbitmq.client.topicroute import TopicRoute
+from orbitmq.errors import OrbitError
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Publications:
     async def _refresh(self, topic: str) -> None:
         try:
             await self._engine.routes.get(topic, refresh=True)
-        except ClientError as error:
+        except OrbitError as error:  # also an answer that cannot be read
             log.debug("route not refreshed: %s", error, extra={"topic": topic})
 
     def _route_changed(self, topic: str, route: TopicRoute) -> None:

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerUnavailable, MessageRefused, NotRunning
+from orbitmq.client.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    MessageRefused,
+    NoNameServer,
+    NotRunning,
+)
+from orbitmq.client.nameservers import NOT_NOW
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.faults import Faults
 from orbitmq.client.producer.frames import SendFrames
@@ -45,6 +52,9 @@ log = logging.getLogger(__name__)
 Done: TypeAlias = Callable[[SendResult | BaseException], None]
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
+#: Between questions to name servers that do not answer; doubles.
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 0.5
 _NEW_LINE: Final = ordinal_of(Release(5, 0, 0))
 
 
@@ -279,7 +289,7 @@ class Publisher:
         left = sending.deadline - self._monotonic()
         try:
             async with asyncio.timeout(max(0.0, left)):
-                publication = await self._publications.find(sending.draft.topic)
+                publication = await self._publication(sending)
         except TimeoutError:
             if sending.error is None:
                 sending.error = RequestTimedOut(
@@ -289,6 +299,24 @@ class Publisher:
                 )
             raise sending.failed() from sending.error
         return self._choice(sending, publication), publication.has_others
+
+    async def _publication(self, sending: Sending) -> Publication:
+        """What is known of its topic; without a name server, asked until whoever waits gives up.
+
+        As with brokers: name servers that restart are not seen by callers with the time to wait.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._publications.find(sending.draft.topic)
+            except NoNameServer as error:
+                sending.error = error
+            except BrokerRefused as error:
+                if error.code not in NOT_NOW:
+                    raise
+                sending.error = error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _choice(self, sending: Sending, publication: Publication) -> Queue:
         bound = sending.queue or sending.first

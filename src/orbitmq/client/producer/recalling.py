@@ -25,6 +25,9 @@ class RecallHandle(NamedTuple):
 
 def decode_recall_handle(text: str) -> RecallHandle:
     """What a handle says. Raises `RecallHandleInvalid`."""
+    # `recall_handle` of a result may be None, and that is where handles come from.
+    if not isinstance(text, str):
+        raise RecallHandleInvalid(text, "it is no text")
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except (binascii.Error, ValueError) as error:

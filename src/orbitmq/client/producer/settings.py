@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from orbitmq.client.checks import Fields
 from orbitmq.client.errors import SettingError
 from orbitmq.client.names import AUTO_CREATE_TOPIC
 from orbitmq.message.compression import DEFAULT_LEVEL
@@ -49,26 +50,17 @@ class SendSettings:
     check_workers: int = 4  #: checks of transactions that run at a time
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "max_message_size", "max_in_flight", "max_in_flight_bytes"):
-            _check(name, getattr(self, name))
-        for name in ("auto_create_queues", "check_workers"):
-            _check(name, getattr(self, name))
-        for name in ("retries", "retry_pause", "compress_from"):
-            _check(name, getattr(self, name), or_zero=True)
-        if self.attempt_timeout is not None:
-            _check("attempt_timeout", self.attempt_timeout)
+        fields = Fields(self, "sending")
+        fields.whole("max_message_size", "max_in_flight", "max_in_flight_bytes")
+        fields.whole("auto_create_queues", "check_workers")
+        fields.whole("retries", "compress_from", least=0)
+        fields.durations("timeout")
+        fields.durations("retry_pause", least=0)
+        fields.durations("attempt_timeout", optional=True)
+        fields.switches("retry_not_stored_ok", "avoid_failed", "avoid_slow")
         if self.compression not in tuple(Compression):
             allowed = ", ".join(f"Compression.{each.name}" for each in Compression)
             raise SettingError(
                 f"sending.compression must be one of {allowed}, got {self.compression!r}"
             )
-        if self.compression_level not in range(10):
-            raise SettingError(
-                f"sending.compression_level must be 0 to 9, got {self.compression_level!r}"
-            )
-
-
-def _check(name: str, value: float, *, or_zero: bool = False) -> None:
-    if isinstance(value, bool) or not (value > 0 or (or_zero and value == 0)):
-        allowed = "0 or more" if or_zero else "positive"
-        raise SettingError(f"sending.{name} must be {allowed}, got {value!r}")
+        fields.whole("compression_level", least=0, most=9)

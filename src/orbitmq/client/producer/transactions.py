@@ -13,12 +13,12 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import ClientError
+from orbitmq.client.errors import ClientError, MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.drafts import Drafting
 from orbitmq.client.producer.publishing import Publisher
@@ -28,13 +28,7 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.errors import OrbitError
 from orbitmq.message import sysflag
 from orbitmq.message.ids import decode_offset_id
-from orbitmq.message.wellknown import (
-    DELAY,
-    PRODUCER_GROUP,
-    TIMER_DELAY_MS,
-    TIMER_DELIVER_MS,
-    TRANSACTION_PREPARED,
-)
+from orbitmq.message.wellknown import PRODUCER_GROUP, TRANSACTION_PREPARED
 from orbitmq.wire.codes import RequestCode, TransactionState
 from orbitmq.wire.headers.transactions import EndTransactionRequest
 
@@ -49,9 +43,6 @@ Local: TypeAlias = Callable[[Message, str], Verdict | Awaitable[Verdict]]
 BlockingLocal: TypeAlias = Callable[[Message, str], Verdict]
 #: Says what became of a half message.
 Check: TypeAlias = Callable[[ReceivedMessage], Verdict | Awaitable[Verdict]]
-
-#: Half messages are delivered when they are committed, not later.
-_WITHOUT: Final = (DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 
 class VerdictUnknown(ClientError):
@@ -97,20 +88,36 @@ class Transactions:
     """The two words of a producer about a half message: here it is, and what becomes of it."""
 
     def __init__(
-        self, engine: Engine, publisher: Publisher, drafting: Drafting, group: str
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        drafting: Drafting,
+        group: str,
+        *,
+        is_checked: bool,
     ) -> None:
         self._engine = engine
+        self._should_warn = not is_checked
         self._publisher = publisher
         self._drafting = drafting
         self._group = group
 
     async def begin(self, message: Message, timeout: float) -> SendResult:  # noqa: ASYNC109
-        """Store a half message."""
+        """Store a half message. Raises `MessageRefused` for one with a delay."""
+        _check_no_delay(message)
+        if self._should_warn:
+            self._should_warn = False
+            log.warning(
+                "producer group %r sends in transactions without check=: if the end of one is "
+                "lost, no broker can learn what became of it, and its message is dropped in the "
+                "end, unless another producer of the group has a check",
+                self._group,
+                extra={"group": self._group},
+            )
         draft = self._drafting.draft(
             message,
             sys_flag=sysflag.TRANSACTION_PREPARED,
             extra={TRANSACTION_PREPARED: "true", PRODUCER_GROUP: self._group},
-            without=_WITHOUT,
         )
         now = self._engine.clock.monotonic()
         return await self._publisher.send(Sending(draft, now=now, timeout=timeout))
@@ -137,3 +144,18 @@ class Transactions:
                 extra={"group": self._group, "topic": sent.queue.topic},
             )
         return TransactionResult(sent, state)
+
+
+def _check_no_delay(message: Message) -> None:
+    """Brokers deliver a half message when it is committed, and drop its delay without a word."""
+    for name, is_given in (
+        ("delay_level", message.delay_level != 0),
+        ("delay", message.delay is not None),
+        ("deliver_at", message.deliver_at is not None),
+    ):
+        if is_given:
+            raise MessageRefused(
+                name,
+                "cannot be given in a transaction: the message is delivered when it is committed; "
+                "send a delayed message after the commit instead",
+            )

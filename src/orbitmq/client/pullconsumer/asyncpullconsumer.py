@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from orbitmq.client.checks import kind
 from orbitmq.client.consumer.allocation import Strategy, strategy_named
 from orbitmq.client.consumer.starting import (
     Beginning,
@@ -25,7 +27,7 @@ from orbitmq.client.namespaces import wrap_group, wrap_topic
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
 from orbitmq.client.pullconsumer.core import WHAT, PullCore
 from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.queue import Queue, each_queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import OrbitError
@@ -56,8 +58,9 @@ class AsyncPullConsumer:
 
     With `auto_commit` (the default) a message counts as done when it was returned by a poll and
     another poll has followed, and is committed within the interval after that. When the consumer is
-    stopped, everything returned counts as done, unless an error ends its `async with` block.
-    Without it, progress is what `commit` says. One task polls at a time.
+    stopped, everything returned counts as done, unless an error ends its `async with` block, or is
+    being handled where `stop` is called (in a `finally`, for instance). Without it, progress is
+    what `commit` says. One task polls at a time.
     """
 
     def __init__(
@@ -114,7 +117,9 @@ class AsyncPullConsumer:
         listener: AssignmentListener | None,
     ) -> None:
         self.group = check_group(group)
-        self.settings = polling or PollSettings()
+        self.settings = (
+            PollSettings() if polling is None else kind(polling, "polling", PollSettings)
+        )
         self._namespace = engine.settings.namespace
         self._check_process = ProcessCheck(WHAT)
         self._core = PullCore(
@@ -122,7 +127,7 @@ class AsyncPullConsumer:
             wrap_group(self._namespace, group),
             self.settings,
             owns_engine=owns_engine,
-            strategy=strategy_named(allocation),
+            strategy=strategy_named(allocation, "allocation"),
             begin=consume_from(begin),
             rebalancing=rebalancing,
             listener=listener,
@@ -148,9 +153,14 @@ class AsyncPullConsumer:
         self._check_process()
         await self._core.start()
 
-    async def stop(self) -> None:
-        """Commit (if that is automatic), give the queues up and leave. May be repeated."""
-        await self._core.stop()
+    async def stop(self, *, done: bool | None = None) -> None:
+        """Commit (if that is automatic), give the queues up and leave. May be repeated.
+
+        `done` is whether what the last poll returned counts as done, for automatic commits. By
+        default it does, unless an error is being handled: then it comes again, as it does when the
+        error ends an `async with` block.
+        """
+        await self._core.stop(settles=is_untroubled() if done is None else done)
 
     @property
     def client_id(self) -> str:
@@ -285,6 +295,17 @@ class AsyncPullConsumer:
         left = max(0.0, until - self.clock.monotonic())
         return await self._core.next_chunks(count, max_bytes, left, least=min(min_messages, count))
 
+    async def lend_chunks(
+        self,
+        lent: list[Chunk],
+        until: float,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+    ) -> None:
+        """The same into a list, where they are found also when nobody waits any more."""
+        lent += await self.next_chunks(until, max_messages, max_bytes, min_messages)
+
     def messages_of(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
         """Chunks as messages."""
         group, namespace = self.group, self._namespace
@@ -333,13 +354,16 @@ class AsyncPullConsumer:
         self._core.check_running()
         await self._core.seek(await self._found(queues or self.assignment(), find))
 
-    def pause(self, *queues: Queue) -> None:
-        """Fetch and return nothing of these queues, or of all; they stay assigned."""
-        self._core.pause(queues or self.assignment())
+    def pause(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Fetch and return nothing of these queues, or of all; they stay assigned.
 
-    def resume(self, *queues: Queue) -> None:
-        """Go on with these queues, or with all."""
-        self._core.resume(queues or self.assignment())
+        Queues are given one by one, or several as a list: `pause(*queues)`, `pause(queues)`.
+        """
+        self._core.pause(each_queue(queues) if queues else self.assignment())
+
+    def resume(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Go on with these queues, given as to `pause`, or with all."""
+        self._core.resume(each_queue(queues) if queues else self.assignment())
 
     # ---- what brokers know
 
@@ -397,6 +421,11 @@ class AsyncPullConsumer:
     def counts(self) -> dict[tuple[Queue, Setback], int]:
         """How often pulls were put off, by queue and reason."""
         return self._core.puller.counts()
+
+
+def is_untroubled() -> bool:
+    """Whether the caller handles no error, as it does in `except` and, on its way, in `finally`."""
+    return sys.exc_info()[1] is None
 
 
 #: Seconds that an iteration waits before it looks whether the consumer was stopped.

@@ -134,6 +134,7 @@ class Cache:
             if rest is not None:
                 queue.chunks.appendleft(rest)
             self._shrink(queue, head)
+            head.given_before = queue.given
             self._return_to(queue, head.next_offset)
             taken.append(head)
             count -= head.count
@@ -152,17 +153,25 @@ class Cache:
         return False
 
     def give_back(self, chunks: Iterable[Chunk]) -> None:
-        """Chunks that were taken and could not be returned come again, in their place."""
+        """Chunks that were taken and not returned: they come again, in their place.
+
+        Those of a queue that is being given up come again elsewhere: here, only the positions go
+        back, so that nobody takes them for done.
+        """
         for chunk in reversed(list(chunks)):
             queue = self._queues.get(chunk.owned)
-            if queue is None or chunk.owned.is_draining or chunk.spell != queue.spell:
+            if queue is None or chunk.owned.is_dropped or chunk.spell != queue.spell:
                 continue  # lost, or sought elsewhere, meanwhile
+            queue.returned = chunk.first_offset
+            queue.settled = min(queue.settled, queue.returned)
+            queue.given = chunk.given_before
+            if chunk.owned.is_draining:
+                self.settled.set()  # there is less to wait for
+                continue
             queue.chunks.appendleft(chunk)
             queue.count += chunk.count
             queue.size += chunk.size
             self._size += chunk.size
-            queue.returned = chunk.first_offset
-            queue.settled = min(queue.settled, queue.returned)
             self._make_ready(queue)
 
     # ---- positions

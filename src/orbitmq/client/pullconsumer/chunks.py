@@ -43,6 +43,8 @@ class Chunk:
     next_offset: int
     #: How often the queue had been sought when it was pulled: chunks of before are stale.
     spell: int = 0
+    #: Behind the last message that was returned before these; None if there was none.
+    given_before: int | None = None
 
     @property
     def first_offset(self) -> int:
@@ -68,19 +70,26 @@ class Chunk:
         if taken == self.count:
             return self, None
         view = memoryview(self.body)
-        rest = self._part(view[at:], self.count - taken, self.next_offset)
-        return self._part(view[:at], taken, rest.first_offset), rest
+        rest = self._part(view[at:], self.count - taken, self.next_offset, self.given_before)
+        return self._part(view[:at], taken, rest.first_offset, self.given_before), rest
 
     def since(self, offset: int) -> Chunk:
         """What is left of it from a message on that it holds."""
         at = skipped = 0
-        while _read_offset(self.body, at + _OFFSET_AT)[0] < offset:
+        before = self.given_before
+        while (found := _read_offset(self.body, at + _OFFSET_AT)[0]) < offset:
             at += _read_size(self.body, at)[0]
             skipped += 1
-        return self._part(memoryview(self.body)[at:], self.count - skipped, self.next_offset)
+            before = found + 1
+        left = self.count - skipped
+        return self._part(memoryview(self.body)[at:], left, self.next_offset, before)
 
-    def _part(self, body: memoryview, count: int, next_offset: int) -> Chunk:
-        return Chunk(self.owned, self.subscription, body, count, next_offset, self.spell)
+    def _part(
+        self, body: memoryview, count: int, next_offset: int, given_before: int | None
+    ) -> Chunk:
+        return Chunk(
+            self.owned, self.subscription, body, count, next_offset, self.spell, given_before
+        )
 
     def messages(
         self, group: str | None = None, namespace: str | None = None

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WHAT = "this pull consumer"
+ONE_AT_A_TIME = (
+    "a pull consumer is polled by one caller at a time: what a poll returns counts as done with "
+    "the next one; make a consumer for each"
+)
 
 
 class Mode(enum.Enum):
@@ -288,10 +292,7 @@ class PullCore:
     def _begin_poll(self) -> None:
         self.check_running()
         if self._is_polling:
-            raise WrongUse(
-                "a pull consumer is polled by one caller at a time: what a poll returns counts as "
-                "done with the next one; make a consumer for each"
-            )
+            raise WrongUse(ONE_AT_A_TIME)
         self.cache.settle()
 
     async def _wait(self, least: int, timeout: float) -> None:  # noqa: ASYNC109

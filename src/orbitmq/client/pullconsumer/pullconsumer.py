@@ -10,12 +10,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from orbitmq.client.durations import Duration, Instant
-from orbitmq.client.errors import NotRunning
+from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer, Commits
+from orbitmq.client.pullconsumer.asyncpullconsumer import (
+    AsyncPullConsumer,
+    Commits,
+    is_untroubled,
+)
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
-from orbitmq.client.pullconsumer.core import WHAT
+from orbitmq.client.pullconsumer.core import ONE_AT_A_TIME, WHAT
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
@@ -80,6 +84,10 @@ class PullConsumer:
         self._was_stopped = False
         #: What an iteration has taken and not returned yet.
         self._iterated: deque[tuple[Chunk, ReceivedMessage]] = deque()
+        #: What a call has taken and not returned; it was broken off if there is something and no
+        #: call takes anything.
+        self._lent: list[Chunk] | None = None
+        self._is_taking = False
 
     # ---- life
 
@@ -109,13 +117,18 @@ class PullConsumer:
             raise
         self._is_running = True
 
-    def stop(self) -> None:
-        """Commit (if that is automatic), give the queues up and leave. May be repeated."""
-        self._stop(self._consumer.stop())
+    def stop(self, *, done: bool | None = None) -> None:
+        """Commit (if that is automatic), give the queues up and leave. May be repeated.
+
+        `done` is whether what the last poll returned counts as done, for automatic commits. By
+        default it does, unless an error is being handled: then it comes again, as it does when the
+        error ends a `with` block.
+        """
+        self._stop(self._consumer.stop(done=is_untroubled() if done is None else done))
 
     def _stop(self, stopping: Coroutine[Any, Any, None]) -> None:
         if self._is_running and self._check_process.is_same:
-            self._end_iteration()
+            self._take_back()
         was_running, self._is_running = self._is_running, False
         self._was_stopped = True
         if not was_running or not self._check_process.is_same:
@@ -138,12 +151,14 @@ class PullConsumer:
 
     def unsubscribe(self, topic: str) -> None:
         """Give the queues of a topic up."""
+        self._take_back()
         self._do(lambda: self._consumer.unsubscribe(topic))
 
     def assign(
         self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
     ) -> None:
         """Read exactly these queues from now on, whatever others of the group do."""
+        self._take_back()
         if self._is_running:
             self._run(self._consumer.assign(tuple(queues), tags, sql=sql))
         else:
@@ -163,12 +178,11 @@ class PullConsumer:
         self, timeout: Duration | None = None, *, max_messages: int | None = None
     ) -> list[ReceivedMessage]:
         """The next messages, of any assigned queue; none when there are none within the time."""
-        self._end_iteration()
+        self._take_back()
         until = self._consumer.deadline(timeout)
         while True:
-            chunks = self._run(self._consumer.next_chunks(until, max_messages))
-            messages = self._read(chunks, self._consumer.messages_of)
-            if messages or not chunks:
+            messages, were_any = self._taken(self._consumer.messages_of, until, max_messages)
+            if messages or not were_any:
                 return messages
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -178,14 +192,19 @@ class PullConsumer:
         commits, as a whole. Whatever else is called meanwhile sees the position of the iteration.
         """
         while self._is_running:
-            try:
-                chunk, message = self._iterated.popleft()
-            except IndexError:
+            if not self._iterated:
                 try:
                     self._fill_iteration()
                 except NotRunning:
                     return  # stopped by another thread
                 continue
+            try:
+                # Nothing is called from here to the yield: that is where interrupts come, and they
+                # find the message either taken and returned, or neither.
+                chunk, message = self._iterated[0]
+                del self._iterated[0]
+            except IndexError:
+                continue  # given back by another thread
             if not chunk.owned.is_dropped:
                 yield message
 
@@ -200,76 +219,122 @@ class PullConsumer:
         null_bad_bodies: bool = False,
     ) -> Any:
         """The next messages as a `pyarrow.RecordBatch`; see `AsyncPullConsumer.poll_arrow`."""
-        self._end_iteration()
+        self._take_back()
         read = partial(chunks_to_arrow, columns=columns, null_bad_bodies=null_bad_bodies)
         until = self._consumer.deadline(timeout)
         while True:
-            chunks = self._run(
-                self._consumer.next_chunks(until, max_messages, max_bytes, min_messages)
-            )
-            batch = self._read(chunks, read)
-            if batch.num_rows or not chunks:
+            batch, were_any = self._taken(read, until, max_messages, max_bytes, min_messages)
+            if batch.num_rows or not were_any:
                 return batch
 
-    def _read(self, chunks: Sequence[Chunk], read: Callable[[Sequence[Chunk]], T]) -> T:
-        """Decode on this thread; what cannot be read is given back."""
-        try:
-            return read(chunks)
-        except OrbitError:
-            self._do(lambda: self._consumer.give_back(chunks))
-            raise
-
     def _fill_iteration(self) -> None:
-        chunks = self._run(self._consumer.next_chunks(self._consumer.deadline(_A_WHILE)))
-        for chunk in chunks:
-            for message in self._read([chunk], self._consumer.messages_of):
-                self._iterated.append((chunk, message))
+        self._take_back()
+        self._iterated, _ = self._taken(self._read_one_by_one, self._consumer.deadline(_A_WHILE))
 
-    def _end_iteration(self) -> None:
-        """Give back what an iteration has taken and not returned: it must not pass for done."""
+    def _read_one_by_one(self, chunks: list[Chunk]) -> deque[tuple[Chunk, ReceivedMessage]]:
+        """The messages with their chunks; one that cannot be read comes again, and its turn."""
+        read: deque[tuple[Chunk, ReceivedMessage]] = deque()
+        for place, chunk in enumerate(chunks):
+            try:
+                messages = self._consumer.messages_of([chunk])
+            except OrbitError:
+                if not read:
+                    raise
+                self._do(partial(self._give_back_since, chunks, place))
+                break
+            read.extend((chunk, message) for message in messages)
+        return read
+
+    # ---- taken, and not returned yet
+
+    def _taken(
+        self,
+        read: Callable[[list[Chunk]], T],
+        until: float,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+    ) -> tuple[T, bool]:
+        """What is read of the next chunks, on this thread; and whether there were any.
+
+        They count as returned with the return of this call. Whatever breaks it off before, an error
+        or an interrupt, leaves them to `_take_back`, which the next call begins with.
+        """
+        if self._is_taking:
+            raise WrongUse(ONE_AT_A_TIME)
+        lent: list[Chunk] = []
+        self._lent = lent
+        try:
+            self._is_taking = True
+            limits = max_messages, max_bytes, min_messages
+            self._run(self._consumer.lend_chunks(lent, until, *limits))
+            found = read(lent), bool(lent)
+            self._lent = None
+        finally:
+            self._is_taking = False
+        return found
+
+    def _take_back(self) -> None:
+        """Give back what was taken and not returned: it must not pass for done."""
+        if self._iterated or (self._lent is not None and not self._is_taking):
+            self._do(self._give_back)
+
+    def _give_back(self) -> None:
+        """On the loop, in one step: a caller that is interrupted finds it done, or not begun."""
         rest: dict[int, Chunk] = {}
+        if self._lent is not None and not self._is_taking:
+            rest = {id(chunk): chunk for chunk in self._lent}
+            self._lent = None
         # Item by item, because another thread may be iterating.
         while self._iterated:
             with suppress(IndexError):
                 chunk, message = self._iterated.popleft()
                 rest.setdefault(id(chunk), chunk.since(message.queue_offset))
-        if rest:
-            self._do(lambda: self._consumer.give_back(tuple(rest.values())))
+        self._consumer.give_back(tuple(rest.values()))
+
+    def _give_back_since(self, chunks: list[Chunk], place: int) -> None:
+        """On the loop, as before: of what a call has taken, this and what follows."""
+        rest = chunks[place:]
+        del chunks[place:]
+        self._consumer.give_back(rest)
 
     # ---- positions
 
     def position(self, queue: Queue) -> int:
         """The offset that the next poll of a queue begins with. Raises `QueueNotAssigned`."""
-        self._end_iteration()
+        self._take_back()
         return self._do(lambda: self._consumer.position(queue))
 
     def seek(self, queue: Queue, offset: int) -> None:
         """Go on from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
-        self._end_iteration()
+        self._take_back()
         self._run(self._consumer.seek(queue, offset))
 
     def seek_to_begin(self, *queues: Queue) -> None:
         """Go on from the first message that is there; in all assigned queues, or in these."""
-        self._end_iteration()
+        self._take_back()
         self._run(self._consumer.seek_to_begin(*queues))
 
     def seek_to_end(self, *queues: Queue) -> None:
         """Go on with messages that come from now on."""
-        self._end_iteration()
+        self._take_back()
         self._run(self._consumer.seek_to_end(*queues))
 
     def seek_to_time(self, time: Instant, *queues: Queue) -> None:
         """Go on from the first message stored at or after a time; from the end without one."""
-        self._end_iteration()
+        self._take_back()
         self._run(self._consumer.seek_to_time(time, *queues))
 
-    def pause(self, *queues: Queue) -> None:
-        """Fetch and return nothing of these queues, or of all; they stay assigned."""
-        self._end_iteration()
+    def pause(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Fetch and return nothing of these queues, or of all; they stay assigned.
+
+        Queues are given one by one, or several as a list: `pause(*queues)`, `pause(queues)`.
+        """
+        self._take_back()
         self._do(lambda: self._consumer.pause(*queues))
 
-    def resume(self, *queues: Queue) -> None:
-        """Go on with these queues, or with all."""
+    def resume(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Go on with these queues, given as to `pause`, or with all."""
         self._do(lambda: self._consumer.resume(*queues))
 
     # ---- what brokers know
@@ -296,7 +361,7 @@ class PullConsumer:
 
     def commit(self, done: Commits | None = None) -> dict[Queue, int]:
         """Store progress, and return when the broker has it; see `AsyncPullConsumer.commit`."""
-        self._end_iteration()
+        self._take_back()
         return self._run(self._consumer.commit(done))
 
     def committed(self, queue: Queue) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orbitmq.client.checks import Fields
 from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.errors import SettingError
 
 MIB = 1024 * 1024
 
@@ -31,15 +31,10 @@ class PollSettings:
     pull: PullSettings = field(default_factory=_pulls)
 
     def __post_init__(self) -> None:
-        for name in (
-            "auto_commit_interval",
-            "max_messages",
-            "max_cached_messages",
-            "max_cached_bytes",
-            "max_cached_bytes_in_all",
-        ):
-            value = getattr(self, name)
-            if not value > 0:
-                raise SettingError(f"poll.{name} must be positive, got {value!r}")
-        if self.timeout < 0:
-            raise SettingError(f"poll.timeout must not be negative, got {self.timeout!r}")
+        fields = Fields(self, "poll")
+        fields.switches("auto_commit")
+        fields.durations("auto_commit_interval")
+        fields.durations("timeout", least=0)
+        fields.whole("max_messages", "max_cached_messages")
+        fields.whole("max_cached_bytes", "max_cached_bytes_in_all")
+        fields.kinds(pull=PullSettings)

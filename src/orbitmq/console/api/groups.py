@@ -1,0 +1,226 @@
+"""Consumer groups: the list, one of them with its queues and members, pausing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orbitmq.client.admin import GroupDetails, RunningInfo
+from orbitmq.client.names import is_retry_topic
+from orbitmq.console import commandlines
+from orbitmq.console.answers import answer
+from orbitmq.console.api.listing import Row, window
+from orbitmq.console.errors import NotThere
+from orbitmq.console.faults import find_faults
+from orbitmq.console.parts import Parts, parts_of, who
+from orbitmq.console.samples import GroupSample, Pace
+
+_COLUMNS = (
+    "name", "pace", "lag", "lag_seconds", "in_rate", "out_rate", "members", "dead_letters",
+)  # fmt: skip
+_WRONG = (Pace.STALLED, Pace.GROWING, Pace.SILENT, Pace.PAUSED)
+
+
+def group_row(group: GroupSample) -> dict[str, Any]:
+    """A group in a list."""
+    return {
+        "name": group.name,
+        "pace": group.pace,
+        "lag": group.lag,
+        "lag_seconds": group.lag_seconds,
+        "retry_lag": group.retry_lag,
+        "in_rate": group.in_rate,
+        "out_rate": group.out_rate,
+        "drains_in": group.drains_in,
+        "members": group.members,
+        "topics": [part.topic for part in group.parts if not is_retry_topic(part.topic)],
+        "dead_letters": group.dead_letters,
+        "dead_last_hour": group.dead_last_hour,
+        "still": group.still,
+    }
+
+
+def _matches(row: Row, choice: str) -> bool:
+    if choice == "behind":
+        return bool(row["lag"])
+    if choice == "wrong":
+        return bool(row["lag"]) and row["pace"] in _WRONG
+    return bool(row["dead_letters"]) if choice == "dead" else True
+
+
+async def groups(request: Request) -> Response:
+    """The list; `filter` is `behind`, `wrong` or `dead`."""
+    snapshot = parts_of(request).snapshot
+    rows = map(group_row, snapshot.groups.values())
+    content = window(request, rows, columns=_COLUMNS, default="-lag", matches=_matches)
+    return answer(content | {"at": snapshot.at})
+
+
+async def group(request: Request) -> Response:
+    """One group, asked for now: queues with owners, members, findings, settings."""
+    parts = parts_of(request)
+    name = request.path_params["group"]
+    details = await parts.admin.groups.describe(name)
+    snapshot = parts.collector.snapshot
+    sample = None if snapshot is None else snapshot.groups.get(name)
+    now = parts.clock.now()
+    faults = () if snapshot is None else find_faults(snapshot, (), now)
+    pipelines = [each.name for each in parts.pipelines.all if each.report.group == name]
+    return answer(
+        {
+            "name": name,
+            "state": details.state,
+            "settings": details.settings,
+            "sample": None if sample is None else group_row(sample),
+            "parts": [] if sample is None else sample.parts,
+            "queues": _queues(details),
+            "lag": details.progress.lag,
+            "lag_seconds": details.progress.lag_seconds,
+            "retry_lag": details.progress.retry_lag,
+            "dead_letters": details.dead_letters,
+            "members": details.members,
+            "findings": [
+                {"kind": each.kind, "text": each.text, "variants": each.variants}
+                for each in details.findings
+            ],
+            "faults": [
+                fault for fault in faults
+                if fault.subject == name and fault.kind != "members disagree"
+            ],
+            "pipelines": pipelines,
+            "command": commandlines.show_group(name),
+            "unreachable": details.progress.unreachable,
+        }
+    )  # fmt: skip
+
+
+def _queues(details: GroupDetails) -> list[dict[str, object]]:
+    return [
+        {
+            "topic": each.queue.topic,
+            "broker": each.queue.broker,
+            "id": each.queue.id,
+            "end": each.broker_offset,
+            "done": each.consumer_offset,
+            "lag": each.lag,
+            "lag_seconds": each.lag_seconds,
+            "in_flight": each.in_flight,
+            "last_consumed_at": each.last_consumed_at,
+            "owner": each.owner,
+        }
+        for each in details.progress.queues
+    ]
+
+
+async def heat(request: Request) -> Response:
+    """The lag of each queue over the last hour."""
+    parts = parts_of(request)
+    columns = parts.collector.heat.of(request.path_params["group"])
+    # A retry topic is a row only when something of it waited.
+    queues = sorted(
+        {
+            queue
+            for column in columns
+            for queue, lag in column.lags.items()
+            if lag or not is_retry_topic(queue.topic)
+        }
+    )
+    return answer(
+        {
+            "queues": [str(queue) for queue in queues],
+            "times": [column.at for column in columns],
+            "lags": [[column.lags.get(queue, 0) for column in columns] for queue in queues],
+        }
+    )
+
+
+async def member(request: Request) -> Response:
+    """What one consumer holds and does; with `stack=1` also what its threads do."""
+    parts = parts_of(request)
+    name, client_id = request.path_params["group"], request.path_params["client"]
+    stack = request.query_params.get("stack") == "1"
+    info = await parts.admin.consumers.running_info(name, client_id, stack=stack)
+    command = commandlines.show_member(name, client_id, stack=stack)
+    return answer(shown_member(info) | {"command": command, "at": parts.clock.now()})
+
+
+#: What consumers call their settings, and what it means here.
+_LIMITS = {
+    "PROP_CONSUMEORDERLY": "in order",
+    "PROP_THREADPOOL_CORE_SIZE": "workers",
+    "PROP_CONSUMER_START_TIMESTAMP": "started",
+    "PROP_CONSUME_TYPE": "kind",
+    "PROP_CLIENT_VERSION": "version",
+}
+
+
+def shown_member(info: RunningInfo) -> dict[str, Any]:
+    """A consumer by its own account."""
+    return {
+        "client_id": info.client_id,
+        "is_orderly": info.is_orderly,
+        "cached_messages": info.cached_messages,
+        "properties": dict(info.properties),
+        "named": {
+            word: info.properties[key] for key, word in _LIMITS.items() if key in info.properties
+        },
+        "subscriptions": info.subscriptions,
+        "topics": info.topics,
+        "queues": [
+            {
+                "topic": each.queue.topic,
+                "broker": each.queue.broker,
+                "id": each.queue.id,
+                "commit_offset": each.commit_offset,
+                "cached_messages": each.cached_messages,
+                "cached_mib": each.cached_mib,
+                "is_locked": each.is_locked,
+                "is_dropped": each.is_dropped,
+                "last_pull_at": each.last_pull_at,
+                "last_consume_at": each.last_consume_at,
+                "last_lock_at": each.last_lock_at,
+            }
+            for each in info.queues
+        ],
+        "stack": info.stack,
+    }
+
+
+async def pause(request: Request) -> Response:
+    """Stop a group from pulling."""
+    return await _switch(request, resume=False)
+
+
+async def resume(request: Request) -> Response:
+    """Let a group pull again."""
+    return await _switch(request, resume=True)
+
+
+async def _switch(request: Request, *, resume: bool) -> Response:
+    parts: Parts = parts_of(request)
+    name = request.path_params["group"]
+    command = commandlines.pause_group(name, resume=resume)
+    parts.check_write(command)
+    if resume:
+        after = await parts.admin.groups.resume(name)
+    else:
+        after = await parts.admin.groups.pause(name)
+    if not after:
+        raise NotThere(f"no broker knows group {name!r}")
+    outcome = "consumes again" if resume else "paused"
+    await parts.audit.note(who(request), command, f"{outcome} on {', '.join(sorted(after))}")
+    parts.collector.look_soon()
+    return answer({"command": command, "outcome": outcome})
+
+
+routes = [
+    Route("/groups", groups),
+    Route("/groups/{group}", group),
+    Route("/groups/{group}/heat", heat),
+    Route("/groups/{group}/members/{client}", member),
+    Route("/groups/{group}/pause", pause, methods=["POST"]),
+    Route("/groups/{group}/resume", resume, methods=["POST"]),
+]

@@ -1,0 +1,82 @@
+"""Spark queries: their reports, and what they said last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orbitmq.console.answers import LARGEST, answer
+from orbitmq.console.errors import BadInput
+from orbitmq.console.parts import parts_of
+from orbitmq.console.pipelines import Pipeline
+
+
+def shown_pipeline(pipeline: Pipeline, now: float) -> dict[str, Any]:
+    report = pipeline.report
+    return {
+        "name": pipeline.name,
+        "state": pipeline.state_at(now),
+        "reported_at": pipeline.reported_at,
+        "lag_total": pipeline.total_lag,
+        "batch": report.batch,
+        "rows": report.rows,
+        "rows_per_second": report.rows_per_second,
+        "input_rows_per_second": report.input_rows_per_second,
+        "batch_seconds": report.batch_seconds,
+        "trigger_seconds": report.trigger_seconds,
+        "is_late": bool(
+            report.batch_seconds
+            and report.trigger_seconds
+            and report.batch_seconds > report.trigger_seconds
+        ),
+        "group": report.group,
+        "topics": report.topics,
+        "output": report.output,
+        "lag": report.lag,
+        "error": report.error,
+        "url": report.url,
+    }
+
+
+async def pipelines(request: Request) -> Response:
+    """Spark queries that have reported."""
+    parts = parts_of(request)
+    now = parts.clock.now()
+    return answer({"pipelines": [shown_pipeline(each, now) for each in parts.pipelines.all]})
+
+
+async def pipeline(request: Request) -> Response:
+    """One query, as it reported last."""
+    parts = parts_of(request)
+    found = parts.pipelines.get(request.path_params["name"])
+    return answer(shown_pipeline(found, parts.clock.now()))
+
+
+async def report(request: Request) -> Response:
+    """A driver's report. 204: it is taken."""
+    parts = parts_of(request)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST:
+            raise BadInput(f"a report has {LARGEST} bytes at most")
+    taken = parts.pipelines.report(request.path_params["name"], bytes(body))
+    parts.events.publish("pipeline", shown_pipeline(taken, parts.clock.now()))
+    return Response(status_code=204)
+
+
+async def forget(request: Request) -> Response:
+    """Take one off the page; it comes back with its next report."""
+    parts_of(request).pipelines.forget(request.path_params["name"])
+    return Response(status_code=204)
+
+
+routes = [
+    Route("/pipelines", pipelines),
+    Route("/pipelines/{name}", pipeline, methods=["GET"]),
+    Route("/pipelines/{name}", report, methods=["POST"]),
+    Route("/pipelines/{name}", forget, methods=["DELETE"]),
+]

@@ -1,0 +1,213 @@
+"""Topics: the list, one of them, and changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orbitmq.client.admin import Permission, Topic, TopicStatus
+from orbitmq.client.queue import Queue
+from orbitmq.console import commandlines
+from orbitmq.console.answers import answer, given
+from orbitmq.console.api.listing import Row, window
+from orbitmq.console.parts import parts_of, who
+from orbitmq.console.samples import TopicSample
+
+_COLUMNS = ("name", "kind", "queues", "in_rate", "messages", "lag", "groups", "last_stored_at")
+
+
+class Wish(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A topic as somebody wants it."""
+
+    name: str = ""
+    queues: int | None = None
+    write_queues: int | None = None
+    read_queues: int | None = None
+    permission: str | None = None
+    ordered: bool = False
+    #: Says what would be done, and does nothing.
+    dry_run: bool = False
+
+
+def topic_row(sample: TopicSample) -> dict[str, Any]:
+    topic = sample.topic
+    worst = sample.worst
+    return {
+        "name": topic.name,
+        "kind": topic.kind,
+        "queues": topic.read_queues,
+        "permission": _permission(topic),
+        "in_rate": sample.in_rate,
+        "messages": sample.messages,
+        "last_stored_at": sample.last_stored_at,
+        "lag": sum(sample.groups.values()),
+        "groups": len(sample.groups),
+        "worst_group": worst[0] if worst and worst[1] else None,
+        "worst_lag": worst[1] if worst else 0,
+    }
+
+
+def _permission(topic: Topic) -> str:
+    """The letters, or all of them where brokers differ."""
+    return "/".join(dict.fromkeys(part.permission.letters for part in topic.brokers))
+
+
+def _is_kind(row: Row, choice: str) -> bool:
+    if choice == "own":
+        return row["kind"] not in ("retry", "dlq", "system")
+    return bool(row["kind"] == choice)
+
+
+async def topics(request: Request) -> Response:
+    """The list; `filter` is a kind, or `own` for those of applications."""
+    snapshot = parts_of(request).snapshot
+    rows = map(topic_row, snapshot.topics.values())
+    content = window(request, rows, columns=_COLUMNS, default="name", matches=_is_kind)
+    return answer(content | {"at": snapshot.at})
+
+
+async def topic(request: Request) -> Response:
+    """One topic: its queues, who reads it, and how it is configured on each broker."""
+    parts = parts_of(request)
+    name = request.path_params["topic"]
+    found = await parts.admin.topics.get(name)
+    status = await parts.admin.topics.status(name)
+    snapshot = parts.collector.snapshot
+    sample = None if snapshot is None else snapshot.topics.get(name)
+    groups = await parts.admin.topics.groups(name)
+    rates = {} if snapshot is None else {
+        group: part
+        for group in groups
+        if group in snapshot.groups
+        for part in snapshot.groups[group].parts
+        if part.topic == name
+    }  # fmt: skip
+    return answer(
+        {
+            "name": name,
+            "kind": found.kind,
+            "permission": _permission(found),
+            "is_ordered": any(part.is_ordered for part in found.brokers),
+            "brokers": found.brokers,
+            "queues": _queues(status),
+            "messages": status.messages,
+            "first_stored_at": status.first_stored_at,
+            "last_stored_at": status.last_stored_at,
+            "in_rate": status.in_rate if sample is None else sample.in_rate,
+            "groups": [
+                {
+                    "name": group,
+                    "lag": rates[group].lag if group in rates else None,
+                    "lag_seconds": rates[group].lag_seconds if group in rates else None,
+                    "out_rate": rates[group].out_rate if group in rates else None,
+                    "pace": None if snapshot is None or group not in snapshot.groups
+                    else snapshot.groups[group].pace,
+                }
+                for group in groups
+            ],
+            "unreachable": status.unreachable,
+        }
+    )  # fmt: skip
+
+
+def _queues(status: TopicStatus) -> list[dict[str, object]]:
+    return [
+        {
+            "broker": each.queue.broker,
+            "id": each.queue.id,
+            "min_offset": each.min_offset,
+            "max_offset": each.max_offset,
+            "messages": each.messages,
+            "first_stored_at": each.first_stored_at,
+            "last_stored_at": each.last_stored_at,
+        }
+        for each in status.queues
+    ]
+
+
+def queue_named(topic: str, text: str) -> Queue:
+    """`broker-a:3` of a topic."""
+    broker, _, number = text.rpartition(":")
+    return Queue(topic, broker, int(number) if number.isdecimal() else -1)
+
+
+async def create(request: Request) -> Response:
+    """Make a topic: `name`, `queues` or `write_queues` and `read_queues`, `permission`, `ordered`.
+
+    With `dry_run` only the command is told.
+    """
+    wish = await given(request, Wish)
+    return await _apply(request, wish.name, wish, is_new=True)
+
+
+async def update(request: Request) -> Response:
+    """Change a topic; what is not given stays."""
+    wish = await given(request, Wish)
+    return await _apply(request, request.path_params["topic"], wish, is_new=False)
+
+
+async def _apply(request: Request, name: str, wish: Wish, *, is_new: bool) -> Response:
+    parts = parts_of(request)
+    permission = None if wish.permission is None else Permission.of(wish.permission).letters
+    command = commandlines.create_topic(
+        name,
+        queues=wish.queues,
+        write_queues=wish.write_queues,
+        read_queues=wish.read_queues,
+        permission=permission,
+        ordered=wish.ordered,
+        is_new=is_new,
+    )
+    if wish.dry_run:
+        return answer({"command": command})
+    parts.check_write(command)
+    topics = parts.admin.topics
+    if is_new:
+        made = await topics.create(
+            name,
+            queues=8 if wish.queues is None else wish.queues,
+            write_queues=wish.write_queues,
+            read_queues=wish.read_queues,
+            permission=permission or "rw",
+            ordered=wish.ordered,
+        )
+    else:
+        made = await topics.update(
+            name,
+            queues=wish.queues,
+            write_queues=wish.write_queues,
+            read_queues=wish.read_queues,
+            permission=permission,
+            ordered=wish.ordered or None,
+        )
+    outcome = (
+        f"{made.write_queues} queues to write, {made.read_queues} to read, {_permission(made)}"
+    )
+    await parts.audit.note(who(request), command, outcome)
+    parts.collector.look_soon()
+    return answer({"command": command, "outcome": outcome, "brokers": made.brokers})
+
+
+async def delete(request: Request) -> Response:
+    """Delete a topic, with its messages and the progress in it."""
+    parts = parts_of(request)
+    name = request.path_params["topic"]
+    command = commandlines.delete_topic(name)
+    parts.check_write(command)
+    await parts.admin.topics.delete(name)
+    await parts.audit.note(who(request), command, "deleted")
+    parts.collector.look_soon()
+    return answer({"command": command, "outcome": "deleted"})
+
+
+routes = [
+    Route("/topics", topics, methods=["GET"]),
+    Route("/topics", create, methods=["POST"]),
+    Route("/topics/{topic}", topic, methods=["GET"]),
+    Route("/topics/{topic}", update, methods=["PATCH"]),
+    Route("/topics/{topic}", delete, methods=["DELETE"]),
+]

@@ -1,0 +1,151 @@
+"""What a console consists of while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.requests import Request
+
+from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.engine import Engine
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.clock import Clock
+from orbitmq.console.audit import Audit
+from orbitmq.console.collecting import Collector
+from orbitmq.console.errors import NotYet, ReadOnly
+from orbitmq.console.events import Events
+from orbitmq.console.faults import Fault, find_faults
+from orbitmq.console.historyfile import HistoryFile
+from orbitmq.console.logins import Logins
+from orbitmq.console.pipelines import Pipelines
+from orbitmq.console.plans import Plans
+from orbitmq.console.replays import Replays
+from orbitmq.console.samples import Snapshot
+from orbitmq.console.series import FineHistory
+from orbitmq.console.settings import ConsoleSettings
+from orbitmq.console.tables import BrokerTables
+
+#: The producer group of messages that are sent from the page.
+PRODUCER_GROUP = "ORBITMQ_CONSOLE"
+
+
+class Parts:
+    """The state behind the views: one engine, one picture of the cluster."""
+
+    def __init__(self, settings: ConsoleSettings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.engine = Engine(settings.client, clock=clock)
+        self.events = Events()
+        self.fine = FineHistory()
+        self.file = HistoryFile(settings.history)
+        self.audit = Audit(clock, self.file, self.events)
+        self.pipelines = Pipelines(clock)
+        self.plans = Plans(clock)
+        self.logins = Logins(
+            settings.password, clock, lasts=settings.session, attempts=settings.attempts
+        )
+        #: What the first view shows, and of when it is.
+        self.now: tuple[object, dict[str, object]] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Look at the cluster from now on."""
+        await self.file.open()
+        await self.audit.load()
+        await self.engine.start()
+        self.admin = AsyncAdmin.on(self.engine)
+        self.producer = AsyncProducer.on(self.engine, PRODUCER_GROUP)
+        await self.producer.start()
+        self.replays = Replays(self.admin, self.audit, self.events)
+        self.collector = Collector(
+            self.admin,
+            BrokerTables(self.engine),
+            self.settings.budget,
+            self.clock,
+            every=self.settings.every,
+            on_sample=self._sampled,
+        )
+        self._tasks.append(asyncio.create_task(self.collector.run(), name="console collector"))
+
+    async def stop(self) -> None:
+        self.events.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.replays.stop()
+        await self.producer.stop()
+        await self.admin.stop()
+        await self.engine.stop()
+        await self.file.close()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The last look. Raises `NotYet`."""
+        snapshot = self.collector.snapshot
+        if snapshot is None:
+            raise NotYet(
+                self.collector.problem or "the cluster is being looked at for the first time"
+            )
+        return snapshot
+
+    def faults(self) -> tuple[Fault, ...]:
+        return find_faults(self.snapshot, self.pipelines.all, self.clock.now())
+
+    def check_write(self, command: str) -> None:
+        """Raises `ReadOnly` unless this console may change things."""
+        if not self.settings.write:
+            raise ReadOnly(command)
+
+    async def _sampled(self, snapshot: Snapshot) -> None:
+        values = measured(snapshot)
+        for each in self.pipelines.all:
+            values[f"pipeline/{each.name}/lag"] = float(each.total_lag)
+            values[f"pipeline/{each.name}/rows"] = each.report.rows_per_second or 0.0
+        self.fine.add(snapshot.at, values)
+        await self.file.add(snapshot.at, values)
+        self.events.publish("sample", {"at": snapshot.at})
+
+
+def parts_of(request: Request) -> Parts:
+    """The console that a request is for."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+def who(request: Request) -> str:
+    """The name of an actor in the audit: where the request comes from."""
+    return request.client.host if request.client else "unknown"
+
+
+def measured(snapshot: Snapshot) -> dict[str, float]:
+    """The numbers of a look that are kept over time, by the name of their series."""
+    values = {
+        "cluster/in": snapshot.cluster.in_rate,
+        "cluster/out": snapshot.cluster.out_rate,
+        "cluster/lag": float(snapshot.lag),
+        "cluster/seconds": snapshot.oldest,
+        "cluster/dead": float(snapshot.dead_letters),
+    }
+    for group in snapshot.groups.values():
+        values |= _of_group(f"group/{group.name}/", group.lag, group.lag_seconds, {
+            "in": group.in_rate,
+            "out": group.out_rate,
+            "retry": float(group.retry_lag),
+            "dead": float(group.dead_letters),
+        })  # fmt: skip
+    for topic in snapshot.topics.values():
+        if topic.messages is not None or topic.in_rate:
+            values[f"topic/{topic.name}/in"] = topic.in_rate
+    return values
+
+
+def _of_group(
+    prefix: str, lag: int, seconds: float | None, others: Mapping[str, float]
+) -> dict[str, float]:
+    values = {prefix + name: value for name, value in others.items()}
+    values[prefix + "lag"] = float(lag)
+    if seconds is not None:
+        values[prefix + "seconds"] = round(seconds, 1)
+    return values

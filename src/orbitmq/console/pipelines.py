@@ -1,0 +1,119 @@
+"""Spark queries and their progress, as their drivers report it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import msgspec
+
+from orbitmq.clock import Clock
+from orbitmq.console.errors import BadInput, NotThere
+
+#: Seconds without a report after which a pipeline that should run is called lost.
+LOST_AFTER = 60.0
+MOST_PIPELINES = 500
+_LONGEST_NAME = 120
+_LONGEST_ERROR = 2000
+
+
+class PipelineState(enum.StrEnum):
+    """How a query is."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    #: Said by nobody: it stopped reporting.
+    LOST = "lost"
+
+
+class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver says about a query; everything but the state may be left out."""
+
+    state: PipelineState
+    batch: int | None = None
+    rows: int | None = None
+    rows_per_second: float | None = None
+    input_rows_per_second: float | None = None
+    #: How long the last batch took, and how long it may take before the next one is late.
+    batch_seconds: float | None = None
+    trigger_seconds: float | None = None
+    group: str | None = None
+    topics: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    #: Messages not yet read, by `topic@broker:queue`.
+    lag: dict[str, int] = msgspec.field(default_factory=dict)
+    error: str | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A query, and its last report."""
+
+    name: str
+    report: PipelineReport
+    reported_at: float
+
+    def state_at(self, now: float) -> PipelineState:
+        is_up = self.report.state in (PipelineState.RUNNING, PipelineState.WAITING)
+        return (
+            PipelineState.LOST
+            if is_up and now - self.reported_at > LOST_AFTER
+            else (self.report.state)
+        )
+
+    @property
+    def total_lag(self) -> int:
+        return sum(self.report.lag.values())
+
+
+class Pipelines:
+    """All queries that have reported."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._all: dict[str, Pipeline] = {}
+        #: Grows with every change.
+        self.turn = 0
+
+    def report(self, name: str, body: bytes) -> Pipeline:
+        """Take a report. Raises `BadInput`."""
+        if not name or len(name) > _LONGEST_NAME or not name.isprintable():
+            raise BadInput(f"a pipeline's name has 1 to {_LONGEST_NAME} printable characters")
+        try:
+            report = msgspec.json.decode(body, type=PipelineReport)
+        except msgspec.MsgspecError as error:
+            raise BadInput(f"not the report of a pipeline: {error}") from error
+        if report.state is PipelineState.LOST:
+            raise BadInput("a pipeline cannot report that it is lost")
+        if report.url is not None and not report.url.startswith(("http://", "https://")):
+            raise BadInput("the url of a pipeline must begin with http:// or https://")
+        if report.error is not None:
+            report = msgspec.structs.replace(report, error=report.error[:_LONGEST_ERROR])
+        if name not in self._all and len(self._all) >= MOST_PIPELINES:
+            self._forget_one()
+        self.turn += 1
+        pipeline = self._all[name] = Pipeline(name, report, self._clock.now())
+        return pipeline
+
+    def get(self, name: str) -> Pipeline:
+        """Raises `NotThere`."""
+        if name not in self._all:
+            raise NotThere(f"no pipeline {name!r} has reported")
+        return self._all[name]
+
+    def forget(self, name: str) -> None:
+        """Raises `NotThere`."""
+        self.get(name)
+        self.turn += 1
+        del self._all[name]
+
+    @property
+    def all(self) -> list[Pipeline]:
+        return sorted(self._all.values(), key=lambda each: each.name)
+
+    def _forget_one(self) -> None:
+        oldest = min(self._all.values(), key=lambda each: each.reported_at)
+        del self._all[oldest.name]

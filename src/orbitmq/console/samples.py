@@ -1,0 +1,159 @@
+"""The cluster as the console last saw it: values that views are made of."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orbitmq.client.admin import ClusterStatus, GroupSettings, Topic, Unreachable
+from orbitmq.client.names import is_retry_topic
+
+
+class Pace(enum.StrEnum):
+    """What a group's lag does."""
+
+    DONE = "up to date"
+    KEEPING = "keeping up"
+    DRAINING = "draining"
+    GROWING = "falling behind"
+    STALLED = "stalled"
+    SILENT = "nobody consumes"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPart:
+    """A group in a topic."""
+
+    topic: str
+    lag: int
+    queues: int
+    in_rate: float = 0.0
+    out_rate: float = 0.0
+    #: Age of the oldest message that waits; None: not known yet.
+    lag_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSample:
+    """A group now."""
+
+    name: str
+    settings: GroupSettings
+    brokers: tuple[str, ...]
+    parts: tuple[TopicPart, ...]
+    is_uniform: bool = True
+    #: None: it had no turn yet.
+    members: int | None = None
+    model: str = ""
+    #: Seconds since its progress last moved while messages waited; 0 when it moves.
+    still: float = 0.0
+    dead_letters: int = 0
+    dead_last_hour: int = 0
+    #: What is wrong among its members, in words.
+    findings: tuple[str, ...] = ()
+
+    @property
+    def lag(self) -> int:
+        return sum(part.lag for part in self.parts)
+
+    @property
+    def retry_lag(self) -> int:
+        return sum(part.lag for part in self.parts if is_retry_topic(part.topic))
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """Age of the oldest message that waits; 0 when none does."""
+        if not self.lag:
+            return 0.0
+        return max((part.lag_seconds for part in self.parts if part.lag_seconds), default=None)
+
+    @property
+    def in_rate(self) -> float:
+        return sum(part.in_rate for part in self.parts)
+
+    @property
+    def out_rate(self) -> float:
+        return sum(part.out_rate for part in self.parts)
+
+    @property
+    def drains_in(self) -> float | None:
+        """Seconds until nothing waits, at the present pace; None: never."""
+        if not self.lag:
+            return 0.0
+        gain = self.out_rate - self.in_rate
+        return self.lag / gain if gain > 0.01 else None
+
+    @property
+    def pace(self) -> Pace:
+        if not self.settings.is_enabled:
+            return Pace.PAUSED
+        if not self.lag:
+            return Pace.DONE
+        if self.members == 0 and self.out_rate <= 0:
+            return Pace.SILENT
+        if self.still >= STALLED_AFTER:
+            return Pace.STALLED
+        gain = self.out_rate - self.in_rate
+        # A tenth of the stream is the noise of commits that come every few seconds.
+        margin = max(0.5, 0.1 * self.in_rate)
+        if gain > margin:
+            return Pace.DRAINING
+        return Pace.GROWING if gain < -margin else Pace.KEEPING
+
+
+#: Seconds without progress, while messages wait, after which a group is called stalled.
+STALLED_AFTER = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSample:
+    """A topic now."""
+
+    topic: Topic
+    in_rate: float = 0.0
+    #: None: it had no turn yet.
+    messages: int | None = None
+    last_stored_at: float | None = None
+    #: The groups that have progress in it, and how far each is behind.
+    groups: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        return self.topic.name
+
+    @property
+    def worst(self) -> tuple[str, int] | None:
+        """The group that is furthest behind."""
+        return max(self.groups.items(), key=lambda each: each[1], default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything at one time."""
+
+    at: float
+    cluster: ClusterStatus
+    topics: Mapping[str, TopicSample] = field(hash=False)
+    groups: Mapping[str, GroupSample] = field(hash=False)
+    unreachable: tuple[Unreachable, ...] = ()
+    #: Requests that this look took.
+    requests: int = 0
+    seconds: float = 0.0
+
+    @property
+    def lag(self) -> int:
+        return sum(group.lag for group in self.groups.values())
+
+    @property
+    def oldest(self) -> float:
+        return max((group.lag_seconds or 0.0 for group in self.groups.values()), default=0.0)
+
+    @property
+    def dead_letters(self) -> int:
+        return sum(group.dead_letters for group in self.groups.values())
+
+    @property
+    def dead_last_hour(self) -> int:
+        return sum(group.dead_last_hour for group in self.groups.values())

@@ -1,0 +1,58 @@
+// Asking the console's own process.
+
+export class Problem extends Error {
+  constructor(status, content) {
+    super(content?.error ?? `the console answered ${status}`);
+    this.status = status;
+    this.kind = content?.kind;
+  }
+}
+
+export const me = { write: false, csrf: "", login: false };
+
+export async function get(path, query, signal) {
+  return call("GET", path, query, undefined, signal);
+}
+
+export async function post(path, content) {
+  return call("POST", path, undefined, content ?? {});
+}
+
+export async function patch(path, content) {
+  return call("PATCH", path, undefined, content);
+}
+
+export async function remove(path) {
+  return call("DELETE", path);
+}
+
+/** The address of a part of the interface. */
+export function url(path, query) {
+  const params = new URLSearchParams();
+  for (const [name, value] of Object.entries(query ?? {})) {
+    if (value === null || value === undefined || value === "") continue;
+    for (const each of Array.isArray(value) ? value : [value]) params.append(name, each);
+  }
+  const text = params.toString();
+  return `/api/v1${path}${text ? "?" + text : ""}`;
+}
+
+async function call(method, path, query, content, signal) {
+  const headers = { accept: "application/json" };
+  if (method !== "GET") headers["x-csrf-token"] = me.csrf ?? "";
+  if (content !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(url(path, query), { method, headers, signal, body: content === undefined ? undefined : JSON.stringify(content) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, { error: "the console does not answer; is it still running?" });
+  }
+  if (response.status === 204) return null;
+  const answer = await response.json().catch(() => null);
+  if (!response.ok) {
+    if (response.status === 401) dispatchEvent(new Event("console:login"));
+    throw new Problem(response.status, answer);
+  }
+  return answer;
+}

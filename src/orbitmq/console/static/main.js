@@ -1,0 +1,251 @@
+// The frame around the views: which view an address means, the list on the left, what is new.
+
+import { get, me, post } from "./api.js";
+import { h, morphChildren } from "./dom.js";
+import * as f from "./format.js";
+import { problem, toast } from "./parts.js";
+import { login } from "./views/login.js";
+import { now } from "./views/now.js";
+import { topics } from "./views/topics.js";
+import { topic } from "./views/topic.js";
+import { groups } from "./views/groups.js";
+import { group } from "./views/group.js";
+import { messages } from "./views/messages.js";
+import { deadLetterGroups, deadLetters } from "./views/deadletters.js";
+import { progress } from "./views/progress.js";
+import { consumer, consumerGroup, consumers } from "./views/consumers.js";
+import { charts } from "./views/charts.js";
+import { send } from "./views/send.js";
+import { topology } from "./views/topology.js";
+import { pipeline, pipelines } from "./views/pipelines.js";
+import { brokers } from "./views/brokers.js";
+import { audit } from "./views/audit.js";
+
+const VIEWS = [
+  ["/", now], ["/topics", topics], ["/topics/:topic", topic], ["/groups", groups], ["/groups/:group", group],
+  ["/messages", messages], ["/dead-letters", deadLetterGroups], ["/dead-letters/:group", deadLetters],
+  ["/progress", progress], ["/consumers", consumers], ["/consumers/:group", consumerGroup], ["/consumers/:group/:client", consumer],
+  ["/charts", charts], ["/send", send], ["/topology", topology], ["/pipelines", pipelines], ["/pipelines/:name", pipeline],
+  ["/brokers", brokers], ["/audit", audit],
+];
+
+const PLACES = [
+  ["/", "Now"], null,
+  ["/topics", "Topics"], ["/groups", "Groups"], ["/messages", "Messages"], ["/dead-letters", "Dead letters"], null,
+  ["/consumers", "Consumers"], ["/progress", "Progress"], ["/send", "Send"], null,
+  ["/pipelines", "Spark pipelines"], ["/charts", "Charts"], ["/topology", "Topology"], ["/brokers", "Brokers"], ["/audit", "Audit"],
+];
+
+const shell = document.getElementById("shell");
+const boot = JSON.parse(document.getElementById("boot").textContent);
+const main = h("main", { id: "main", tabindex: -1 });
+const counts = new Map();
+let current = null;
+let turn = 0;
+let source = null;
+
+Object.assign(me, boot.me);
+theme(localStorage.getItem("theme"));
+if (me.login) showLogin();
+else begin(boot.now);
+
+function showLogin() {
+  source?.close();
+  shell.replaceChildren(login(async (answer) => {
+    Object.assign(me, answer);
+    begin(await get("/now"));
+  }));
+}
+
+addEventListener("console:login", () => { me.login = true; showLogin(); });
+
+function begin(first) {
+  shell.replaceChildren(side(), main);
+  tell(first);
+  open(first);
+  listen();
+}
+
+// The list on the left.
+
+function side() {
+  const bar = h("aside", { class: "side" });
+  const menu = h("button", { type: "button", class: "menu", "aria-expanded": "false", "aria-controls": "places" }, "Menu");
+  menu.onclick = () => {
+    const isOpen = bar.classList.toggle("open");
+    menu.setAttribute("aria-expanded", String(isOpen));
+  };
+  bar.append(
+    h("div", { class: "bar-top" }, h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), "OrbitMQ"), menu),
+    h("nav", { id: "places", "aria-label": "Views" }, h("ul", null, PLACES.map((place) => {
+      if (!place) return h("li", { class: "gap", "aria-hidden": "true" });
+      const count = h("span", { class: "count", hidden: true });
+      counts.set(place[0], count);
+      return h("li", null, h("a", { href: place[0] }, place[1], count));
+    }))),
+    h("div", { class: "foot" },
+      h("span", null, (me.name_servers ?? []).join(", ")),
+      h("span", null, me.write ? "May change things" : "Read-only", ` · ${me.version ?? ""}`),
+      h("button", { type: "button", class: "quiet", onclick: nextTheme }, "Light or dark"),
+      me.can_log_out && h("button", { type: "button", class: "quiet", onclick: logOut }, "Log out")));
+  return bar;
+}
+
+async function logOut() {
+  await post("/logout");
+  location.assign("/");
+}
+
+function nextTheme() {
+  const isDark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const wanted = isDark ? "light" : "dark";
+  localStorage.setItem("theme", wanted);
+  theme(wanted);
+}
+
+function theme(wanted) {
+  if (wanted === "light" || wanted === "dark") document.documentElement.dataset.theme = wanted;
+}
+
+function tell(content) {
+  if (!content?.at) return;
+  f.sync(content.at);
+  const isBad = (content.faults ?? []).some((kind) => kind.weight === "bad");
+  mark("/", content.fault_count, isBad ? "bad" : "warn");
+  mark("/dead-letters", content.dead_last_hour, "warn");
+  const failed = content.pipelines.filter((each) => ["failed", "lost"].includes(each.state)).length;
+  mark("/pipelines", failed || content.pipelines.length, failed ? "bad" : "");
+}
+
+function mark(place, number, tone) {
+  const node = counts.get(place);
+  if (!node) return;
+  node.hidden = !number;
+  node.className = `count ${tone}`;
+  node.textContent = f.count(number);
+}
+
+// From an address to a view.
+
+function meant(path) {
+  for (const [pattern, view] of VIEWS) {
+    const names = pattern.split("/");
+    const parts = path.split("/");
+    if (names.length !== parts.length) continue;
+    const params = {};
+    const fits = names.every((name, place) => {
+      if (!name.startsWith(":")) return name === parts[place];
+      params[name.slice(1)] = decodeURIComponent(parts[place]);
+      return parts[place] !== "";
+    });
+    if (fits) return [view, params];
+  }
+  return [nowhere, {}];
+}
+
+async function nowhere() {
+  return { title: "Nothing here", draw: () => [h("h1", null, "Nothing here"), h("p", { class: "muted" }, "This address means no view.")] };
+}
+
+/** Show what the address means. `known` is the content of the first view, when it is there already. */
+async function open(known) {
+  turn += 1;
+  const mine = turn;
+  current?.leave?.();
+  current = null;
+  dispatchEvent(new Event("console:leave"));
+  const [make, params] = meant(location.pathname.replace(/(.)\/$/, "$1"));
+  for (const each of document.querySelectorAll("#places a")) {
+    const place = each.getAttribute("href");
+    const isHere = place === "/" ? location.pathname === "/" : location.pathname === place || location.pathname.startsWith(place + "/");
+    if (isHere) each.setAttribute("aria-current", "page");
+    else each.removeAttribute("aria-current");
+  }
+  document.querySelector(".side")?.classList.remove("open");
+  let view;
+  try {
+    view = await make({ params, query: new URLSearchParams(location.search), known, go, remember });
+  } catch (error) {
+    view = { title: "Trouble", draw: () => [h("h1", null, "That did not work"), problem(error)] };
+  }
+  if (mine !== turn) { view.leave?.(); return; }
+  current = view;
+  document.title = `${view.title} · OrbitMQ`;
+  main.replaceChildren(...flat(view.draw()));
+  await view.shown?.();
+  main.dataset.view = view.title;
+}
+
+function flat(nodes) {
+  return [nodes].flat(Infinity).filter((node) => node instanceof Node);
+}
+
+function redraw() {
+  if (current?.draw && !current.still) morphChildren(main, flat(current.draw()));
+}
+
+function go(href) {
+  history.pushState(null, "", href);
+  scrollTo(0, 0);
+  open();
+  main.focus({ preventScroll: true });
+}
+
+/** Keep what was searched for in the address, without a step back for each letter. */
+function remember(query) {
+  const params = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) if (value) params.set(name, value);
+  const text = params.toString();
+  history.replaceState(null, "", location.pathname + (text ? "?" + text : ""));
+}
+
+document.addEventListener("click", (event) => {
+  const anchor = event.target.closest("a[href]");
+  const href = anchor?.getAttribute("href");
+  if (!href || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
+  if (!href.startsWith("/") || href.startsWith("/api/") || anchor.hasAttribute("download")) return;
+  event.preventDefault();
+  go(href);
+});
+addEventListener("popstate", () => open());
+
+// What is new.
+
+let isAsking = false;
+
+async function refresh() {
+  if (isAsking || document.hidden) return;
+  isAsking = true;
+  try {
+    const content = await get("/now");
+    tell(content);
+    const mine = turn;
+    await current?.refresh?.(content);
+    if (mine === turn) redraw();
+  } catch (error) {
+    if (error.status !== 401 && error.name !== "AbortError") lost(error);
+  } finally {
+    isAsking = false;
+  }
+}
+
+let lastTrouble = "";
+
+function lost(error) {
+  if (lastTrouble !== error.message) toast(error.message, true);
+  lastTrouble = error.message;
+}
+
+function listen() {
+  source?.close();
+  source = new EventSource("/api/v1/events");
+  source.onopen = () => { lastTrouble = ""; document.documentElement.dataset.live = "yes"; };
+  source.onerror = () => { delete document.documentElement.dataset.live; };
+  source.addEventListener("sample", refresh);
+  source.addEventListener("pipeline", () => current?.wantsPipelines && refresh());
+  source.addEventListener("replay", (event) => current?.replayed?.(JSON.parse(event.data)));
+}
+
+addEventListener("console:redraw", redraw);
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !me.login) refresh(); });
+addEventListener("pagehide", () => source?.close());

@@ -1,0 +1,126 @@
+// Pieces that several views are made of.
+
+import { me } from "./api.js";
+import { h, link, path } from "./dom.js";
+import * as f from "./format.js";
+
+export function head(title, { crumb, sub, actions } = {}) {
+  return h("div", { class: "head" },
+    h("div", { class: "titles" }, crumb && h("div", { class: "crumb" }, crumb), h("h1", null, title), sub && h("p", null, sub)),
+    actions && h("div", { class: "row" }, actions));
+}
+
+export function card(title, body, actions) {
+  return h("section", { class: "card", "aria-label": title }, h("header", null, h("h2", null, title), actions), body);
+}
+
+export function tile(what, value, { unit, hint, href, spark, tone } = {}) {
+  return h(href ? "a" : "div", { class: "tile", href },
+    h("span", { class: "what" }, what),
+    h("span", { class: `value ${tone ?? ""}`, title: `${value}${unit ? " " + unit : ""}` }, value, unit && h("small", null, unit)),
+    h("span", { class: "hint" }, hint ?? ""),
+    spark);
+}
+
+/** `columns`: [label, row => content, class]. */
+export function table(columns, rows, { empty = "Nothing here.", label } = {}) {
+  if (!rows.length) return h("p", { class: "empty" }, empty);
+  return h("div", { class: "table-box" },
+    h("table", { "aria-label": label },
+      h("thead", null, h("tr", null, columns.map(([name, , kind]) => h("th", { class: kind, scope: "col" }, name)))),
+      h("tbody", null, rows.map((row) => h("tr", null, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row))))))));
+}
+
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
+    .map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+}
+
+export function command(text) {
+  const copy = async (event) => {
+    event.preventDefault();
+    toast((await copied(text)) ? "Copied" : "The browser does not let it be copied; select it");
+  };
+  return h("div", { class: "command" }, h("code", null, text), h("button", { type: "button", class: "quiet", "aria-label": "Copy the command", onclick: copy }, "Copy"));
+}
+
+async function copied(text) {
+  try { await navigator.clipboard.writeText(text); return true; } catch { return false; }
+}
+
+const TONES = { stalled: "bad", "falling behind": "warn", "nobody consumes": "warn", paused: "warn", lost: "bad", failed: "bad" };
+
+/** What a group's lag does, coloured only when it needs a hand. */
+export function pace(word, lag = 1) {
+  const tone = word === "paused" || lag ? TONES[word] ?? "" : "";
+  return h("span", { class: `tag ${tone}` }, word ?? "unknown");
+}
+
+export function groupLink(name) {
+  return link(path("groups", name), name);
+}
+
+export function topicLink(name) {
+  return link(path("topics", name), name);
+}
+
+export function memberLink(group, client) {
+  return h("a", { href: path("consumers", group, client), class: "id", title: client }, client);
+}
+
+export function drains(row) {
+  if (!row.lag) return "–";
+  return row.drains_in === null ? "never" : f.brief(row.drains_in);
+}
+
+export function problem(error) {
+  return h("div", { class: "note bad", role: "alert" }, error.message);
+}
+
+export function toast(text, isBad = false) {
+  const node = h("div", { class: `toast ${isBad ? "bad" : ""}` }, text);
+  document.getElementById("toasts").append(node);
+  setTimeout(() => node.remove(), isBad ? 9000 : 5000);
+}
+
+/** Says that a button does nothing here, beside the command that does it elsewhere. */
+export function readOnlyNote() {
+  return me.write ? null : h("p", { class: "note" }, "This console only shows. Run the command instead, or start the console with --write.");
+}
+
+export function field(label, input, kind = "") {
+  return h("label", { class: `field ${kind}` }, label, input);
+}
+
+/** A window in front of the page; resolves when it is closed. */
+export function dialog(title, content, { wide, footer } = {}) {
+  const node = h("dialog", { class: wide ? "wide" : "", "aria-label": title });
+  const close = () => node.close();
+  node.append(h("div", { class: "inside" },
+    h("header", null, h("h2", null, title), h("button", { type: "button", class: "quiet", onclick: close, "aria-label": "Close" }, "Close")),
+    content, footer && h("footer", null, footer(close))));
+  node.onclick = (event) => { if (event.target === node) close(); };
+  document.body.append(node);
+  node.showModal();
+  const gone = new Promise((done) => node.addEventListener("close", () => { node.remove(); done(); }, { once: true }));
+  addEventListener("console:leave", close, { once: true });
+  return { node, close, gone };
+}
+
+/** Run an action of a button: not twice, and with its problem shown. */
+export async function act(button, work) {
+  button.disabled = true;
+  try {
+    return await work();
+  } catch (error) {
+    toast(error.message, true);
+    return undefined;
+  } finally {
+    button.disabled = false;
+  }
+}
+
+/** A list of names to choose from while typing. */
+export function suggestions(id, names) {
+  return h("datalist", { id }, names.map((name) => h("option", { value: name })));
+}

@@ -1,0 +1,45 @@
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import * as f from "../format.js";
+import { card, field, head, suggestions } from "../parts.js";
+import { chart } from "../charts.js";
+
+const SPANS = [[60, "1 hour"], [360, "6 hours"], [1440, "24 hours"], [10080, "7 days"]];
+
+/** Numbers over time: of the cluster, of a group, of a topic. */
+export async function charts({ query, remember }) {
+  const state = { minutes: Number(query.get("minutes")) || 60, group: query.get("group") ?? "", topic: query.get("topic") ?? "" };
+  const [topics, groups] = await Promise.all([get("/topics", { count: 500, filter: "own" }), get("/groups", { count: 500 })].map((each) => each.catch(() => ({ rows: [] }))));
+  const wanted = () => [
+    ["Messages per second", f.rate, [["in", "cluster/in"], ["out", "cluster/out"]]],
+    ["Messages waiting", f.count, [["waiting", "cluster/lag"]]],
+    ["Age of the oldest that waits", f.duration, [["oldest", "cluster/seconds"]]],
+    ["Dead letters", f.count, [["dead letters", "cluster/dead"]]],
+    ...(state.group ? [
+      [`${state.group}: messages per second`, f.rate, [["in", `group/${state.group}/in`], ["out", `group/${state.group}/out`]]],
+      [`${state.group}: waiting`, f.count, [["waiting", `group/${state.group}/lag`], ["failed before", `group/${state.group}/retry`]]],
+      [`${state.group}: age of the oldest`, f.duration, [["oldest", `group/${state.group}/seconds`]]],
+      [`${state.group}: dead letters`, f.count, [["dead letters", `group/${state.group}/dead`]]],
+    ] : []),
+    ...(state.topic ? [[`${state.topic}: in per second`, f.rate, [["in", `topic/${state.topic}/in`]]]] : []),
+  ];
+  const load = () => get("/charts", { minutes: state.minutes, series: wanted().flatMap(([, , series]) => series.map(([, name]) => name)) });
+  let content = await load();
+  const again = async () => {
+    remember({ minutes: state.minutes === 60 ? "" : state.minutes, group: state.group, topic: state.topic });
+    content = await load();
+    dispatchEvent(new Event("console:redraw"));
+  };
+  const chosen = (name, word, list) => field(word, h("input", { list, value: state[name], placeholder: "none", onchange: (event) => { state[name] = event.target.value.trim(); again(); } }));
+  return {
+    title: "Charts",
+    draw: () => [
+      head("Charts", { sub: "Every sample of the last hour, and the peaks of five minutes for seven days.", actions: h("div", { class: "chips", role: "group", "aria-label": "Time span" }, SPANS.map(([minutes, word]) => h("button", { type: "button", class: "chip", "aria-pressed": String(minutes === state.minutes), onclick: () => { state.minutes = minutes; again(); } }, word))) }),
+      h("div", { class: "stack" },
+        h("section", { class: "card" }, h("div", { class: "body form" }, chosen("group", "Add a group", "chart-groups"), chosen("topic", "Add a topic", "chart-topics"),
+          suggestions("chart-groups", groups.rows.map((row) => row.name)), suggestions("chart-topics", topics.rows.map((row) => row.name)))),
+        h("div", { class: "split" }, wanted().map(([title, format, series]) => card(title, h("div", { class: "body" }, chart(series.map(([name, key]) => ({ name, points: content.series[key] ?? [] })), { from: content.from, to: content.to, format, label: title })))))),
+    ],
+    refresh: async () => { content = await load(); },
+  };
+}

@@ -1,0 +1,128 @@
+import { get, me, post } from "../api.js";
+import { h, link, path } from "../dom.js";
+import * as f from "../format.js";
+import { act, card, command, dialog, drains, facts, head, memberLink, pace, readOnlyNote, table, tile, toast, topicLink } from "../parts.js";
+import { chart, heat } from "../charts.js";
+
+/** One group: how far it is behind, who consumes, and what is wrong. */
+export async function group({ params, query, remember }) {
+  const name = params.group;
+  let minutes = Number(query.get("minutes")) || 60;
+  const names = ["lag", "seconds", "in", "out"].map((each) => `group/${name}/${each}`);
+  const load = () => Promise.all([get(path("groups", name)), get("/charts", { series: names, minutes }), get(path("groups", name, "heat"))]);
+  let [content, curves, map] = await load();
+  const view = {
+    title: name,
+    draw: () => drawn(content, curves, map, names, ranges),
+    refresh: async () => { [content, curves, map] = await load(); },
+  };
+  const ranges = () => h("div", { class: "chips", role: "group", "aria-label": "Time span" }, [[60, "1 h"], [360, "6 h"], [1440, "24 h"], [10080, "7 d"]].map(([value, word]) => h("button", {
+    type: "button", class: "chip", "aria-pressed": String(value === minutes),
+    onclick: async () => { minutes = value; remember({ minutes: value === 60 ? "" : value }); await view.refresh(); dispatchEvent(new Event("console:redraw")); },
+  }, word)));
+  return view;
+}
+
+function drawn(content, curves, map, names, ranges) {
+  const sample = content.sample ?? { lag: content.lag, lag_seconds: content.lag_seconds, pace: content.state, in_rate: null, out_rate: null, drains_in: null };
+  const settings = Object.values(content.settings)[0];
+  const isPaused = content.state === "paused";
+  const own = content.queues.filter((each) => !each.topic.startsWith("%RETRY%"));
+  return [
+    head(content.name, {
+      crumb: link("/groups", "Groups"),
+      sub: [pace(sample.pace, sample.lag), " ", content.members ? `${f.plural(content.members.clients.length, "member")}, ${content.members.model}` : "nobody is online",
+        content.pipelines.map((name) => [" · consumed by Spark: ", link(path("pipelines", name), name)])],
+      actions: [
+        link(`/progress?group=${encodeURIComponent(content.name)}`, h("span", { class: "button" }, "Move progress")),
+        link(path("dead-letters", content.name), h("span", { class: "button" }, "Dead letters")),
+        h("button", { type: "button", onclick: () => switchDialog(content.name, isPaused) }, isPaused ? "Resume" : "Pause"),
+      ],
+    }),
+    h("div", { class: "stack" },
+      wrong(content),
+      h("div", { class: "tiles plain six" },
+        tile("Waiting", f.count(content.lag), { hint: content.retry_lag ? `${f.count(content.retry_lag)} of them failed before` : "messages" }),
+        tile("Oldest waiting", f.brief(content.lag_seconds), { hint: "age" }),
+        tile("In", f.rate(sample.in_rate), { unit: "/s" }),
+        tile("Out", f.rate(sample.out_rate), { unit: "/s" }),
+        tile("Empty in", drains(sample), { hint: "at the present pace" }),
+        tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name) })),
+      card("Lag over time", h("div", { class: "body split three" },
+        labelled("Messages waiting", chart([{ name: "waiting", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, label: "Messages waiting" })),
+        labelled("Age of the oldest", chart([{ name: "oldest", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, format: f.duration, label: "Age of the oldest message" })),
+        labelled("Messages per second", chart([{ name: "in", points: curves.series[names[2]] }, { name: "out", points: curves.series[names[3]] }], { from: curves.from, to: curves.to, format: f.rate, label: "Messages per second" }))), ranges()),
+      card("Each queue over the last hour", h("div", { class: "body" }, heat(map))),
+      card("Queues", queues(content, own)),
+      h("div", { class: "split" }, members(content), card("Settings", h("div", { class: "body stack" }, facts([
+        ["Attempts", `${settings.max_retries} retries before a message is dead`],
+        ["Retry queues", settings.retry_queues],
+        ["Order", settings.is_orderly ? "in order" : "concurrent"],
+        ["Broadcasting", settings.may_broadcast ? "allowed" : "not allowed"],
+        ["Handler limit", f.duration(settings.consume_timeout)],
+        ["Known to", Object.keys(content.settings).join(", ")],
+      ]), command(content.command))))),
+  ];
+}
+
+function labelled(title, figure) {
+  return h("div", { class: "stack" }, h("h3", { class: "muted" }, title), figure);
+}
+
+function wrong(content) {
+  const found = [
+    ...gathered(content.findings),
+    ...content.faults.map((each) => ({ tone: each.weight, kind: each.kind, text: each.text, remedy: each.remedy, command: each.command })),
+    ...content.unreachable.map((each) => ({ tone: "bad", kind: "unreachable", text: `${each.server}: ${each.reason}` })),
+  ];
+  if (!found.length) return null;
+  return h("section", { class: "card faults", "aria-label": "What needs a hand" }, found.map((each) => h("div", { class: "fault" },
+    h("span", { class: `dot ${each.tone}` }),
+    h("div", { class: "words" }, h("b", null, each.kind), h("div", null, each.text), each.others?.length > 0 && h("details", null, h("summary", { class: "muted small" }, `and ${f.plural(each.others.length, "more")}`.replace("mores", "more")), each.others.map((text) => h("div", { class: "small muted" }, text)))),
+    (each.remedy || each.command) && h("div", { class: "fix" }, each.remedy && h("span", null, each.remedy), each.command && command(each.command)))));
+}
+
+/** Findings of one kind as one: six queues that nobody pulls are one thing that happened. */
+function gathered(findings) {
+  const kinds = Map.groupBy ? Map.groupBy(findings, (each) => each.kind) : findings.reduce((map, each) => map.set(each.kind, [...(map.get(each.kind) ?? []), each]), new Map());
+  return [...kinds].map(([kind, some]) => ({ tone: "bad", kind, text: some[0].text, others: some.slice(1).map((each) => each.text) }));
+}
+
+function queues(content, own) {
+  const retries = content.queues.filter((each) => each.topic.startsWith("%RETRY%") && each.lag);
+  const most = Math.max(1, ...content.queues.map((each) => each.lag));
+  return table([
+    ["Topic", (row) => topicLink(row.topic), "name"],
+    ["Queue", (row) => h("span", { class: "mono" }, `${row.broker}:${row.id}`), "nowrap"],
+    ["Waiting", (row) => f.exact(row.lag), "n"],
+    ["", (row) => h("div", { class: "bar", "aria-hidden": "true" }, h("span", { class: "hot", style: { width: `${(row.lag / most) * 100}%` } })), "opt"],
+    ["Oldest", (row) => f.duration(row.lag_seconds), "n"],
+    ["In work", (row) => f.exact(row.in_flight), "n opt"],
+    ["Progress", (row) => `${f.exact(row.done)} of ${f.exact(row.end)}`, "n opt"],
+    ["Last consumed", (row) => f.when(row.last_consumed_at), "n opt"],
+    ["Owner", (row) => (row.owner ? memberLink(content.name, row.owner) : h("span", { class: content.members && row.lag ? "warn-text" : "faint" }, "nobody")), "name opt"],
+  ], [...own, ...retries], { empty: "The group has no progress in any queue yet." });
+}
+
+function members(content) {
+  if (!content.members) return card("Members", h("p", { class: "empty" }, "Nobody is online."));
+  return card("Members", table([
+    ["Member", (row) => [memberLink(content.name, row.client_id), h("div", { class: "faint small" }, row.address)], "name"],
+    ["Client", (row) => `${row.language} ${row.version}`, "opt"],
+    ["Queues", (row) => content.queues.filter((each) => each.owner === row.client_id).length, "n"],
+  ], content.members.clients), h("span", { class: "small muted" }, content.members.subscriptions.map((each) => `${each.topic} ${each.expression}`).join(" · ")));
+}
+
+function switchDialog(name, isPaused) {
+  const word = isPaused ? "resume" : "pause";
+  const button = h("button", { type: "button", class: "primary", disabled: !me.write }, isPaused ? "Resume" : "Pause");
+  button.onclick = () => act(button, async () => {
+    const answer = await post(path("groups", name, word));
+    toast(`${name}: ${answer.outcome}`);
+    opened.close();
+  });
+  const opened = dialog(isPaused ? `Resume ${name}` : `Pause ${name}`, [
+    h("p", null, isPaused ? "Its members may pull again." : "Its members stay connected and get nothing until it is resumed; messages wait."),
+    command(`orbitmq group ${word} ${name}`), readOnlyNote(),
+  ], { footer: () => button });
+}

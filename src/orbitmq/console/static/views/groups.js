@@ -1,0 +1,25 @@
+import { h, path, link } from "../dom.js";
+import * as f from "../format.js";
+import { drains, groupLink, head, pace } from "../parts.js";
+import { toolbar, virtualTable } from "../virtual.js";
+
+/** All groups. */
+export async function groups({ query, remember }) {
+  const state = { search: query.get("search") ?? "", filter: query.get("filter") ?? "", sort: query.get("sort") ?? "-lag", noun: "group", empty: "There is no group yet." };
+  const keep = () => remember({ search: state.search, filter: state.filter, sort: state.sort === "-lag" ? "" : state.sort });
+  const list = virtualTable("/groups", [
+    { label: "Group", sort: "name", cell: (row) => groupLink(row.name), kind: "name" },
+    { label: "Waiting", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-n" },
+    { label: "Oldest", sort: "lag_seconds", cell: (row) => f.duration(row.lag_seconds), kind: "n w-n" },
+    { label: "", sort: "pace", cell: (row) => (row.lag || row.pace === "paused" ? pace(row.pace, row.lag) : h("span", { class: "faint small" }, row.pace)), kind: "w-m opt" },
+    { label: "In", sort: "in_rate", cell: (row) => `${f.rate(row.in_rate)}/s`, kind: "n w-s opt" },
+    { label: "Out", sort: "out_rate", cell: (row) => `${f.rate(row.out_rate)}/s`, kind: "n w-s opt" },
+    { label: "Empty in", cell: (row) => drains(row), kind: "n w-m opt" },
+    { label: "Members", sort: "members", cell: (row) => link(path("consumers", row.name), row.members ?? "?"), kind: "n w-s opt" },
+    { label: "Dead", sort: "dead_letters", cell: (row) => (row.dead_letters ? link(path("dead-letters", row.name), h("span", { class: row.dead_last_hour ? "warn-text" : "" }, f.count(row.dead_letters))) : "0"), kind: "n w-s opt" },
+  ], state, { label: "Groups", changed: keep });
+  const box = h("section", { class: "card", "data-own": true },
+    toolbar(state, [["", "All"], ["behind", "Behind"], ["wrong", "Need a hand"], ["dead", "With dead letters"]], list, keep), list.node);
+  const page = [head("Groups"), box];
+  return { title: "Groups", still: true, draw: () => page, shown: list.reload, refresh: list.refresh, leave: list.leave };
+}

@@ -1,0 +1,131 @@
+import { get, url } from "../api.js";
+import { h } from "../dom.js";
+import * as f from "../format.js";
+import { card, field, head, problem, suggestions, table } from "../parts.js";
+import { messageDialog } from "./message.js";
+
+const MODES = [["newest", "The newest"], ["time", "From a time"], ["offset", "From an offset"], ["key", "With a key"], ["id", "With an id"], ["tail", "As they arrive"]];
+const MOST_ROWS = 2000;
+
+/** Messages of a topic. */
+export async function messages({ query, remember }) {
+  const names = (await get("/topics", { count: 500 }).catch(() => ({ rows: [] }))).rows.map((row) => row.name);
+  const input = (name, props) => h("input", { value: query.get(name) ?? "", autocomplete: "off", spellcheck: "false", ...props });
+  const topic = input("topic", { list: "topic-names", required: true, placeholder: "orders" });
+  const mode = h("select", null, MODES.map(([value, word]) => h("option", { value }, word)));
+  mode.value = MODES.some(([value]) => value === query.get("mode")) ? query.get("mode") : "newest";
+  const since = input("since", { type: "datetime-local", step: 1 });
+  const until = input("until", { type: "datetime-local", step: 1 });
+  const queue = input("queue", { placeholder: "broker-a:0" });
+  const offset = input("offset", { type: "number", min: 0 });
+  const key = input("key", { placeholder: "order-17" });
+  const id = input("id", { placeholder: "7F000001…" });
+  const expression = input("expression", { placeholder: "paid || shipped" });
+  const type = h("select", null, h("option", { value: "TAG" }, "tags"), h("option", { value: "SQL92" }, "SQL"));
+  type.value = query.get("type") ?? "TAG";
+  const fields = {
+    newest: [], tail: [], time: [field("Since", since), field("Until", until)], offset: [field("Queue", queue), field("Offset", offset)], key: [field("Key", key)], id: [field("Id", id)],
+  };
+  const filter = [field("Filter", expression), field("as", type)];
+  const place = h("div", { class: "form" });
+  const button = h("button", { class: "primary" }, "Show");
+  const result = h("div", { class: "stack" });
+  const form = h("form", { class: "card" }, h("div", { class: "body" }, place));
+  let rows = [];
+  let cursor = null;
+  let stream = null;
+
+  function lay() {
+    const isOne = mode.value === "id";
+    place.replaceChildren(field("Topic", topic), suggestions("topic-names", names), field("Which", mode), ...fields[mode.value], ...(isOne || mode.value === "key" ? [] : filter), button);
+    button.textContent = mode.value === "tail" ? "Follow" : "Show";
+  }
+
+  function wanted() {
+    const local = (value) => (value ? new Date(value).getTime() / 1000 : undefined);
+    const base = { topic: topic.value.trim() };
+    const filtered = { ...base, expression: expression.value.trim(), type: expression.value.trim() ? type.value : "" };
+    switch (mode.value) {
+      case "time": return { ...filtered, since: local(since.value), until: local(until.value) };
+      case "offset": return { ...filtered, queue: queue.value.trim(), offset: offset.value || "0", newest: query.get("newest") };
+      case "key": return { ...base, key: key.value.trim() };
+      default: return { ...filtered, newest: 1 };
+    }
+  }
+
+  function leave() {
+    stream?.close();
+    stream = null;
+  }
+
+  async function show(more) {
+    leave();
+    if (!more) { rows = []; cursor = null; }
+    const kept = { topic: topic.value.trim(), mode: mode.value === "newest" ? "" : mode.value, since: since.value, until: until.value, queue: mode.value === "offset" ? queue.value : "", offset: mode.value === "offset" ? offset.value : "", key: mode.value === "key" ? key.value : "", id: mode.value === "id" ? id.value : "", expression: expression.value, type: expression.value ? type.value : "", newest: mode.value === "offset" ? query.get("newest") : "" };
+    remember(kept);
+    button.disabled = true;
+    try {
+      if (mode.value === "tail") return follow();
+      if (mode.value === "id") {
+        const found = await get("/messages/one", { id: id.value.trim(), topic: topic.value.trim() });
+        rows = [found];
+        draw();
+        messageDialog(found.id, found.topic, found.offset_id);
+        return;
+      }
+      const page = await get("/messages", more ? { ...wanted(), cursor } : wanted());
+      rows = rows.concat(page.rows);
+      cursor = page.cursor;
+      draw();
+    } catch (error) {
+      result.replaceChildren(problem(error));
+    } finally {
+      button.disabled = false;
+    }
+  }
+
+  function draw() {
+    result.replaceChildren(card(f.plural(rows.length, "message"), list(rows),
+      cursor && rows.length < MOST_ROWS ? h("button", { type: "button", onclick: () => show(true) }, "Show more") : h("span", { class: "small muted" }, "that is all")));
+  }
+
+  function follow() {
+    const asked = wanted();
+    stream = new EventSource(url("/messages/tail", { topic: asked.topic, expression: asked.expression, type: asked.type }));
+    const state = h("span", { class: "small muted", role: "status" }, "waiting for messages");
+    const body = h("div");
+    let passed = 0;
+    const stop = h("button", { type: "button", onclick: () => { leave(); state.textContent = "stopped"; stop.disabled = true; } }, "Stop");
+    result.replaceChildren(card(`${asked.topic}, as messages arrive`, body, [state, stop]));
+    let isWaiting = false;
+    const paint = () => { isWaiting = false; body.replaceChildren(list(rows)); };
+    stream.addEventListener("message", (event) => {
+      if (!event.data) return;
+      rows.unshift(JSON.parse(event.data));
+      rows.length = Math.min(rows.length, 200);
+      state.textContent = passed ? `${f.count(passed)} more were not shown` : "following";
+      if (!isWaiting) { isWaiting = true; requestAnimationFrame(paint); }
+    });
+    stream.addEventListener("passed", (event) => { passed += JSON.parse(event.data).count; });
+    stream.onopen = () => { state.textContent = "following"; state.dataset.open = "yes"; };
+    stream.onerror = () => { if (stream?.readyState === EventSource.CLOSED) { state.textContent = "the topic cannot be followed; is its name right?"; leave(); } };
+  }
+
+  mode.onchange = lay;
+  form.onsubmit = (event) => { event.preventDefault(); show(false); };
+  lay();
+  const page = [head("Messages"), h("div", { class: "stack", "data-own": true }, form, result)];
+  return { title: "Messages", still: true, draw: () => page, shown: () => (topic.value ? show(false) : topic.focus({ preventScroll: true })), leave };
+}
+
+export function list(rows) {
+  return table([
+    ["Stored", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => messageDialog(row.id, row.topic, row.offset_id), title: f.precise(row.stored_at) }, f.when(row.stored_at)), ""],
+    ["Queue", (row) => h("span", { class: "mono nowrap" }, `${row.broker}:${row.queue}`), "opt"],
+    ["Offset", (row) => f.exact(row.offset), "n"],
+    ["Tag", (row) => row.tags ?? "", "opt"],
+    ["Keys", (row) => row.keys.join(" "), "opt"],
+    ["Body", (row) => row.preview, "preview"],
+    ["Size", (row) => f.bytes(row.size), "n opt"],
+  ], rows, { empty: "No message matches.", label: "Messages" });
+}

@@ -1,0 +1,116 @@
+import { get } from "../api.js";
+import { h, link, path } from "../dom.js";
+import * as f from "../format.js";
+import { card, command, drains, groupLink, pace, problem, table, tile, topicLink } from "../parts.js";
+import { spark } from "../charts.js";
+
+/** What is wrong and where. */
+export async function now({ known }) {
+  let content = known ?? await get("/now");
+  return {
+    title: "Now",
+    wantsPipelines: true,
+    draw: () => (content.at ? drawn(content) : [h("h1", null, "Looking at the cluster"), content.problem ? problem({ message: content.problem }) : h("p", { class: "muted" }, "The first look takes a moment.")]),
+    refresh: async (fresh) => { content = fresh ?? await get("/now"); },
+  };
+}
+
+function drawn(content) {
+  const up = content.brokers.filter((each) => each.is_up).length;
+  const isBad = content.faults.some((kind) => kind.weight === "bad") || content.problem;
+  const lamp = isBad ? "bad" : content.fault_count ? "warn" : "";
+  return [
+    h("div", { class: "head" }, h("div", { class: "titles" },
+      h("div", { class: "verdict" }, h("span", { class: `lamp ${lamp}`, "aria-hidden": "true" }), h("h1", null, verdict(content))),
+      h("p", null, link("/brokers", `${up} of ${f.plural(content.brokers.length, "broker")} up`), " · ",
+        link("/topics", f.plural(content.topics, "topic")), " · ", link("/groups", f.plural(content.groups, "group")),
+        ` · seen ${f.when(content.at)}`))),
+    h("div", { class: "stack" },
+      content.problem && h("div", { class: "note bad", role: "alert" }, `The cluster cannot be seen at the moment, this is how it was: ${content.problem}`),
+      content.faults.length > 0 && faults(content.faults),
+      tiles(content),
+      h("div", { class: "split" }, worst(content), h("div", { class: "stack" }, dying(content), spark_(content))),
+      h("div", { class: "split" }, busy(content), brokers(content))),
+  ];
+}
+
+function verdict(content) {
+  if (content.problem) return "The cluster does not answer";
+  if (!content.fault_count) return "Nothing needs a hand";
+  return content.fault_count === 1 ? "One thing needs a hand" : `${f.exact(content.fault_count)} things need a hand`;
+}
+
+function faults(kinds) {
+  return h("section", { class: "card faults", "aria-label": "What needs a hand" }, kinds.map((kind) => [
+    kind.faults.map((fault) => h("div", { class: "fault" },
+      h("span", { class: `dot ${fault.weight}`, title: fault.kind }),
+      h("div", { class: "words" }, link(safe(fault.link), fault.subject), h("span", { class: "faint" }, ` ${fault.kind}`), h("div", null, upper(fault.text), ".")),
+      h("div", { class: "fix" }, h("span", null, upper(fault.remedy), "."), fault.command && command(fault.command)))),
+    kind.count > kind.faults.length && h("div", { class: "more" }, `and ${f.exact(kind.count - kind.faults.length)} more `,
+      link(kind.kind === "dead letters" ? "/dead-letters" : "/groups?filter=wrong", kind.kind)),
+  ]));
+}
+
+function safe(href) {
+  return "/" + href.split("/").filter(Boolean).map(encodeURIComponent).join("/");
+}
+
+function upper(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.$/, "");
+}
+
+function tiles(content) {
+  const running = content.pipelines.filter((each) => each.state === "running" || each.state === "waiting").length;
+  return h("div", { class: "tiles six" },
+    tile("In", f.rate(content.in_rate), { unit: "/s", href: "/charts", hint: "messages stored", spark: spark(content.curves.in) }),
+    tile("Out", f.rate(content.out_rate), { unit: "/s", href: "/charts", hint: "messages delivered", spark: spark(content.curves.out) }),
+    tile("Waiting", f.count(content.lag), { href: "/groups?filter=behind", hint: `in ${f.plural(content.groups_behind, "group")}`, spark: spark(content.curves.lag) }),
+    tile("Oldest waiting", f.brief(content.oldest), { href: content.oldest_group ? path("groups", content.oldest_group) : "/groups", hint: content.oldest_group ?? "nothing waits" }),
+    tile("Dead letters", f.count(content.dead_last_hour), { unit: "last hour", href: "/dead-letters", hint: `${f.count(content.dead_letters)} in all`, tone: content.dead_last_hour ? "warn-text" : "" }),
+    tile("Spark queries", f.count(running), { unit: content.pipelines.length > running ? `of ${content.pipelines.length}` : "", href: "/pipelines", hint: "running", tone: content.pipelines.some((each) => ["failed", "lost"].includes(each.state)) ? "bad-text" : "" }));
+}
+
+function worst(content) {
+  return card("Furthest behind", table([
+    ["Group", (row) => [groupLink(row.name), h("div", null, pace(row.pace, row.lag))], "name"],
+    ["Waiting", (row) => f.count(row.lag), "n"],
+    ["Oldest", (row) => f.brief(row.lag_seconds), "n"],
+    ["Empty in", (row) => drains(row), "n opt"],
+  ], content.worst, { empty: "No group is behind.", label: "Groups that are furthest behind" }), link("/groups?filter=behind", h("span", { class: "small muted" }, "all")));
+}
+
+function dying(content) {
+  return card("Dead letters", table([
+    ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
+    ["Last hour", (row) => h("span", { class: row.dead_last_hour ? "warn-text" : "" }, f.count(row.dead_last_hour)), "n"],
+    ["In all", (row) => f.count(row.dead_letters), "n"],
+  ], content.dying, { empty: "No message has died." }));
+}
+
+function spark_(content) {
+  if (!content.pipelines.length) return null;
+  return card("Spark queries", table([
+    ["Query", (row) => link(path("pipelines", row.name), row.name), "name"],
+    ["", (row) => pace(row.state)],
+    ["Rows", (row) => `${f.rate(row.rows_per_second)}/s`, "n"],
+    ["Lag", (row) => f.count(row.lag_total), "n"],
+  ], content.pipelines.slice(0, 8)));
+}
+
+function busy(content) {
+  return card("Busiest topics", table([
+    ["Topic", (row) => topicLink(row.name), "name"],
+    ["In", (row) => `${f.rate(row.in_rate)}/s`, "n"],
+    ["Waiting", (row) => f.count(row.lag), "n"],
+  ], content.busy, { empty: "Nothing comes in at the moment." }), link("/topics?sort=-in_rate", h("span", { class: "small muted" }, "all")));
+}
+
+function brokers(content) {
+  return card("Brokers", table([
+    ["Broker", (row) => [link("/brokers", row.name), h("div", { class: "faint small" }, row.address)], "name"],
+    ["", (row) => (row.is_up ? h("span", { class: "muted small" }, "up") : h("span", { class: "tag bad" }, "down"))],
+    ["In", (row) => `${f.rate(row.in_rate)}/s`, "n"],
+    ["Out", (row) => `${f.rate(row.out_rate)}/s`, "n"],
+    ["Disk", (row) => h("span", { class: row.disk_used >= 0.85 ? "bad-text" : "" }, f.percent(row.disk_used)), "n opt"],
+  ], content.brokers), link("/brokers", h("span", { class: "small muted" }, "all")));
+}

@@ -1,0 +1,68 @@
+import { get, remove } from "../api.js";
+import { h, keep, link, path } from "../dom.js";
+import * as f from "../format.js";
+import { act, card, command, groupLink, head, pace, table, tile, topicLink } from "../parts.js";
+import { chart } from "../charts.js";
+
+/** Spark queries that report to this console. */
+export async function pipelines() {
+  const load = () => get("/pipelines");
+  let content = await load();
+  return {
+    title: "Spark pipelines",
+    wantsPipelines: true,
+    draw: () => [
+      head("Spark pipelines", { sub: "Queries whose drivers report their progress here." }),
+      content.pipelines.length ? h("section", { class: "card" }, table([
+        ["Query", (row) => [link(path("pipelines", row.name), row.name), row.error && h("div", { class: "bad-text small" }, row.error)], "name"],
+        ["", (row) => pace(row.state)],
+        ["Batch", (row) => f.exact(row.batch), "n"],
+        ["Rows", (row) => `${f.rate(row.rows_per_second)}/s`, "n"],
+        ["Batch takes", (row) => h("span", { class: row.is_late ? "warn-text" : "" }, f.fine(row.batch_seconds)), "n opt"],
+        ["Lag", (row) => f.count(row.lag_total), "n"],
+        ["Reported", (row) => f.when(row.reported_at), "n opt"],
+      ], content.pipelines, { label: "Spark queries" })) : h("section", { class: "card" }, h("div", { class: "body stack" },
+        h("p", null, "No query has reported yet. A pipeline of OrbitMQ does so when it knows where the console is:"),
+        command(`ORBITMQ_CONSOLE=${location.origin} orbitmq pipeline run FILE`))),
+    ],
+    refresh: async () => { content = await load(); },
+  };
+}
+
+/** One query. */
+export async function pipeline({ params, go }) {
+  const names = [`pipeline/${params.name}/rows`, `pipeline/${params.name}/lag`];
+  const load = () => Promise.all([get(path("pipelines", params.name)), get("/charts", { series: names, minutes: 60 })]);
+  let [content, curves] = await load();
+  const forget = h("button", { type: "button" }, "Take off the list");
+  forget.onclick = () => act(forget, async () => { await remove(path("pipelines", params.name)); go("/pipelines"); });
+  return {
+    title: params.name,
+    wantsPipelines: true,
+    draw: () => drawn(content, curves, names, forget),
+    refresh: async () => { [content, curves] = await load(); },
+  };
+}
+
+function drawn(content, curves, names, forget) {
+  const over = content.batch_seconds && content.trigger_seconds ? `of ${f.fine(content.trigger_seconds)}` : "";
+  return [
+    head(content.name, {
+      crumb: link("/pipelines", "Spark pipelines"),
+      sub: [pace(content.state), ` reported ${f.when(content.reported_at)}`, content.group ? [" · as group ", groupLink(content.group)] : ""],
+      actions: [content.url && h("a", { class: "button", href: content.url, rel: "noreferrer noopener", target: "_blank" }, "Spark's own page"), keep("forget", forget)],
+    }),
+    h("div", { class: "stack" },
+      content.error && h("div", { class: "note bad" }, content.error),
+      h("div", { class: "tiles plain" },
+        tile("Batch", f.exact(content.batch)), tile("Rows", f.rate(content.rows_per_second), { unit: "/s", hint: `${f.rate(content.input_rows_per_second)}/s come in` }),
+        tile("Batch takes", f.fine(content.batch_seconds), { unit: over, tone: content.is_late ? "warn-text" : "", hint: content.is_late ? "longer than its trigger" : "" }),
+        tile("Lag", f.count(content.lag_total), { hint: "messages not yet read" })),
+      h("div", { class: "split" },
+        card("Rows per second", h("div", { class: "body" }, chart([{ name: "rows", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, format: f.rate, label: "Rows per second" }))),
+        card("Lag", h("div", { class: "body" }, chart([{ name: "lag", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, label: "Lag" })))),
+      h("div", { class: "split" },
+        card("Lag of each queue", table([["Queue", (row) => h("span", { class: "mono" }, row[0]), "name"], ["Messages", (row) => f.exact(row[1]), "n"]], Object.entries(content.lag).sort((a, b) => b[1] - a[1]), { empty: "It did not report its queues." })),
+        card("Topics", table([["Reads", (row) => topicLink(row), "name"]], content.topics, { empty: "It did not report its topics." })))),
+  ];
+}

@@ -1,0 +1,113 @@
+import { get, me, post } from "../api.js";
+import { h } from "../dom.js";
+import * as f from "../format.js";
+import { act, card, command, field, head, problem, readOnlyNote, suggestions, table, toast } from "../parts.js";
+import { auditTable } from "./audit.js";
+
+const ACTIONS = [["reset", "Go to another place"], ["skip", "Skip what waits"], ["clone", "Copy from another group"]];
+const PLACES = [["begin", "the beginning"], ["end", "the end"], ["time", "a time"], ["offset", "an offset"], ["shift", "back or forward"]];
+
+/** Move a group's progress: a plan first, then exactly that plan. */
+export async function progress({ query }) {
+  const [topics, groups] = await Promise.all([get("/topics", { count: 500, filter: "own" }), get("/groups", { count: 500 })].map((each) => each.catch(() => ({ rows: [] }))));
+  const input = (name, props) => h("input", { value: query.get(name) ?? "", autocomplete: "off", spellcheck: "false", ...props });
+  const choice = (options, value) => { const node = h("select", null, options.map(([name, word]) => h("option", { value: name }, word))); node.value = value; return node; };
+  const group = input("group", { list: "groups", required: true });
+  const topic = input("topic", { list: "topics" });
+  const action = choice(ACTIONS, query.get("action") ?? "reset");
+  const to = choice(PLACES, query.get("to") ?? "time");
+  const time = h("input", { type: "datetime-local", step: 1 });
+  const number = h("input", { type: "number" });
+  const queues = input("queues", { placeholder: "all" });
+  const source = input("source", { list: "groups" });
+  const place = h("div", { class: "form" });
+  const plan = h("button", { class: "primary" }, "Plan");
+  const result = h("div", { class: "stack" });
+  const lines = h("div");
+  const form = h("form", { class: "card" }, h("div", { class: "body" }, place));
+
+  function lay() {
+    const parts = action.value === "clone" ? [field("From group", source)] : [];
+    parts.push(field(action.value === "reset" ? "Topic" : "Topic (empty: all)", topic));
+    if (action.value === "reset") parts.push(field("To", to));
+    if (action.value === "reset") {
+      if (to.value === "time") parts.push(field("Time", time));
+      if (to.value === "offset") parts.push(field("Offset", number));
+      if (to.value === "shift") parts.push(field("Messages, - is back", number));
+      parts.push(field("Queues", queues));
+    }
+    topic.required = action.value === "reset";
+    place.replaceChildren(field("Group", group), suggestions("groups", groups.rows.map((row) => row.name)), suggestions("topics", topics.rows.map((row) => row.name)), field("What", action), ...parts, plan);
+  }
+
+  const wish = () => ({
+    action: action.value, group: group.value.trim(), topic: topic.value.trim() || null,
+    ...(action.value === "clone" ? { source: source.value.trim() } : {}),
+    ...(action.value === "reset" ? {
+      to: to.value, time: to.value === "time" && time.value ? new Date(time.value).toISOString() : null,
+      number: ["offset", "shift"].includes(to.value) && number.value !== "" ? Number(number.value) : null,
+      queues: queues.value.split(/[\s,]+/).filter(Boolean),
+    } : {}),
+  });
+
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    plan.disabled = true;
+    try {
+      showPlan(await post("/progress/plan", wish()));
+    } catch (error) {
+      result.replaceChildren(problem(error));
+    } finally {
+      plan.disabled = false;
+    }
+  };
+
+  function showPlan(planned) {
+    const moves = planned.topics.flatMap((each) => each.moves.map((move) => ({ ...move, topic: each.topic })));
+    const sum = (name) => planned.topics.reduce((total, each) => total + each[name], 0);
+    const online = [...new Set(planned.topics.flatMap((each) => each.online))];
+    const apply = h("button", { type: "button", class: "primary", disabled: !me.write || !moves.length }, "Do this");
+    apply.onclick = () => act(apply, async () => showOutcome(await post("/progress/apply", { plan: planned.plan })));
+    result.replaceChildren(card("Plan: nothing is changed yet", h("div", null,
+      h("div", { class: "body stack" },
+        h("p", null, h("b", null, f.exact(sum("skipped"))), " messages would be skipped, ", h("b", null, f.exact(sum("replayed"))), " consumed again",
+          online.length ? `; ${f.plural(online.length, "member")} online would be sent there` : "; nobody is online", "."),
+        command(planned.command), readOnlyNote(), h("div", null, apply)),
+      table([
+        ["Topic", (row) => row.topic, "name"],
+        ["Queue", (row) => h("span", { class: "mono" }, `${row.broker}:${row.id}`), "nowrap"],
+        ["From", (row) => (row.from === null ? "none" : f.exact(row.from)), "n"],
+        ["To", (row) => h("b", null, f.exact(row.to)), "n"],
+        ["Skipped", (row) => f.exact(row.skipped), "n"],
+        ["Again", (row) => f.exact(row.replayed), "n"],
+        ["Queue has", (row) => `${f.exact(row.min)}–${f.exact(row.max)}`, "n opt"],
+      ], moves, { empty: "There is nothing to move." }))));
+  }
+
+  async function showOutcome(outcome) {
+    const queues = outcome.topics.flatMap((each) => each.queues.map((queue) => ({ ...queue, topic: each.topic })));
+    toast(outcome.outcome, !outcome.is_effective);
+    result.replaceChildren(card(outcome.is_effective ? "Done, and read back" : "Not everywhere", h("div", null,
+      h("div", { class: "body stack" }, h("p", { role: "status", class: outcome.is_effective ? "" : "bad-text" }, outcome.outcome), command(outcome.command)),
+      table([
+        ["Topic", (row) => row.topic, "name"],
+        ["Queue", (row) => h("span", { class: "mono" }, `${row.broker}:${row.id}`), "nowrap"],
+        ["Wanted", (row) => f.exact(row.wanted), "n"],
+        ["Read back", (row) => f.exact(row.read_back), "n"],
+        ["", (row) => (row.problem ? h("span", { class: "bad-text" }, row.problem) : "as wanted"), "name"],
+      ], queues))));
+    await showLines();
+  }
+
+  async function showLines() {
+    const { lines: found } = await get("/audit");
+    lines.replaceChildren(card("What was done here", auditTable(found.slice(0, 10))));
+  }
+
+  action.onchange = lay;
+  to.onchange = lay;
+  lay();
+  await showLines();
+  const page = [head("Progress", { sub: "Send a group back, forward or past what waits. A plan first; every queue is read back." }), h("div", { class: "stack", "data-own": true }, form, result, lines)];
+  return { title: "Progress", still: true, draw: () => page };
+}

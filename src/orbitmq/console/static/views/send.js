@@ -1,0 +1,70 @@
+import { get, me, post } from "../api.js";
+import { h, link, path } from "../dom.js";
+import * as f from "../format.js";
+import { act, card, command, facts, field, head, readOnlyNote, suggestions } from "../parts.js";
+import { messageDialog, tracked } from "./message.js";
+
+/** A test message: where it landed, and who consumed it. */
+export async function send({ query }) {
+  const names = (await get("/topics", { count: 500, filter: "own" }).catch(() => ({ rows: [] }))).rows.map((row) => row.name);
+  const text = (props) => h("input", { autocomplete: "off", spellcheck: "false", ...props });
+  const topic = text({ list: "send-topics", required: true, value: query.get("topic") ?? "" });
+  const body = h("textarea", { spellcheck: "false", placeholder: "{\"order\": 17}" });
+  const tags = text({ placeholder: "paid" });
+  const keys = text({ placeholder: "order-17" });
+  const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "at once" });
+  const properties = h("textarea", { spellcheck: "false", placeholder: "name=value, one on each line", rows: 2 });
+  properties.style.minHeight = "64px";
+  const shown = h("div");
+  const button = h("button", { class: "primary", disabled: !me.write }, "Send");
+  const result = h("div", { class: "stack" });
+  const draft = () => ({
+    topic: topic.value.trim(), body: body.value, tags: tags.value.trim() || null, keys: keys.value.split(/\s+/).filter(Boolean),
+    properties: Object.fromEntries(properties.value.split("\n").filter((line) => line.includes("=")).map((line) => [line.slice(0, line.indexOf("=")).trim(), line.slice(line.indexOf("=") + 1).trim()])),
+    delay: delay.value ? Number(delay.value) : null,
+  });
+  let timer = 0;
+  const preview = () => {
+    clearTimeout(timer);
+    timer = setTimeout(async () => {
+      if (!topic.value.trim() || !body.value) return shown.replaceChildren();
+      try { shown.replaceChildren(command((await post("/send", { ...draft(), dry_run: true })).command)); } catch (error) { shown.replaceChildren(h("p", { class: "bad-text" }, error.message)); }
+    }, 150);
+  };
+  const form = h("form", { class: "card" }, h("div", { class: "body stack" },
+    h("div", { class: "form" }, field("Topic", topic), suggestions("send-topics", names), field("Tag", tags), field("Keys", keys), field("Delay in seconds", delay), field("Body", body, "wide"), field("Properties", properties, "wide")),
+    shown, readOnlyNote(), h("div", null, button)));
+  form.oninput = preview;
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    await act(button, async () => landed(await post("/send", draft())));
+    button.disabled = !me.write;
+  };
+
+  let following = 0;
+  function landed(sent) {
+    const who = h("div", null, h("p", { class: "empty" }, "Looking who consumes it."));
+    result.replaceChildren(card("Stored", h("div", { class: "body stack" }, facts([
+      ["Status", sent.status.replaceAll("_", " ")], ["Topic", link(path("topics", sent.topic), sent.topic)], ["Queue", h("span", { class: "mono" }, `${sent.broker}:${sent.queue}`)], ["Offset", f.exact(sent.offset)],
+      ["Id", h("button", { type: "button", class: "quiet mono", onclick: () => messageDialog(sent.id, sent.topic, sent.offset_id) }, sent.id)],
+    ]))), card("Who consumed it", who));
+    following += 1;
+    follow(following, sent, who, 0);
+  }
+
+  async function follow(mine, sent, who, tries) {
+    if (mine !== following || !who.isConnected || tries > 40) return;
+    try {
+      const { tracks } = await get("/messages/track", { id: sent.offset_id });
+      who.replaceChildren(tracked(tracks));
+      if (tracks.length && tracks.every((each) => each.fate !== "waiting")) return;
+    } catch {
+      // A delayed message is not there yet.
+    }
+    setTimeout(() => follow(mine, sent, who, tries + 1), 1500);
+  }
+
+  preview();
+  const page = [head("Send a message"), h("div", { class: "stack", "data-own": true }, form, result)];
+  return { title: "Send", still: true, draw: () => page, leave: () => { following += 1; } };
+}

@@ -1,0 +1,53 @@
+import { me, patch, post } from "../api.js";
+import { h, path } from "../dom.js";
+import { act, command, dialog, field, readOnlyNote, toast } from "../parts.js";
+
+/** Make a topic, or change one (`topic` has what it is now). */
+export function topicDialog({ topic, done }) {
+  const isNew = !topic;
+  const name = h("input", { required: true, maxlength: 127, pattern: "[%\\|a-zA-Z0-9_\\-]+", value: topic?.name ?? "", disabled: !isNew, autocomplete: "off", spellcheck: "false" });
+  const most = (which) => Math.max(...(topic?.brokers ?? []).map((each) => each[which]), 0) || 8;
+  const write = h("input", { type: "number", min: 1, max: 65536, value: String(most("write_queues")) });
+  const read = h("input", { type: "number", min: 1, max: 65536, value: String(most("read_queues")) });
+  const permission = h("select", null, [["rw", "read and write"], ["r", "read only"], ["w", "write only"]].map(([value, word]) => h("option", { value }, word)));
+  permission.value = topic?.permission ?? "rw";
+  const ordered = h("input", { type: "checkbox", checked: topic?.is_ordered ?? false });
+  const shown = h("div");
+  const apply = h("button", { class: "primary", disabled: !me.write }, isNew ? "Create" : "Change");
+
+  const wish = () => ({
+    ...(isNew ? { name: name.value.trim() } : {}),
+    ...(write.value === read.value ? { queues: Number(write.value) } : { write_queues: Number(write.value), read_queues: Number(read.value) }),
+    permission: permission.value,
+    ordered: ordered.checked,
+  });
+  const ask = (extra) => (isNew ? post("/topics", { ...wish(), ...extra }) : patch(path("topics", topic.name), { ...wish(), ...extra }));
+
+  async function preview() {
+    if (!name.value.trim()) return shown.replaceChildren();
+    try {
+      shown.replaceChildren(command((await ask({ dry_run: true })).command));
+    } catch (error) {
+      shown.replaceChildren(h("p", { class: "bad-text" }, error.message));
+    }
+  }
+
+  const form = h("form", { class: "stack" },
+    h("div", { class: "form" }, field("Name", name, "wide"), field("Queues to write, each broker", write), field("Queues to read, each broker", read), field("Permission", permission),
+      h("label", { class: "check" }, ordered, "keep the order of queues")),
+    !isNew && h("p", { class: "note" }, "To take queues away without losing what is in them: fewer to write first, and fewer to read once they have been consumed."),
+    shown, readOnlyNote(), h("footer", null, apply));
+  form.oninput = preview;
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    await act(apply, async () => {
+      const answer = await ask({});
+      toast(`${isNew ? "Created" : "Changed"}: ${answer.outcome}`);
+      opened.close();
+      done(isNew ? name.value.trim() : topic.name);
+    });
+    apply.disabled = !me.write;
+  };
+  const opened = dialog(isNew ? "New topic" : `Change ${topic.name}`, form);
+  preview();
+}

@@ -1,0 +1,27 @@
+import { h, path } from "../dom.js";
+import * as f from "../format.js";
+import { head, topicLink } from "../parts.js";
+import { toolbar, virtualTable } from "../virtual.js";
+import { topicDialog } from "./topicdialog.js";
+
+/** All topics. */
+export async function topics({ query, go, remember }) {
+  const state = { search: query.get("search") ?? "", filter: query.get("filter") ?? "own", sort: query.get("sort") ?? "name", noun: "topic", empty: "There is no topic yet." };
+  const keep = () => remember({ search: state.search, filter: state.filter === "own" ? "" : state.filter, sort: state.sort === "name" ? "" : state.sort });
+  const list = virtualTable("/topics", [
+    { label: "Topic", sort: "name", cell: (row) => topicLink(row.name), kind: "name" },
+    { label: "In", sort: "in_rate", cell: (row) => `${f.rate(row.in_rate)}/s`, kind: "n w-s" },
+    { label: "Waiting", sort: "lag", cell: (row) => (row.worst_group ? h("a", { href: path("groups", row.worst_group), title: `most of it in ${row.worst_group}` }, f.count(row.lag)) : "0"), kind: "n w-n" },
+    { label: "Messages", sort: "messages", cell: (row) => f.count(row.messages), kind: "n w-n opt" },
+    { label: "Last message", sort: "last_stored_at", cell: (row) => f.when(row.last_stored_at), kind: "n w-m opt" },
+    { label: "Groups", sort: "groups", cell: (row) => f.count(row.groups), kind: "n w-s opt" },
+    { label: "Queues", sort: "queues", cell: (row) => [f.count(row.queues), row.permission !== "rw" ? h("span", { class: "warn-text" }, ` ${row.permission}`) : ""], kind: "n w-s opt" },
+    { label: "Kind", sort: "kind", cell: (row) => h("span", { class: "muted" }, row.kind), kind: "w-n opt" },
+  ], state, { label: "Topics", changed: keep });
+  const box = h("section", { class: "card", "data-own": true },
+    toolbar(state, [["own", "Applications'"], ["", "All"], ["retry", "Retries"], ["dlq", "Dead letters"], ["system", "System"]], list, keep), list.node);
+  const make = h("button", { type: "button", class: "primary", onclick: () => topicDialog({ done: (name) => go(path("topics", name)) }) }, "New topic");
+  const page = [head("Topics", { actions: make }), box];
+  return { title: "Topics", still: true, draw: () => page, shown: list.reload, refresh: list.refresh, leave: list.leave };
+}
+

@@ -1,0 +1,195 @@
+"""Every action: done through the page, seen at the brokers, with the command beside it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from orbitmq.client.admin import TopicNotFound
+from tests.support.chromium import PHONE, Watched, watched
+from tests.support.consoles import console_of
+from tests.support.consolestage import Stage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+PASSWORD = "correct horse battery"  # noqa: S105
+
+
+async def test_a_topic_is_made_scaled_and_deleted(desk: Watched, stage: Stage) -> None:
+    page = await desk.open("/topics")
+    await page.get_by_role("button", name="New topic").click()
+    dialog = page.locator("dialog")
+    await dialog.get_by_label("Name").fill("returns")
+    await dialog.get_by_label("Queues to write").fill("2")
+    await dialog.get_by_label("Queues to read").fill("2")
+    await expect(dialog.locator("code")).to_contain_text("orbitmq topic create returns --queues 2")
+    await dialog.get_by_role("button", name="Create").click()
+    await expect(page.locator("h1")).to_have_text("returns")
+    assert (await stage.world.admin.topics.get("returns")).write_queues == 4
+
+    await page.get_by_role("button", name="Change").click()
+    await dialog.get_by_label("Queues to write").fill("5")
+    await dialog.get_by_label("Queues to read").fill("5")
+    await dialog.get_by_label("Permission").select_option("r")
+    await dialog.get_by_role("button", name="Change").click()
+    await expect(page.locator(".head")).to_contain_text("10 queues")
+    changed = await stage.world.admin.topics.get("returns")
+    assert {part.permission.letters for part in changed.brokers} == {"r"}
+
+    await page.get_by_role("button", name="Delete").click()
+    sure = dialog.get_by_role("button", name="Delete for good")
+    await expect(sure).to_be_disabled()
+    await dialog.get_by_label("Type the name").fill("returns")
+    await sure.click()
+    await expect(page.locator("h1")).to_have_text("Topics")
+    with pytest.raises(TopicNotFound):
+        await stage.world.admin.topics.get("returns")
+
+
+async def test_progress_is_planned_then_moved_and_read_back(desk: Watched, stage: Stage) -> None:
+    page = await desk.open("/progress?group=archive&topic=clicks&to=end")
+    before = sum(stage.cluster.progress("archive", "clicks").values())
+
+    await page.get_by_role("button", name="Plan").click()
+    plan = page.locator("section", has_text="nothing is changed yet")
+    await expect(plan.locator("tbody tr")).to_have_count(8)
+    await expect(plan).to_contain_text("orbitmq group reset archive clicks --to-end")
+    assert sum(stage.cluster.progress("archive", "clicks").values()) == before
+    await page.get_by_role("button", name="Do this").click()
+
+    done = page.locator("section", has_text="Done, and read back")
+    await expect(done.locator("tbody tr")).to_have_count(8)
+    await expect(done.locator("tbody tr").first).to_contain_text("as wanted")
+    await expect(page.locator("section", has_text="What was done here")).to_contain_text(
+        "8 queues read back"
+    )
+    assert sum(stage.cluster.progress("archive", "clicks").values()) > before
+
+
+async def test_a_plan_that_cannot_be_made_says_why(browser: Browser, stage: Stage) -> None:
+    async with watched(browser, stage.url) as desk:
+        page = await desk.open("/progress?group=nobody&topic=clicks&to=end")
+        await page.get_by_role("button", name="Plan").click()
+        await expect(page.get_by_role("alert")).to_contain_text("no broker knows group 'nobody'")
+        # The browser itself notes the answer's status.
+        assert len(desk.errors) == 1
+        desk.errors.clear()
+
+
+async def test_dead_letters_are_sampled_replayed_and_saved(desk: Watched, stage: Stage) -> None:
+    page = await desk.open("/dead-letters/billing")
+    pile = page.locator(".pile").first
+    reason = await pile.locator(".why").inner_text()
+    await pile.get_by_role("button", name="Look at them").click()
+    dialog = page.locator("dialog")
+    await expect(dialog.locator("tbody tr").first).to_contain_text("order-")
+    await page.keyboard.press("Escape")
+
+    await pile.get_by_role("button", name="Open in a notebook").click()
+    await expect(dialog.locator("pre")).to_contain_text('spark.read.format("rocketmq")')
+    await expect(dialog.locator("pre")).to_contain_text(reason.split("'")[0])
+    await page.keyboard.press("Escape")
+
+    await pile.get_by_role("button", name="Replay 10").click()
+    await dialog.get_by_role("button", name="Dry run").click()
+    await expect(page.locator("[data-replay=over]")).to_have_text("10 would be sent")
+
+    before = len(stage.cluster.messages("%RETRY%billing"))
+    await pile.get_by_role("button", name="Replay 10").click()
+    await expect(dialog.locator("code")).to_contain_text("orbitmq dlq resend billing --reason")
+    await dialog.get_by_role("button", name="Replay", exact=True).click()
+    await expect(page.locator("[data-replay=over]")).to_have_text("10 sent")
+    outcomes = page.locator("table[aria-label=Outcomes] tbody tr")
+    await expect(outcomes).to_have_count(10)
+    assert len(stage.cluster.messages("%RETRY%billing")) == before + 10
+
+    await pile.get_by_role("button", name="Replay the rest").click()
+    await dialog.get_by_label("At most per second").fill("100")
+    await dialog.get_by_role("button", name="Replay", exact=True).click()
+    await expect(page.locator("[data-replay=over]")).to_contain_text("10 already sent")
+
+    async with page.expect_download() as saving:
+        await page.get_by_role("link", name="Save as Parquet").click()
+    saved = await (await saving.value).path()
+    assert saved.read_bytes().startswith(b"PAR1")
+
+
+async def test_a_test_message_is_sent_and_followed(desk: Watched, stage: Stage) -> None:
+    page = await desk.open("/send?topic=orders")
+    await page.get_by_label("Body").fill('{"order": 4711}')
+    await page.get_by_label("Tag").fill("paid")
+    await page.get_by_label("Keys").fill("order-4711")
+    await page.get_by_label("Properties").fill("city=Porto\nlane=fast")
+    await expect(page.locator("code")).to_contain_text("orbitmq produce orders")
+    await page.get_by_role("button", name="Send", exact=True).click()
+
+    stored = page.locator("section[aria-label=Stored]")
+    await expect(stored).to_contain_text("orders")
+    consumed = page.locator("section[aria-label='Who consumed it']")
+    await expect(consumed).to_contain_text("billing")
+    await expect(consumed.locator("tr", has_text="billing")).to_contain_text("consumed")
+    (message,) = [each for each in stage.cluster.messages("orders") if each.keys == "order-4711"]
+    assert message.get_property("lane") == "fast"
+
+
+async def test_a_group_is_paused_and_goes_on(desk: Watched) -> None:
+    page = await desk.open("/groups/mailer")
+    dialog = page.locator("dialog")
+    await page.get_by_role("button", name="Pause").click()
+    await expect(dialog.locator("code")).to_contain_text("orbitmq group pause mailer")
+    await dialog.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("button", name="Resume")).to_be_visible()
+
+    await page.get_by_role("button", name="Resume").click()
+    await dialog.get_by_role("button", name="Resume").click()
+
+    await expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    await page.goto(desk.url + "/audit")
+    await expect(page.locator("tbody tr").first).to_contain_text("orbitmq group resume mailer")
+
+
+async def test_without_rights_the_buttons_say_so_and_show_the_command(
+    browser: Browser, stage: Stage
+) -> None:
+    async with (
+        console_of(stage.cluster, write=False) as console,
+        watched(browser, console.console.url.rstrip("/")) as desk,
+    ):
+        page = await desk.open("/topics")
+        await expect(page.locator(".side")).to_contain_text("Read-only")
+        await page.get_by_role("button", name="New topic").click()
+        dialog = page.locator("dialog")
+        await dialog.get_by_label("Name").fill("returns")
+
+        await expect(dialog).to_contain_text("This console only shows")
+        await expect(dialog.locator("code")).to_contain_text("orbitmq topic create returns")
+        await expect(dialog.get_by_role("button", name="Create")).to_be_disabled()
+
+
+async def test_logging_in_and_out(browser: Browser, stage: Stage) -> None:
+    async with (
+        console_of(stage.cluster, password=PASSWORD) as console,
+        watched(browser, console.console.url.rstrip("/"), viewport=PHONE) as phone,
+    ):
+        page = phone.page
+        await page.goto(phone.url + "/groups/billing")
+        await page.get_by_label("Password").fill("correct horse")
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.get_by_role("alert")).to_have_text("the password is wrong")
+        assert await phone.overflow() <= 0
+
+        await page.get_by_label("Password").fill(PASSWORD)
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.locator("h1")).to_have_text("billing")
+        cookies = await page.context.cookies()
+        await page.get_by_role("button", name="Menu").click()
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page.get_by_label("Password")).to_be_visible()
+
+        # The wrong password is noted by the browser itself.
+        assert len(phone.errors) == 1
+        phone.errors.clear()
+
+    (cookie,) = cookies
+    assert cookie.get("httpOnly")
+    assert cookie.get("sameSite") == "Strict"

@@ -1,0 +1,57 @@
+"""The pictures of the documentation, made anew when ORBITMQ_SCREENSHOTS is set."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser
+
+from tests.support.chromium import DESK, PHONE, PICTURES, picture, watched
+from tests.support.consolestage import lively_stage
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not os.environ.get(PICTURES), reason=f"{PICTURES} is not set"),
+]
+
+#: Seconds that the shop is open before the pictures are taken.
+OPEN = 150
+LIGHT: dict[str, Any] = {"viewport": DESK, "color_scheme": "light"}
+DARK: dict[str, Any] = {"viewport": DESK, "color_scheme": "dark"}
+SMALL: dict[str, Any] = {"viewport": PHONE, "color_scheme": "light", "device_scale_factor": 2}
+TAKEN = {
+    "now": ("/", LIGHT),
+    "now-dark": ("/", DARK),
+    "now-phone": ("/", SMALL),
+    "groups": ("/groups", LIGHT),
+    "group": ("/groups/mailer", LIGHT),
+    "group-dark": ("/groups/mailer", DARK),
+    "topic": ("/topics/orders", LIGHT),
+    "messages": ("/messages?topic=orders", LIGHT),
+    "dead-letters": ("/dead-letters/billing", LIGHT),
+    "dead-letters-phone": ("/dead-letters/billing", SMALL),
+    "progress": ("/progress?group=archive&topic=clicks&to=end", LIGHT),
+    "pipeline": ("/pipelines/orders-by-city", LIGHT),
+    "charts": ("/charts?group=mailer", DARK),
+    "topology": ("/topology", LIGHT),
+}
+
+
+async def test_pictures_are_taken(browser: Browser) -> None:
+    async with lively_stage(OPEN, step=0.0, every=1.0) as stage:
+        for name, (path, options) in TAKEN.items():
+            await stage.tick()
+            await stage.report(batch=412 + len(name))
+            async with watched(browser, stage.url, **options) as desk:
+                page = await desk.open(path)
+                if name == "progress":
+                    await page.get_by_role("button", name="Plan").click()
+                    await page.get_by_role("button", name="Do this").wait_for()
+                await page.wait_for_load_state("load")
+                target = picture(name)
+                assert target is not None
+                await page.screenshot(path=target)
+                assert target.stat().st_size > 10_000

@@ -1,0 +1,224 @@
+"""Every view: drawn without an error, readable on a phone, with what it promises on it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from tests.support.chromium import PHONE, Watched, watched
+from tests.support.consolestage import Stage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+#: Each view, and a word that must be on it.
+VIEWS = {
+    "/": "things need a hand",
+    "/topics": "orders",
+    "/topics/orders": "Queues",
+    "/groups": "billing",
+    "/groups/mailer": "Each queue over the last hour",
+    "/messages?topic=orders": "Porto",
+    "/dead-letters": "billing",
+    "/dead-letters/billing": "ValueError",
+    "/progress?group=mailer": "What was done here",
+    "/consumers": "mailer",
+    "/consumers/billing": "clustering",
+    "/charts?group=mailer": "mailer: waiting",
+    "/send?topic=orders": "Body",
+    "/topology": "Connected producers",
+    "/pipelines": "orders-by-city",
+    "/pipelines/orders-by-city": "Lag of each queue",
+    "/brokers": "Name servers",
+    "/audit": "What was changed",
+    "/nothing/here": "This address means no view",
+}
+
+
+@pytest.mark.parametrize(("path", "word"), VIEWS.items())
+async def test_a_view_is_drawn(desk: Watched, path: str, word: str) -> None:
+    page = await desk.open(path)
+
+    await expect(page.locator("main")).to_contain_text(word)
+    await expect(page.locator("h1")).to_have_count(1)
+    assert await desk.overflow() <= 0
+
+
+async def test_every_view_is_readable_on_a_phone(browser: Browser, stage: Stage) -> None:
+    async with watched(browser, stage.url, viewport=PHONE, color_scheme="dark") as phone:
+        for path, word in VIEWS.items():
+            page = await phone.open(path)
+            await expect(page.locator("main")).to_contain_text(word)
+            assert await phone.overflow() <= 0, path
+            # Nothing that is to be read is smaller than a phone shows it.
+            small = await page.evaluate(
+                """[...document.querySelectorAll("main *")].filter((each) =>
+                    each.childNodes.length && [...each.childNodes].some((node) =>
+                        node.nodeType === 3 && node.data.trim()) &&
+                    each.getClientRects().length && !each.closest("svg") &&
+                    parseFloat(getComputedStyle(each).fontSize) < 11).length"""
+            )
+            assert small == 0, path
+
+
+async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk: Watched) -> None:
+    page = await desk.open("/")
+
+    faults = page.locator(".fault")
+    await expect(faults.filter(has_text="archive")).to_contain_text("no consumer is online")
+    await expect(faults.filter(has_text="archive")).to_contain_text("orbitmq group skip archive")
+    await expect(faults.filter(has_text="billing")).to_contain_text("died in the last hour")
+    tiles = page.locator(".tile")
+    assert await tiles.count() == 6
+    assert await page.locator("a.tile").count() == 6
+    await page.locator("a.tile", has_text="Dead letters").click()
+    await expect(page.locator("h1")).to_have_text("Dead letters")
+    await page.go_back()
+    await expect(page.locator(".verdict")).to_be_visible()
+
+
+async def test_a_stalled_group_is_told_from_one_without_consumers(desk: Watched) -> None:
+    page = await desk.open("/groups")
+
+    row = page.locator("tbody tr", has_text="fraud-check")
+    await expect(row).to_contain_text("stalled")
+    await expect(page.locator("tbody tr", has_text="archive")).to_contain_text("nobody consumes")
+
+
+async def test_a_group_shows_lag_owners_and_each_queue_over_time(desk: Watched) -> None:
+    page = await desk.open("/groups/fraud-check")
+
+    queues = page.locator("section[aria-label=Queues] tbody tr")
+    await expect(queues).to_have_count(4)
+    await expect(queues.first.locator("a.id")).to_be_visible()
+    assert await page.locator(".heat svg").count() == 4
+    assert await page.locator(".heat rect").count() > 4
+    assert await page.locator(".plot path.s0").count() == 3
+    await page.get_by_role("button", name="24 h").click()
+    await expect(page.get_by_role("button", name="24 h")).to_have_attribute("aria-pressed", "true")
+    assert "minutes=1440" in page.url
+
+
+async def test_a_chart_says_its_value_under_the_pointer(desk: Watched) -> None:
+    page = await desk.open("/charts")
+    plot = page.locator(".plot").nth(1)
+    await plot.scroll_into_view_if_needed()
+
+    await plot.hover(position={"x": 200, "y": 60})
+
+    await expect(plot.locator(".tip")).to_contain_text("waiting")
+    assert (await plot.get_attribute("aria-label") or "").startswith("Messages waiting: waiting")
+
+
+async def test_a_hostile_body_is_shown_and_does_not_run(desk: Watched) -> None:
+    page = await desk.open("/messages?topic=orders&mode=key&key=hostile")
+
+    await expect(page.locator("td.preview")).to_contain_text("<img src=x")
+    await page.locator("tbody button").first.click()
+    await expect(page.locator("dialog pre")).to_contain_text("<script>")
+    await expect(page.locator("main img")).to_have_count(0)
+    assert "owned" not in await page.title()
+
+
+async def test_a_message_is_shown_as_json_text_and_hex_with_what_became_of_it(
+    desk: Watched,
+) -> None:
+    page = await desk.open("/messages?topic=orders")
+    await page.locator("tbody button").first.click()
+    dialog = page.locator("dialog")
+
+    await expect(dialog.locator("pre")).to_contain_text('"city": "Porto"')
+    await dialog.get_by_role("tab", name="Hex").click()
+    await expect(dialog.locator("pre")).to_contain_text("00000000  7b 22")
+    await dialog.get_by_role("button", name="Where is it now?").click()
+    await expect(dialog.locator("table").first).to_contain_text("billing")
+    await expect(dialog).to_contain_text("orbitmq message get")
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+
+
+async def test_pages_of_messages_go_on(desk: Watched) -> None:
+    page = await desk.open("/messages?topic=orders")
+    await expect(page.locator("tbody tr")).to_have_count(50)
+
+    await page.get_by_role("button", name="Show more").click()
+
+    await expect(page.locator("tbody tr")).to_have_count(100)
+
+
+async def test_new_messages_appear_while_one_watches(desk: Watched, stage: Stage) -> None:
+    page = await desk.open("/messages?topic=clicks&mode=tail")
+    await expect(page.locator("[data-open=yes]")).to_be_visible()
+
+    # The second one comes after the broker's bounds were read for sure.
+    for number in range(3):
+        await stage.producer.send("clicks", f"watched {number}".encode())
+
+    await expect(page.locator("td.preview", has_text="watched 2")).to_be_visible()
+
+
+async def test_a_consumer_tells_its_queues_and_its_stack(desk: Watched) -> None:
+    page = await desk.open("/consumers/fraud-check")
+    await page.locator("tbody a.id").click()
+    await expect(page.locator("section[aria-label=Queues] tbody tr")).not_to_have_count(0)
+
+    await page.get_by_role("button", name="Ask for its stack").click()
+
+    await expect(page.locator("pre")).to_contain_text("check")
+    await expect(page.locator("main")).to_contain_text("--stack")
+
+
+async def test_topology_draws_who_reads_what(desk: Watched) -> None:
+    page = await desk.open("/topology")
+
+    for name in ("orders", "billing", "mailer", "clicks-to-parquet"):
+        await expect(page.locator(".node text", has_text=name).first).to_be_visible()
+    assert await page.locator(".map path").count() >= 4
+    await page.locator(".map a", has_text="mailer").click()
+    await expect(page.locator("h1")).to_have_text("mailer")
+
+
+async def test_a_pipeline_s_report_is_there_without_loading_the_page_again(
+    desk: Watched, stage: Stage
+) -> None:
+    page = await desk.open("/pipelines")
+    await page.wait_for_selector("html[data-live]")
+
+    await stage.report("late-comer", state="failed", error="Py4JJavaError: no space left", batch=9)
+
+    row = page.locator("tbody tr", has_text="late-comer")
+    await expect(row).to_contain_text("failed")
+    await expect(row).to_contain_text("no space left")
+    await stage.browser.send("DELETE", "/pipelines/late-comer", None, 204)
+
+
+async def test_light_and_dark_are_remembered(desk: Watched) -> None:
+    page = await desk.open("/")
+    before = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    await page.get_by_role("button", name="Light or dark").click()
+    after = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    await page.reload()
+    await desk.drawn()
+
+    assert before != after
+    assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == after
+
+
+async def test_everything_can_be_reached_with_the_keyboard(desk: Watched) -> None:
+    page = await desk.open("/")
+    await page.keyboard.press("Tab")
+    await expect(page.locator(":focus")).to_have_text("Skip to the content")
+    names = []
+    for _ in range(20):
+        await page.keyboard.press("Tab")
+        names.append(await page.evaluate("document.activeElement.textContent"))
+
+    assert any(name.startswith("Topics") for name in names)
+    await page.locator("#places a", has_text="Topics").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1")).to_have_text("Topics")
+    unnamed = await page.evaluate(
+        """[...document.querySelectorAll("button, a, input, select")].filter((each) =>
+            !each.textContent.trim() && !each.ariaLabel && !each.labels?.length).length"""
+    )
+    assert unnamed == 0

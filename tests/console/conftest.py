@@ -1,0 +1,38 @@
+"""Fixtures of the console's tests: a cluster, and a console that watches it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from orbitmq.client.admin import AsyncAdmin
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.support.client_admin import World
+from tests.support.consoles import Browser, console_of
+
+
+@dataclass
+class Desk:
+    """Where a test sits: brokers on one side, the page on the other."""
+
+    cluster: AsyncEmbeddedCluster
+    world: World
+    browser: Browser
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    """Two brokers, the topic `orders` with two queues on each, a console with write rights."""
+    async with (
+        AsyncEmbeddedCluster(brokers=2) as cluster,
+        AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
+    ):
+        await cluster.create_topic("orders", queues=2)
+        world = World(cluster, admin)
+        try:
+            async with console_of(cluster) as browser:
+                yield Desk(cluster, world, browser)
+        finally:
+            await world.close()

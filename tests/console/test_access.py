@@ -1,0 +1,167 @@
+"""The door: who gets in, from where, and what they may do."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from orbitmq.console.answers import LARGEST
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.console.conftest import Desk
+from tests.support.consoles import console_of
+
+PASSWORD = "correct horse battery"  # noqa: S105
+TOKEN = "staple-of-pipelines"  # noqa: S105
+
+
+async def test_every_answer_forbids_foreign_scripts(desk: Desk) -> None:
+    for path in ("/", "/groups/x", "/static/main.js", "/api/v1/now", "/api/v1/nothing"):
+        answer = await desk.browser.ask("GET", path)
+
+        policy = answer.headers["content-security-policy"]
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.status == 404
+    assert answer.json["error"]
+
+
+async def test_a_name_that_points_here_is_not_enough(desk: Desk) -> None:
+    for host in ("evil.example", "localhost.evil.example", "evil.example:80", ""):
+        answer = await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})
+
+        assert answer.status == 403
+        assert "--allow-host" in answer.json["error"]
+
+
+async def test_addresses_of_this_machine_are_always_fine(desk: Desk) -> None:
+    for host in ("localhost", "localhost:8090", "127.0.0.1", "[::1]:8090"):
+        assert (await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})).status == 200
+
+
+async def test_a_name_can_be_allowed() -> None:
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        console_of(cluster, allowed_hosts=("Console.Example.org",)) as browser,
+    ):
+        answer = await browser.ask("GET", "/", headers={"host": "console.example.ORG:443"})
+
+    assert answer.status == 200
+
+
+async def test_another_site_cannot_change_anything(desk: Desk) -> None:
+    wish = {"name": "made-by-evil", "queues": 1}
+    for headers in (
+        {"x-csrf-token": ""},
+        {"x-csrf-token": "wrong"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ):
+        answer = await desk.browser.ask("POST", "/api/v1/topics", wish, headers=headers)
+
+        assert answer.status == 403, headers
+    names = [topic.name for topic in await desk.world.admin.topics.list()]
+    assert "made-by-evil" not in names
+
+
+async def test_without_write_rights_it_says_how_to_do_it_instead() -> None:
+    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, write=False) as browser:
+        await cluster.create_topic("orders")
+        refused = [
+            await browser.post("/topics", {"name": "new"}, 403),
+            await browser.send("PATCH", "/topics/orders", {"queues": 9}, 403),
+            await browser.send("DELETE", "/topics/orders", None, 403),
+            await browser.post("/send", {"topic": "orders", "body": "x"}, 403),
+            await browser.post("/groups/g/pause", None, 403),
+            await browser.post("/dead-letters/g/replay", {"count": 1}, 403),
+            await browser.post("/progress/apply", {"plan": "x"}, 403),
+        ]
+        assert cluster.messages("orders") == []
+        assert (await browser.get("/me"))["write"] is False
+        preview = await browser.post("/topics", {"name": "new", "queues": 2, "dry_run": True})
+
+    assert all("--write" in each["error"] for each in refused)
+    assert "orbitmq topic create new" in refused[0]["error"]
+    assert preview["command"] == "orbitmq topic create new --queues 2"
+
+
+async def test_nothing_is_shown_before_the_password(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
+    ):
+        await cluster.create_topic("secret-plans")
+        page = (await browser.ask("GET", "/")).body.decode()
+        me = await browser.get("/me")
+        before = await browser.ask("GET", "/api/v1/topics")
+        events = await browser.ask("GET", "/api/v1/events")
+        wrong = await browser.ask("POST", "/api/v1/login", {"password": "correct horse"})
+        right = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
+        cookie = right.headers["set-cookie"]
+        browser.csrf = right.json["csrf"]
+        await browser.until("/topics?search=secret-plans", lambda found: found["total"] == 1)
+        inside = (await browser.ask("GET", "/")).body.decode()
+        await browser.post("/logout", None, 204)
+        after = await browser.ask("GET", "/api/v1/topics")
+
+    assert (before.status, events.status, wrong.status, after.status) == (401, 401, 403, 401)
+    assert me == {"login": True, "version": None}
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    for text in (page, inside, caplog.text):
+        assert PASSWORD not in text
+        assert TOKEN not in text
+
+
+async def test_guessing_is_slowed_down() -> None:
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        console_of(cluster, password=PASSWORD, attempts=2) as browser,
+    ):
+        for _ in range(2):
+            await browser.post("/login", {"password": "no idea at all"}, 403)
+        answer = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
+
+    assert answer.status == 429
+    assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_pipelines_report_with_their_token() -> None:
+    report = {"state": "running"}
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
+    ):
+
+        async def status(**headers: str) -> int:
+            answer = await browser.ask("POST", "/api/v1/pipelines/q", report, headers=headers)
+            return answer.status
+
+        found = [
+            await status(),
+            await status(authorization="Bearer wrong"),
+            await status(authorization=f"Basic {TOKEN}"),
+            await status(authorization=f"Bearer {TOKEN}"),
+        ]
+        text = await browser.ask(
+            "POST",
+            "/api/v1/pipelines/q",
+            body=b"{}",
+            headers={"authorization": f"Bearer {TOKEN}", "content-type": "text/plain"},
+        )
+
+    assert found == [403, 403, 403, 204]
+    assert text.status == 403
+
+
+async def test_requests_that_are_too_large_or_no_json_are_refused(desk: Desk) -> None:
+    large = await desk.browser.ask("POST", "/api/v1/send", body=b"[" * (LARGEST + 1))
+    broken = await desk.browser.ask("POST", "/api/v1/send", body=b"{nonsense")
+
+    assert large.status == 400
+    assert broken.status == 400

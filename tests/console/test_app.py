@@ -1,0 +1,82 @@
+"""The application as a whole: its own description, its files, any server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from orbitmq.console.app import make_app
+from orbitmq.console.pages import STATIC
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.console.conftest import Desk
+from tests.support.consoles import settings_for
+
+
+async def test_the_interface_describes_itself(desk: Desk) -> None:
+    content = await desk.browser.get("/")
+
+    paths = {(method, each["path"]) for each in content["routes"] for method in each["methods"]}
+    assert content["version"] == 1
+    assert {("GET", "/api/v1/now"), ("POST", "/api/v1/pipelines/{name}")} <= paths
+    assert all(each["about"] for each in content["routes"])
+
+
+async def test_the_page_has_what_the_first_view_shows_and_nothing_that_runs(desk: Desk) -> None:
+    page = (await desk.browser.ask("GET", "/topics/some%2Fname")).body.decode()
+
+    scripts = re.findall(r"<script([^>]*)>", page)
+    assert scripts == [' type="application/json" id="boot"', ' type="module" src="/static/main.js"']
+    assert '"brokers":[' in page
+    assert " onclick" not in page
+    assert "style=" not in page
+
+
+async def test_every_file_is_served_and_unchanged_ones_are_not_sent_again(desk: Desk) -> None:
+    for path in STATIC.rglob("*.*"):
+        name = path.relative_to(STATIC).as_posix()
+        answer = await desk.browser.ask("GET", f"/static/{name}")
+        assert answer.status == 200, name
+        again = await desk.browser.ask(
+            "GET", f"/static/{name}", headers={"if-none-match": answer.headers["etag"]}
+        )
+        assert again.status == 304
+
+    assert (await desk.browser.ask("GET", "/static/../app.py")).status == 404
+    assert (await desk.browser.ask("GET", "/static/..%2fapp.py")).status == 404
+
+
+def test_scripts_never_make_markup_of_texts() -> None:
+    for path in STATIC.rglob("*.js"):
+        text = path.read_text()
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert word not in text, path
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for path in Path(STATIC).rglob("*.*"):
+        text = path.read_text()
+        found = [link for link in re.findall(r"https?://[^\s\"'`)]+", text) if "w3.org" not in link]
+        assert found == [], path
+
+
+async def test_any_server_can_run_it() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        app = make_app(settings_for(cluster), clock=cluster.clock)
+        async with app.router.lifespan_context(app):
+            sent: list[dict[str, object]] = []
+            scope = {
+                "type": "http", "method": "GET", "path": "/health", "raw_path": b"/health",
+                "query_string": b"", "headers": [(b"host", b"localhost")], "scheme": "http",
+                "server": ("localhost", 80), "client": ("127.0.0.1", 1), "root_path": "",
+                "http_version": "1.1", "asgi": {"version": "3.0"},
+            }  # fmt: skip
+
+            async def receive() -> dict[str, object]:
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            async def send(message: dict[str, object]) -> None:
+                sent.append(message)
+
+            await app(scope, receive, send)  # type: ignore[arg-type]
+
+    assert sent[0]["status"] == 200

@@ -1,0 +1,155 @@
+"""Looks at the cluster: few requests, honest when something is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.settings import ClientSettings
+from orbitmq.console.errors import ConsoleError
+from orbitmq.console.serving import Console
+from orbitmq.console.settings import Budget, ConsoleSettings
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.codes import RequestCode
+from tests.console.conftest import Desk
+from tests.support.client_admin import World, forget_code
+from tests.support.consoles import console_of, settings_for
+
+
+async def test_a_broker_that_cannot_be_reached_is_shown_with_what_to_do(desk: Desk) -> None:
+    await desk.world.register_ghost("broker-z")
+
+    content = await desk.browser.until(
+        "/now", lambda found: len(found["brokers"]) == 3 and found["fault_count"]
+    )
+
+    ghost = next(each for each in content["brokers"] if each["name"] == "broker-z")
+    assert not ghost["is_up"]
+    texts = [
+        fault["text"]
+        for kind in content["faults"]
+        for fault in kind["faults"]
+        if fault["subject"] == "broker-z"
+    ]
+    assert any("cannot be reached" in text for text in texts)
+    # The others go on.
+    assert (await desk.browser.get("/topics?search=orders"))["total"] == 1
+
+
+async def test_an_older_broker_that_knows_no_table_of_groups_still_lists_them(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for broker in desk.cluster.brokers:
+        forget_code(monkeypatch, broker, RequestCode.GET_BROKER_CONSUME_STATS)
+    await desk.world.admin.groups.create("billing")
+    queue = Queue("orders", "broker-a", 0)
+    await desk.world.fill(queue, 3)
+    await desk.world.report(queue, 1)
+
+    found = await desk.browser.until("/groups", lambda found: found["rows"][0]["lag"] == 2)
+
+    assert found["rows"][0]["name"] == "billing"
+
+
+async def test_a_cluster_that_went_away_is_shown_as_it_was_and_said_so() -> None:
+    cluster = AsyncEmbeddedCluster()
+    await cluster.start()
+    try:
+        async with console_of(cluster) as browser:
+            await cluster.stop()
+            content = await browser.until("/now", lambda found: found["problem"])
+
+            assert "no name server answers" in content["problem"]
+            assert content["brokers"]
+            assert (await browser.get("/topics"))["total"] > 0
+    finally:
+        await cluster.stop()
+
+
+async def test_without_a_cluster_the_page_comes_and_says_why(unused_tcp_port: int) -> None:
+    settings = ConsoleSettings(
+        client=ClientSettings(name_servers=(f"127.0.0.1:{unused_tcp_port}",)), port=0, every=0.1
+    )
+    from tests.support.consoles import Browser
+
+    async with Console(settings) as console:
+        browser = Browser(console)
+        content = await browser.until("/now", lambda found: found["problem"])
+        page = await browser.ask("GET", "/")
+        topics = await browser.get("/topics", 503)
+
+    assert content["at"] is None
+    assert page.status == 200
+    assert "no name server answers" in topics["error"]
+
+
+async def test_a_look_takes_a_bounded_number_of_requests() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        for number in range(60):
+            await cluster.create_topic(f"topic-{number}", queues=1)
+        budget = Budget(ages=5, topics=5, members=5, dead_letters=5)
+        async with console_of(cluster, budget=budget, every=60.0) as browser:
+            parts = browser.console.app.state.parts
+            world = World(cluster, parts.admin)
+            try:
+                for number in range(60):
+                    group, queue = f"group-{number}", Queue(f"topic-{number}", "broker-a", 0)
+                    await parts.admin.groups.create(group)
+                    await world.fill(queue, 1)
+                    await world.report(queue, 0, group)
+                await parts.collector._read_configuration()
+                looks = [await parts.collector.look() for _ in range(3)]
+            finally:
+                await world.close()
+
+    assert looks[-1].lag == 60
+    # The admin's own, of members and servers; asking each group would be 120 and more.
+    assert max(look.requests for look in looks) < 40
+
+
+async def test_history_and_audit_outlive_the_console(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite"
+    async with AsyncEmbeddedCluster() as cluster:
+        async with console_of(cluster, history=file) as browser:
+            await browser.post("/topics", {"name": "orders", "queues": 1})
+        cluster.advance(3 * 3600.0)
+        async with console_of(cluster, history=file) as browser:
+            lines = (await browser.get("/audit"))["lines"]
+            day = await browser.get("/charts?minutes=1440&series=cluster/lag")
+            hour = await browser.get("/charts?minutes=60&series=cluster/lag")
+
+    assert [line["command"] for line in lines] == ["orbitmq topic create orders --queues 1"]
+    first, last = day["series"]["cluster/lag"][0][0], day["series"]["cluster/lag"][-1][0]
+    assert last - first > 2.5 * 3600
+    assert len(hour["series"]["cluster/lag"]) >= 1
+
+
+async def test_a_port_in_use_is_said_with_its_number() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            with pytest.raises(ConsoleError, match=str(port)):
+                await Console(settings_for(cluster, port=port)).start()
+
+
+async def test_stopping_ends_streams_and_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+    async with AsyncEmbeddedCluster() as cluster:
+        running = asyncio.all_tasks()
+        async with console_of(cluster) as browser:
+            reader, writer = await asyncio.open_connection("127.0.0.1", browser.console.port)
+            writer.write(b"GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await reader.readuntil(b"retry")
+        async with asyncio.timeout(10):
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        left = {task for task in asyncio.all_tasks() - running if not task.done()}
+        assert {task.get_name() for task in left if "console" in task.get_name()} == set()
+    assert {task for task in asyncio.all_tasks() - before if not task.done()} == set()

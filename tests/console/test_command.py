@@ -1,0 +1,114 @@
+"""`orbitmq console` as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orbitmq.testing import AsyncEmbeddedCluster
+
+DEADLINE = 40.0
+
+
+@contextlib.asynccontextmanager
+async def command(*words: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "orbitmq.cli", "console", "--port", "0", "--json", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | environment,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def listening(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    if not line:
+        assert process.stderr is not None
+        raise AssertionError((await process.stderr.read()).decode())
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+async def test_it_starts_shows_the_cluster_and_stops_in_order(tmp_path: Path) -> None:
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        command("-n", cluster.name_server, "--history", str(tmp_path / "h.sqlite")) as process,
+    ):
+        told = await listening(process)
+
+        def get(path: str) -> Any:
+            with urllib.request.urlopen(told["address"] + path, timeout=10) as answer:  # noqa: S310
+                return json.loads(answer.read())
+
+        me = await asyncio.to_thread(get, "api/v1/me")
+        content = await asyncio.to_thread(get, "api/v1/now")
+        while content["at"] is None:
+            await asyncio.sleep(0.05)
+            content = await asyncio.to_thread(get, "api/v1/now")
+        process.send_signal(signal.SIGTERM)
+        code = await process.wait()
+
+    assert told["role"] == "console"
+    assert me["write"] is False
+    assert content["brokers"][0]["is_up"]
+    assert code == 0
+    assert (tmp_path / "h.sqlite").exists()
+
+
+async def test_it_does_not_listen_openly_without_a_password() -> None:
+    async with command("--host", "0.0.0.0") as process:  # noqa: S104
+        _, error = await process.communicate()
+
+    assert process.returncode == 2
+    assert b"ORBITMQ_CONSOLE_PASSWORD" in error
+
+
+@pytest.mark.parametrize("content", ["", "short"])
+async def test_a_password_file_that_cannot_work_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "password"
+    file.write_text(content)
+    async with command("--password-file", str(file)) as process:
+        _, error = await process.communicate()
+
+    assert process.returncode == 2
+    assert b"password" in error
+
+
+async def test_the_password_comes_from_the_environment_and_is_never_printed() -> None:
+    secret = "correct horse battery"  # noqa: S105
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        command(
+            "-n", cluster.name_server, "--log-level", "debug", ORBITMQ_CONSOLE_PASSWORD=secret
+        ) as process,
+    ):
+        told = await listening(process)
+
+        def get() -> Any:
+            with urllib.request.urlopen(told["address"] + "api/v1/me", timeout=10) as answer:  # noqa: S310
+                return json.loads(answer.read())
+
+        me = await asyncio.to_thread(get)
+        process.send_signal(signal.SIGINT)
+        output, error = await process.communicate()
+
+    assert me == {"login": True, "version": None}
+    assert secret.encode() not in output + error

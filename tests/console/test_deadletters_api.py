@@ -1,0 +1,152 @@
+"""Dead letters through the page's interface: triage, replay with outcomes, export."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from tests.console.conftest import Desk
+
+QUEUE = Queue("orders", "broker-a", 0)
+
+
+async def kill(desk: Desk, count: int, reason: str, *, start: int = 0) -> None:
+    for number in range(start, start + count):
+        await desk.world.die(
+            QUEUE,
+            f"body {number}".encode(),
+            reason,
+            KEYS=f"order-{number}",
+            UNIQ_KEY=f"7F00000100000000000000000000{number:04}",
+        )
+
+
+@pytest.fixture
+async def dead(desk: Desk) -> Desk:
+    """A group with seven letters of two reasons."""
+    await desk.world.consumer("client-1", subscriptions={"orders": "*"})
+    await kill(desk, 4, "ValueError: bad amount")
+    desk.cluster.advance(7200.0)
+    await kill(desk, 3, "KeyError: 'city'", start=4)
+    return desk
+
+
+async def over(desk: Desk, replay: dict[str, Any]) -> Any:
+    return await desk.browser.until(
+        f"/replays/{replay['id']}", lambda found: not found["is_running"]
+    )
+
+
+@pytest.mark.feature("F7")
+async def test_letters_are_in_piles_by_the_first_line_of_their_reason(dead: Desk) -> None:
+    groups = await dead.browser.until(
+        "/dead-letters", lambda found: found["rows"][0]["dead_letters"] == 7
+    )
+    found = await dead.browser.get("/dead-letters/billing")
+    some = await dead.browser.get("/dead-letters/billing/letters?reason=KeyError&count=2")
+
+    assert groups["rows"][0]["dead_last_hour"] == 3
+    piles = {pile["name"]: pile for pile in found["reasons"]}
+    assert {name: pile["count"] for name, pile in piles.items()} == {
+        "ValueError: bad amount": 4,
+        "KeyError: 'city'": 3,
+    }
+    assert piles["ValueError: bad amount"]["ages"] == [0, 4, 0, 0]
+    assert piles["KeyError: 'city'"]["ages"] == [3, 0, 0, 0]
+    assert piles["KeyError: 'city'"]["topics"] == {"orders": 3}
+    assert piles["KeyError: 'city'"]["sample"]["preview"] == "body 6"
+    assert [row["preview"] for row in some["rows"]] == ["body 6", "body 5"]
+    assert all(row["origin_topic"] == "orders" for row in some["rows"])
+
+
+@pytest.mark.feature("F7")
+async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead: Desk) -> None:
+    page = dead.browser
+    first = await page.post(
+        "/dead-letters/billing/replay", {"reason": "ValueError", "count": 2}, 202
+    )
+    few = await over(dead, first)
+    second = await page.post(
+        "/dead-letters/billing/replay", {"reason": "ValueError", "rate": 200}, 202
+    )
+    rest = await over(dead, second)
+
+    assert few["counts"] == {"sent": 2}
+    assert [each["keys"] for each in few["outcomes"]] == [["order-0"], ["order-1"]]
+    assert rest["counts"] == {"already sent": 2, "sent": 2}
+    bodies = sorted(each.body for each in dead.cluster.messages("%RETRY%billing"))
+    assert bodies == [f"body {number}".encode() for number in range(4)]
+    lines = (await page.get("/audit"))["lines"]
+    assert [line["outcome"] for line in lines] == ["2 already sent, 2 sent", "2 sent"]
+    assert lines[0]["command"] == (
+        "orbitmq dlq resend billing --reason ValueError --rate 200 --to retry"
+    )
+
+
+async def test_a_dry_run_sends_nothing_and_needs_no_rights(dead: Desk) -> None:
+    begun = await dead.browser.post("/dead-letters/billing/replay", {"dry_run": True}, 202)
+    found = await over(dead, begun)
+
+    assert found["counts"] == {"would be sent": 7}
+    assert dead.cluster.messages("%RETRY%billing") == []
+    assert (await dead.browser.get("/audit"))["lines"] == []
+
+
+async def test_a_slow_replay_is_stopped_and_a_second_one_waits(dead: Desk) -> None:
+    page = dead.browser
+    begun = await page.post("/dead-letters/billing/replay", {"rate": 0.01}, 202)
+    await page.until(f"/replays/{begun['id']}", lambda found: found["counts"].get("sent") == 1)
+
+    refused = await page.post("/dead-letters/billing/replay", {}, 400)
+    stopped = await page.send("DELETE", f"/replays/{begun['id']}")
+
+    assert "already" in refused["error"]
+    assert stopped["was_stopped"]
+    assert not stopped["is_running"]
+    assert stopped["summary"] == "1 sent; stopped"
+    assert len(dead.cluster.messages("%RETRY%billing")) == 1
+
+
+async def test_a_replay_of_a_group_that_never_was_says_so(desk: Desk) -> None:
+    begun = await desk.browser.post("/dead-letters/nobody/replay", {}, 202)
+    found = await over(desk, begun)
+
+    assert "nobody" in found["problem"]
+    assert (await desk.browser.get("/audit"))["lines"][0]["is_done"] is False
+
+
+@pytest.mark.feature("F7")
+async def test_letters_are_exported(dead: Desk) -> None:
+    lines = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?format=jsonl")
+    columns = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?format=parquet")
+    some = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?reason=KeyError")
+    wrong = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?format=csv")
+
+    rows = [json.loads(line) for line in lines.body.splitlines()]
+    assert [row["body"] for row in rows] == [f"body {number}" for number in range(7)]
+    assert columns.body.startswith(b"PAR1")
+    assert 'filename="billing-dead-letters.parquet"' in columns.headers["content-disposition"]
+    assert len(some.body.splitlines()) == 3
+    assert wrong.status == 400
+
+
+async def test_the_notebook_has_the_filter_filled_in_whatever_is_in_it(desk: Desk) -> None:
+    await desk.world.consumer("client-1", subscriptions={"orders": "*"})
+    await kill(desk, 1, 'it\'s "quoted" \\ and {braced}')
+
+    found = await desk.browser.get("/dead-letters/billing")
+
+    snippet = found["reasons"][0]["notebook"]
+    texts = {node.value for node in ast.walk(ast.parse(snippet)) if isinstance(node, ast.Constant)}
+    assert 'it\'s "quoted" \\ and {braced}' in texts
+    assert "%DLQ%billing" in texts
+    assert desk.cluster.name_server in texts
+
+
+async def test_wishes_that_cannot_be_meant_are_refused(desk: Desk) -> None:
+    for wish in ({"rate": 0}, {"count": 0}, {"to": "nowhere"}, {"nonsense": 1}, {"since": "x"}):
+        assert (await desk.browser.post("/dead-letters/billing/replay", wish, 400))["error"]

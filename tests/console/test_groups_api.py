@@ -1,0 +1,159 @@
+"""Groups through the page's interface: lag in messages and seconds, owners, members, findings."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from orbitmq.wire.bodies.stats import ProcessQueueInfo
+from tests.console.conftest import Desk
+
+QUEUE = Queue("orders", "broker-a", 1)
+
+
+@pytest.mark.feature("L2")
+async def test_lag_is_shown_in_messages_and_in_seconds(desk: Desk) -> None:
+    await desk.world.admin.groups.create("billing")
+    await desk.world.fill(QUEUE, 5)
+    await desk.world.report(QUEUE, 2)
+    desk.cluster.advance(100.0)
+
+    rows = await desk.browser.until(
+        "/groups?search=billing",
+        lambda found: found["rows"] and (found["rows"][0]["lag_seconds"] or 0) > 99,
+    )
+    details = await desk.browser.get("/groups/billing")
+
+    row = rows["rows"][0]
+    assert (row["lag"], row["members"], row["pace"]) == (3, 0, "nobody consumes")
+    # The third message was stored three seconds before the clock was moved.
+    assert row["lag_seconds"] == pytest.approx(103.0, abs=3.0)
+    places = {(each["broker"], each["id"]): each for each in details["queues"]}
+    place = places["broker-a", 1]
+    assert (place["lag"], place["done"], place["end"]) == (3, 2, 5)
+    assert place["lag_seconds"] == pytest.approx(103.0, abs=3.0)
+    assert details["command"] == "orbitmq group show billing"
+
+
+async def test_a_group_nobody_consumes_is_a_fault_with_its_remedy(desk: Desk) -> None:
+    await desk.world.admin.groups.create("billing")
+    await desk.world.fill(QUEUE, 5)
+    await desk.world.report(QUEUE, 2)
+    desk.cluster.advance(100.0)
+
+    content = await desk.browser.until("/now", lambda found: found["fault_count"])
+
+    (kind,) = content["faults"]
+    (fault,) = kind["faults"]
+    assert kind["kind"] == "nobody consumes"
+    assert fault["subject"] == "billing"
+    assert fault["link"] == "/groups/billing"
+    assert "3 messages wait" in fault["text"]
+    assert fault["command"] == "orbitmq group skip billing --dry-run"
+    assert content["worst"][0]["name"] == "billing"
+    assert content["oldest_group"] == "billing"
+
+
+@pytest.mark.feature("L6")
+async def test_members_that_subscribe_differently_are_both_named(desk: Desk) -> None:
+    await desk.world.consumer("client-1", subscriptions={"orders": "paid"})
+    await desk.world.consumer("client-2", subscriptions={"orders": "shipped"})
+
+    content = await desk.browser.until("/now", lambda found: found["fault_count"])
+    details = await desk.browser.get("/groups/billing")
+
+    (kind,) = content["faults"]
+    assert kind["kind"] == "members disagree"
+    assert kind["faults"][0]["link"] == "/groups/billing"
+    (finding,) = details["findings"]
+    assert finding["kind"] == "different subscriptions"
+    assert "client-1" in finding["text"]
+    assert "client-2" in finding["text"]
+
+
+@pytest.mark.feature("L5")
+async def test_a_consumer_tells_what_it_holds_and_its_stack_on_request(desk: Desk) -> None:
+    held = ProcessQueueInfo(cached_msg_count=7, locked=True, last_pull_timestamp=1_700_000_000_000)
+    client = "10.0.0.1@17#4"
+    await desk.world.consumer(client, owns={QUEUE: held})
+    await desk.world.fill(QUEUE, 2)
+    path = f"/groups/billing/members/{quote(client, safe='')}"
+
+    info = await desk.browser.get(path)
+    with_stack = await desk.browser.get(path + "?stack=1")
+    group = await desk.browser.get("/groups/billing")
+    gone = await desk.browser.get("/groups/billing/members/nobody", 404)
+
+    (queue,) = info["queues"]
+    assert (queue["cached_messages"], queue["is_locked"]) == (7, True)
+    assert queue["last_pull_at"] == 1_700_000_000.0
+    assert info["stack"] is None
+    assert with_stack["stack"] == "main: waiting"
+    assert with_stack["command"] == f"orbitmq group member billing '{client}' --stack"
+    owners = {(each["broker"], each["id"]): each["owner"] for each in group["queues"]}
+    assert owners["broker-a", 1] == client
+    assert "not online" in gone["error"]
+
+
+async def test_lag_of_a_group_that_never_reported_is_seen(desk: Desk) -> None:
+    await desk.world.consumer("client-1", subscriptions={"orders": "*"})
+    await desk.world.fill(QUEUE, 6)
+
+    rows = await desk.browser.until(
+        "/groups?search=billing", lambda found: found["rows"] and found["rows"][0]["lag"] == 6
+    )
+
+    assert rows["rows"][0]["members"] == 1
+
+
+async def test_a_group_is_paused_and_resumed(desk: Desk) -> None:
+    page = desk.browser
+    await desk.world.admin.groups.create("billing")
+
+    await page.post("/groups/billing/pause")
+    paused = await page.until("/groups", lambda found: found["rows"][0]["pace"] == "paused")
+    await page.post("/groups/billing/resume")
+    await page.until("/groups", lambda found: found["rows"][0]["pace"] != "paused")
+    await page.post("/groups/nobody/pause", None, 404)
+
+    assert paused["total"] == 1
+    lines = [line["command"] for line in (await page.get("/audit"))["lines"]]
+    assert lines == ["orbitmq group resume billing", "orbitmq group pause billing"]
+
+
+async def test_the_heat_map_shows_the_queue_that_stands_still(desk: Desk) -> None:
+    await desk.world.admin.groups.create("billing")
+    still, moving = QUEUE, Queue("orders", "broker-b", 0)
+    for queue in (still, moving):
+        await desk.world.fill(queue, 4)
+        await desk.world.report(queue, 0)
+    await desk.world.report(moving, 4)
+
+    found = await desk.browser.until(
+        "/groups/billing/heat",
+        lambda found: found["times"] and sorted(row[-1] for row in found["lags"]) == [0, 0, 0, 4],
+    )
+
+    lags = dict(zip(found["queues"], found["lags"], strict=True))
+    assert lags[str(still)][-1] == 4
+    assert lags[str(moving)][-1] == 0
+
+
+async def test_history_of_lag_is_kept(desk: Desk) -> None:
+    await desk.world.admin.groups.create("billing")
+    await desk.world.report(QUEUE, 0)
+    series = quote("group/billing/lag", safe="")
+    path = f"/charts?minutes=60&series={series}"
+    await desk.browser.until(path, lambda found: found["series"]["group/billing/lag"])
+
+    await desk.world.fill(QUEUE, 3)
+    found = await desk.browser.until(
+        path, lambda found: found["series"]["group/billing/lag"][-1][1] == 3
+    )
+
+    values = [value for _, value in found["series"]["group/billing/lag"]]
+    assert values[0] == 0
+    times = [time for time, _ in found["series"]["group/billing/lag"]]
+    assert times == sorted(times)

@@ -1,0 +1,76 @@
+"""Seven days in a small file."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from orbitmq.console.errors import ConsoleError
+from orbitmq.console.historyfile import KEEP, STEP, HistoryFile
+
+
+async def test_peaks_outlive_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "history.sqlite"
+    first = HistoryFile(path)
+    await first.open()
+    for time, lag in ((0, 5.0), (100, 70.0), (200, 6.0), (STEP, 1.0), (2 * STEP, 1.0)):
+        await first.add(float(time), {"cluster/lag": lag})
+    await first.close()
+
+    second = HistoryFile(path)
+    await second.open()
+    points = await second.since("cluster/lag", 0.0)
+    await second.close()
+
+    # The highest of each stretch; the level part is one point.
+    assert points == [(0.0, 70.0), (float(STEP), 1.0)]
+
+
+async def test_a_level_line_is_closed_where_it_ends() -> None:
+    history = HistoryFile(None)
+    await history.open()
+    for stretch, value in enumerate((3.0, 3.0, 3.0, 9.0, 9.0)):
+        await history.add(float(stretch * STEP), {"x": value})
+    points = await history.since("x", 0.0)
+    await history.close()
+
+    assert points == [(0.0, 3.0), (2.0 * STEP, 3.0), (3.0 * STEP, 9.0)]
+
+
+async def test_what_is_older_than_a_week_goes() -> None:
+    history = HistoryFile(None)
+    await history.open()
+    await history.add(0.0, {"x": 1.0})
+    await history.add(KEEP / 2, {"x": 2.0})
+    await history.add(KEEP + 2.0 * STEP, {"x": 3.0})
+    await history.add(KEEP + 4.0 * STEP, {"x": 4.0})
+    points = await history.since("x", 0.0)
+    await history.close()
+
+    assert min(at for at, _ in points) > 0
+    assert [value for _, value in points][-1] == 3.0
+
+
+async def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("this is no database, and long enough not to be taken for an empty one" * 20)
+
+    with pytest.raises(ConsoleError, match=r"notes\.txt"):
+        await HistoryFile(path).open()
+
+
+async def test_a_broken_file_costs_the_history_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite"
+    history = HistoryFile(path)
+    await history.open()
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE points")
+    other.close()
+
+    await history.add(0.0, {"x": 1.0})
+    await history.add(float(STEP), {"x": 2.0})
+
+    assert await history.since("x", 0.0) == []
+    await history.close()

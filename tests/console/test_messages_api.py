@@ -1,0 +1,203 @@
+"""Messages through the page's interface: found, paged, followed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from tests.console.conftest import Desk
+from tests.support.consoles import DEADLINE, Browser
+from tests.support.consolestage import HOSTILE
+
+QUEUE = Queue("orders", "broker-a", 0)
+OTHER = Queue("orders", "broker-b", 1)
+
+
+async def pages(browser: Browser, **query: object) -> list[list[str]]:
+    """The previews of all pages, by cursor."""
+    found, cursor = [], None
+    while True:
+        wanted = {"topic": "orders", **query} | ({"cursor": cursor} if cursor else {})
+        page = await browser.get("/messages?" + urlencode(wanted))
+        found.append([row["preview"] for row in page["rows"]])
+        cursor = page["cursor"]
+        if cursor is None:
+            return found
+
+
+@pytest.mark.feature("L4")
+async def test_messages_are_found_by_place_time_key_and_id(desk: Desk) -> None:
+    stored = await desk.world.fill(QUEUE, 10)
+    page = desk.browser
+    third = stored[3]
+
+    by_offset = await pages(page, queue="broker-a:0", offset=7, count=2)
+    backwards = await pages(page, queue="broker-a:0", offset=2, newest=1)
+    by_time = await pages(page, since=third.stored_at, until=stored[5].stored_at)
+    by_key = await pages(page, key="m-3")
+    by_place = await page.get(f"/messages/one?id={third.offset_id}")
+
+    assert by_offset == [["m7", "m8"], ["m9"]]
+    assert backwards == [["m2", "m1", "m0"]]
+    assert by_time == [["m3", "m4"]]
+    assert by_key == [["m3"]]
+    assert by_place["offset"] == 3
+    assert by_place["forms"]["text"] == "m3"
+    assert "json" not in by_place["forms"]
+    assert by_place["forms"]["hex"].startswith("00000000  6d 33")
+
+
+async def test_pages_neither_overlap_nor_miss_what_arrives_in_between(desk: Desk) -> None:
+    await desk.world.fill(QUEUE, 7, name="a")
+    await desk.world.fill(OTHER, 7, name="b")
+    first = await desk.browser.get("/messages?topic=orders&count=5&newest=1")
+    await desk.world.fill(QUEUE, 3, name="late")
+
+    seen = [row["preview"] for row in first["rows"]]
+    cursor = first["cursor"]
+    while cursor:
+        page = await desk.browser.get(f"/messages?topic=orders&count=5&cursor={quote(cursor)}")
+        seen += [row["preview"] for row in page["rows"]]
+        cursor = page["cursor"]
+
+    assert sorted(seen) == sorted(f"{name}{number}" for name in "ab" for number in range(7))
+
+
+async def test_one_key_on_many_messages_of_one_moment_is_paged_completely(desk: Desk) -> None:
+    for number in range(90):
+        await desk.world.send(QUEUE, f"same {number}".encode(), KEYS="same")
+
+    found = await pages(desk.browser, key="same", count=20)
+
+    assert [len(part) for part in found] == [20, 20, 20, 20, 10]
+    assert len({body for part in found for body in part}) == 90
+
+
+async def test_filters_are_the_broker_s(desk: Desk) -> None:
+    for number in range(4):
+        await desk.world.send(QUEUE, f"{number}".encode(), TAGS="ab"[number % 2], price=str(number))
+
+    by_tag = await pages(desk.browser, expression="b")
+    by_sql = await pages(desk.browser, expression="price > 1", type="SQL92")
+
+    assert by_tag == [["1", "3"]]
+    assert by_sql == [["2", "3"]]
+
+
+async def test_what_cannot_be_found_is_said_in_words(desk: Desk) -> None:
+    cases: list[Any] = [
+        ("topic=", 400),
+        ("topic=nowhere", 404),
+        ("topic=orders&cursor=nonsense", 400),
+        ("topic=orders&key=k&cursor=nonsense", 400),
+        ("topic=orders&queue=broker-a:9&offset=0", 400),
+        ("topic=orders&queue=broker-a:0&offset=5", 400),
+        ("topic=orders&queue=nonsense", 404),
+        ("topic=orders&since=yesterday", 400),
+        ("topic=orders&expression=a&type=LUCENE", 400),
+        ("topic=orders&count=0", 400),
+    ]
+    for query, status in cases:
+        assert len((await desk.browser.get(f"/messages?{query}", status))["error"]) > 10
+
+
+async def test_a_body_is_never_anything_that_runs(desk: Desk) -> None:
+    sent = await desk.world.send(QUEUE, HOSTILE.encode(), KEYS="evil")
+
+    page = await desk.browser.ask("GET", f"/messages?topic=orders&id={sent.msg_id}&mode=id")
+    raw = await desk.browser.ask("GET", f"/api/v1/messages/body?id={sent.msg_id}")
+    shown = await desk.browser.get(f"/messages/one?id={sent.msg_id}")
+
+    assert HOSTILE.encode() not in page.body
+    assert raw.body == HOSTILE.encode()
+    assert raw.headers["content-type"] == "application/octet-stream"
+    assert raw.headers["content-disposition"].startswith("attachment")
+    assert raw.headers["content-security-policy"].startswith("sandbox")
+    assert shown["forms"]["text"] == HOSTILE
+
+
+async def test_binary_bodies_are_shown_as_hex_and_json_as_json(desk: Desk) -> None:
+    binary = await desk.world.send(QUEUE, bytes(range(256)))
+    document = await desk.world.send(QUEUE, b'{"a":[1,2]}')
+
+    as_hex = await desk.browser.get(f"/messages/one?id={binary.msg_id}")
+    as_json = await desk.browser.get(f"/messages/one?id={document.msg_id}")
+
+    assert list(as_hex["forms"]) == ["hex"]
+    assert as_hex["preview"].startswith("00 01 02")
+    assert json.loads(as_json["forms"]["json"]) == {"a": [1, 2]}
+    assert "\n" in as_json["forms"]["json"]
+
+
+async def test_what_became_of_a_message_is_told_for_every_group(desk: Desk) -> None:
+    await desk.world.admin.groups.create("billing")
+    sent = await desk.world.send(QUEUE, b"one", UNIQ_KEY="7F00000100000000000000000000AA01")
+    await desk.world.report(QUEUE, 1)
+    await desk.world.die(QUEUE, b"two", "broken", UNIQ_KEY="7F00000100000000000000000000AA02")
+
+    done = await desk.browser.get(f"/messages/track?id={sent.msg_id}")
+    dead = await desk.browser.get(
+        "/messages/track?topic=orders&id=7F00000100000000000000000000AA02"
+    )
+
+    assert [(each["group"], each["fate"]) for each in done["tracks"]] == [("billing", "consumed")]
+    (track,) = dead["tracks"]
+    assert track["fate"] == "dead"
+    assert track["copy"]["topic"] == "%DLQ%billing"
+
+
+async def test_messages_are_followed_as_they_arrive(desk: Desk) -> None:
+    await desk.world.fill(QUEUE, 2, name="old")
+    async with streamed(desk.browser, "/messages/tail?topic=orders") as events:
+        await anext(events)
+        await desk.world.fill(OTHER, 3, name="new")
+        bodies = [(await anext(events))["preview"] for _ in range(3)]
+
+    assert bodies == ["new0", "new1", "new2"]
+    await desk.browser.get("/messages/tail?topic=nowhere", 404)
+
+
+async def test_what_happens_is_pushed_to_open_pages(desk: Desk) -> None:
+    async with streamed(desk.browser, "/events") as events:
+        await anext(events)
+        await desk.browser.post("/pipelines/q", {"state": "running", "batch": 7}, 204)
+        kinds: dict[str, Any] = {}
+        while len(kinds) < 2:
+            event = await anext(events)
+            kinds[event["kind"]] = event
+
+    assert kinds["pipeline"]["batch"] == 7
+    assert kinds["sample"]["at"] > 0
+
+
+@contextlib.asynccontextmanager
+async def streamed(browser: Browser, path: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """The events of a stream; the first one says that it is open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", browser.console.port)
+    host = f"127.0.0.1:{browser.console.port}"
+    writer.write(f"GET /api/v1{path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+
+    async def events() -> AsyncIterator[dict[str, Any]]:
+        kind = ""
+        while line := await reader.readline():
+            if line.startswith(b"retry:"):
+                yield {}
+            elif line.startswith(b"event: "):
+                kind = line[7:].decode().strip()
+            elif line.startswith(b"data: "):
+                yield {"kind": kind} | json.loads(line[6:])
+
+    try:
+        async with asyncio.timeout(DEADLINE), contextlib.aclosing(events()) as found:  # type: ignore[type-var]
+            yield found
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()

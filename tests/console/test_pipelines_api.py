@@ -1,0 +1,101 @@
+"""Spark queries report, and are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orbitmq.console.pipelines import LOST_AFTER
+from tests.console.conftest import Desk
+
+REPORT = {
+    "state": "running",
+    "batch": 17,
+    "rows_per_second": 4000.5,
+    "batch_seconds": 1.5,
+    "trigger_seconds": 1.0,
+    "group": "billing",
+    "topics": ["orders"],
+    "output": ["results"],
+    "lag": {"orders@broker-a:0": 12, "orders@broker-b:1": 3},
+    "later_field": {"is": "ignored"},
+}
+
+
+async def test_a_report_is_shown_with_its_lag_and_its_line_over_time(desk: Desk) -> None:
+    page = desk.browser
+    await page.post("/pipelines/orders%20by%20city", REPORT, 204)
+
+    found = await page.get("/pipelines/orders%20by%20city")
+    now = await page.get("/now")
+    curve = await page.until(
+        "/charts?series=pipeline/orders%20by%20city/lag",
+        lambda found: found["series"]["pipeline/orders by city/lag"],
+    )
+
+    assert (found["batch"], found["lag_total"], found["is_late"]) == (17, 15, True)
+    assert found["lag"] == REPORT["lag"]
+    assert now["pipelines"][0]["name"] == "orders by city"
+    assert curve["series"]["pipeline/orders by city/lag"][-1][1] == 15.0
+
+
+async def test_a_group_says_that_spark_has_it(desk: Desk) -> None:
+    await desk.world.admin.groups.create("billing")
+    await desk.browser.post("/pipelines/q", REPORT, 204)
+
+    assert (await desk.browser.get("/groups/billing"))["pipelines"] == ["q"]
+
+
+async def test_a_query_that_fails_or_is_silent_is_a_fault(desk: Desk) -> None:
+    page = desk.browser
+    await page.post("/pipelines/failed", {"state": "failed", "error": "no space left"}, 204)
+    await page.post("/pipelines/silent", {"state": "waiting"}, 204)
+    await page.post("/pipelines/stopped", {"state": "stopped"}, 204)
+    desk.cluster.advance(LOST_AFTER + 1)
+
+    faults = (await page.get("/faults"))["faults"]
+
+    texts = {fault["subject"]: fault["text"] for fault in faults}
+    assert texts.keys() == {"failed", "silent"}
+    assert "no space left" in texts["failed"]
+    assert "not been heard of for 1 min" in texts["silent"]
+    states = {each["name"]: each["state"] for each in (await page.get("/pipelines"))["pipelines"]}
+    assert states == {"failed": "failed", "silent": "lost", "stopped": "stopped"}
+
+
+async def test_one_is_taken_off_the_list(desk: Desk) -> None:
+    await desk.browser.post("/pipelines/q", REPORT, 204)
+    await desk.browser.send("DELETE", "/pipelines/q", None, 204)
+
+    await desk.browser.get("/pipelines/q", 404)
+
+
+async def test_a_report_that_is_none_is_refused(desk: Desk) -> None:
+    cases: list[Any] = [
+        {},
+        {"state": "dancing"},
+        {"state": "lost"},
+        {"state": "running", "batch": "x"},
+        {"state": "running", "url": "javascript:alert(1)"},
+        {"state": "running", "lag": {"q": "many"}},
+    ]
+    for report in cases:
+        assert (await desk.browser.post("/pipelines/q", report, 400))["error"]
+    assert (await desk.browser.get("/pipelines"))["pipelines"] == []
+
+
+async def test_topology_joins_topics_groups_and_queries(desk: Desk) -> None:
+    from orbitmq.client.queue import Queue
+
+    await desk.world.admin.groups.create("billing")
+    await desk.world.fill(Queue("orders", "broker-a", 0), 2)
+    await desk.world.report(Queue("orders", "broker-a", 0), 1)
+    await desk.browser.post("/pipelines/q", REPORT, 204)
+
+    found = await desk.browser.until("/topology", lambda found: found["edges"])
+    none = await desk.browser.get("/topology?search=nothing-like-it")
+
+    assert [each["name"] for each in found["topics"]] == ["orders"]
+    (edge,) = found["edges"]
+    assert (edge["topic"], edge["group"], edge["lag"]) == ("orders", "billing", 1)
+    assert found["pipelines"][0]["output"] == ["results"]
+    assert none["topics"] == []

@@ -1,0 +1,121 @@
+"""Moving progress through the page's interface: a plan, then exactly that plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from tests.console.conftest import Desk
+
+QUEUE = Queue("orders", "broker-a", 0)
+ONE = {"queues": ["broker-a:0"]}
+
+
+@pytest.fixture
+async def group(desk: Desk) -> Desk:
+    """A group at offset 2 of a queue with five messages, a second apart."""
+    await desk.world.admin.groups.create("billing")
+    await desk.world.fill(QUEUE, 5)
+    await desk.world.report(QUEUE, 2)
+    return desk
+
+
+@pytest.mark.feature("L3")
+async def test_a_plan_changes_nothing_and_is_then_done_as_shown(group: Desk) -> None:
+    page = group.browser
+    wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "begin"}
+
+    planned = await page.post("/progress/plan", wish)
+    assert group.world.progress(QUEUE) == 2
+    # What was looked at is done, also when things have changed since.
+    await group.world.fill(QUEUE, 3)
+    done = await page.post("/progress/apply", {"plan": planned["plan"]})
+
+    moves = {(move["broker"], move["id"]): move for move in planned["topics"][0]["moves"]}
+    assert (moves["broker-a", 0]["from"], moves["broker-a", 0]["to"]) == (2, 0)
+    assert planned["topics"][0]["replayed"] == 2
+    assert planned["command"] == "orbitmq group reset billing orders --to-begin"
+    assert done["is_effective"]
+    assert {each["read_back"] for each in done["topics"][0]["queues"]} == {0}
+    assert group.world.progress(QUEUE) == 0
+    (line,) = (await page.get("/audit"))["lines"]
+    assert line["command"] == planned["command"]
+    assert line["who"] == "127.0.0.1"
+    assert "4 queues read back" in line["outcome"]
+
+
+async def test_a_plan_is_done_once(group: Desk) -> None:
+    wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "end"}
+    planned = await group.browser.post("/progress/plan", wish)
+    await group.browser.post("/progress/apply", {"plan": planned["plan"]})
+
+    again = await group.browser.post("/progress/apply", {"plan": planned["plan"]}, 404)
+
+    assert "new one" in again["error"]
+
+
+async def test_progress_goes_where_it_is_sent(group: Desk) -> None:
+    cases: list[Any] = [
+        ({"to": "end"}, 5, "--to-end"),
+        ({"to": "offset", "number": 4, **ONE}, 4, "--to-offset 4 --queue broker-a:0"),
+        ({"to": "shift", "number": -1, **ONE}, 3, "--by -1 --queue broker-a:0"),
+    ]
+    base = {"action": "reset", "group": "billing", "topic": "orders"}
+    for wish, offset, command in cases:
+        planned = await group.browser.post("/progress/plan", base | wish)
+        await group.browser.post("/progress/apply", {"plan": planned["plan"]})
+
+        assert group.world.progress(QUEUE) == offset
+        assert planned["command"] == f"orbitmq group reset billing orders {command}"
+
+
+async def test_progress_goes_to_a_time(group: Desk) -> None:
+    third = group.cluster.messages("orders")[3]
+    wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "time"}
+
+    planned = await group.browser.post("/progress/plan", wish | {"time": third.stored_at})
+    await group.browser.post("/progress/apply", {"plan": planned["plan"]})
+
+    assert group.world.progress(QUEUE) == 3
+
+
+@pytest.mark.feature("L7")
+async def test_a_backlog_is_skipped_and_progress_is_copied(group: Desk) -> None:
+    page = group.browser
+    clone = await page.post(
+        "/progress/plan", {"action": "clone", "group": "billing-2", "source": "billing"}
+    )
+    await page.post("/progress/apply", {"plan": clone["plan"]})
+    skip = await page.post("/progress/plan", {"action": "skip", "group": "billing"})
+    await page.post("/progress/apply", {"plan": skip["plan"]})
+    await page.post("/groups/billing/pause")
+    await page.until("/groups?sort=name", lambda found: found["rows"][0]["pace"] == "paused")
+
+    assert group.world.progress(QUEUE, "billing-2") == 2
+    assert group.world.progress(QUEUE, "billing") == 5
+    assert skip["topics"][0]["skipped"] == 3
+    assert clone["command"] == "orbitmq group clone billing billing-2"
+    assert skip["command"] == "orbitmq group skip billing"
+    assert len((await page.get("/audit"))["lines"]) == 3
+
+
+async def test_what_cannot_be_planned_is_said_in_words(group: Desk) -> None:
+    cases: list[Any] = [
+        ({"action": "explode"}, 400),
+        ({"action": "reset"}, 400),
+        ({"action": "clone"}, 400),
+        ({"action": "reset", "topic": "orders", "to": "nowhere"}, 400),
+        ({"action": "reset", "topic": "orders", "to": "time"}, 400),
+        ({"action": "reset", "topic": "orders", "to": "offset"}, 400),
+        ({"action": "reset", "topic": "orders", "to": "offset", "number": 99}, 400),
+        ({"action": "reset", "topic": "nowhere", "to": "end"}, 404),
+        ({"action": "reset", "topic": "orders", "to": "end", "queues": ["broker-z:0"]}, 404),
+        ({"action": "skip", "group": "nobody"}, 404),
+    ]
+    for wish, status in cases:
+        answer = await group.browser.post("/progress/plan", {"group": "billing"} | wish, status)
+
+        assert len(answer["error"]) > 10
+    assert group.world.progress(QUEUE) == 2

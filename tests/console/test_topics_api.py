@@ -1,0 +1,90 @@
+"""Topics through the page's interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from tests.console.conftest import Desk
+
+
+async def test_a_topic_is_made_changed_and_deleted_with_an_audit_line_each(desk: Desk) -> None:
+    page = desk.browser
+    made = await page.post("/topics", {"name": "payments", "queues": 3})
+    assert made["command"] == "orbitmq topic create payments --queues 3"
+    shown = await page.until("/topics?search=payments", lambda found: found["total"] == 1)
+    assert shown["rows"][0]["queues"] == 6
+
+    await page.send("PATCH", "/topics/payments", {"write_queues": 1, "permission": "r"})
+    changed = await page.get("/topics/payments")
+    assert {(each["write_queues"], each["read_queues"]) for each in changed["brokers"]} == {(1, 3)}
+    assert changed["permission"] == "r"
+
+    await page.send("DELETE", "/topics/payments")
+    await page.get("/topics/payments", 404)
+    await page.until("/topics?search=payments", lambda found: found["total"] == 0)
+    commands = [line["command"] for line in (await page.get("/audit"))["lines"]]
+    assert commands == [
+        "orbitmq topic delete payments",
+        "orbitmq topic update payments --write-queues 1 --permission r",
+        "orbitmq topic create payments --queues 3",
+    ]
+
+
+async def test_what_cannot_be_meant_is_refused(desk: Desk) -> None:
+    cases: list[Any] = [
+        ({"name": "no spaces"}, "letters"),
+        ({"name": "t", "queues": 0}, "queues"),
+        ({"name": "t", "permission": "x"}, "permission"),
+        ({"name": "t", "queues": "many"}, "int"),
+        ({"name": "t", "nonsense": 1}, "nonsense"),
+        ({"name": "TBW102"}, "system"),
+    ]
+    for content, named in cases:
+        assert named in (await desk.browser.post("/topics", content, 400))["error"]
+
+
+async def test_a_list_is_searched_sorted_and_cut(desk: Desk) -> None:
+    page = desk.browser
+    for number in range(5):
+        await desk.cluster.create_topic(f"stock-{number}", queues=number + 1)
+    await page.until("/topics?search=stock", lambda found: found["total"] == 5)
+
+    window = await page.get("/topics?search=STOCK&sort=-queues&from=1&count=2")
+    own = await page.get("/topics?filter=own&sort=name")
+    system = await page.get("/topics?filter=system")
+
+    assert [row["name"] for row in window["rows"]] == ["stock-3", "stock-2"]
+    assert window["total"] == 5
+    assert [row["name"] for row in own["rows"]] == ["orders", *(f"stock-{n}" for n in range(5))]
+    assert "TBW102" in [row["name"] for row in system["rows"]]
+    for query in ("sort=body", "from=-1", "count=100000", "count=x"):
+        await page.get(f"/topics?{query}", 400)
+
+
+async def test_a_topic_shows_its_queues_and_who_reads_it(desk: Desk) -> None:
+    queue = Queue("orders", "broker-b", 1)
+    await desk.world.fill(queue, 5)
+    await desk.world.admin.groups.create("billing")
+    await desk.world.report(queue, 2)
+    await desk.browser.until("/groups?search=billing", lambda found: found["rows"][0]["lag"] == 3)
+
+    found = await desk.browser.get("/topics/orders")
+
+    places = {f"{each['broker']}:{each['id']}": each["messages"] for each in found["queues"]}
+    assert places == {"broker-a:0": 0, "broker-a:1": 0, "broker-b:0": 0, "broker-b:1": 5}
+    (group,) = found["groups"]
+    assert (group["name"], group["lag"]) == ("billing", 3)
+    assert found["last_stored_at"] - found["first_stored_at"] == pytest.approx(4.0, abs=1.0)
+
+
+async def test_what_is_in_a_topic_nobody_reads_is_counted_as_well(desk: Desk) -> None:
+    await desk.world.fill(Queue("orders", "broker-a", 0), 4)
+
+    found = await desk.browser.until(
+        "/topics?search=orders", lambda found: found["rows"][0]["messages"] == 4
+    )
+
+    assert found["rows"][0]["groups"] == 0

@@ -1,0 +1,252 @@
+"""Threads that are interrupted while they ask: whatever they leave, others are served.
+
+A thread can be interrupted when a call returns and when a function begins; that is where the
+interpreter looks. Here it is, at each of these points in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+import pytest
+
+import orbitmq.remoting
+from orbitmq.remoting.blocking import BlockingSide, Encode
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut
+from orbitmq.remoting.outgoing import Outgoing
+from orbitmq.remoting.pending import PendingRequests
+from orbitmq.remoting.server import Server
+from orbitmq.remoting.sharedsocket import SharedSocket
+from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.frame import Bytes
+from tests.support.remoting import DEADLINE, serving, until
+
+ECHO = 10
+TOLD = 12
+REMOTING = str(Path(orbitmq.remoting.__file__).parent)
+ASYNCIO = str(Path(asyncio.__file__).parent)
+
+
+class Interrupt(BaseException):
+    """What strikes a thread, as Ctrl-C does."""
+
+
+class InterruptLikeASocket(TimeoutError):
+    """What signal handlers of applications raise; also an `OSError`."""
+
+
+def _echo(_: Connection, request: Command) -> Command:
+    return request.answer(0, body=request.body)
+
+
+def _encoding(code: int, body: bytes = b"", *, one_way: bool = False) -> Encode:
+    def encode(opaque: int) -> Sequence[Bytes]:
+        return command_pieces(Command.request(code, opaque=opaque, body=body, one_way=one_way))
+
+    return encode
+
+
+def _ask(side: BlockingSide, body: bytes, timeout: float = DEADLINE) -> bytes:
+    return bytes(side.ask(ECHO, _encoding(ECHO, body), timeout).body)
+
+
+@contextlib.asynccontextmanager
+async def _connected(server: Server, *, buffer: int | None = None) -> AsyncIterator[Connection]:
+    connection = await connect(server.address)
+    if buffer is not None:
+        # Small, so that writes are cut short.
+        raw = connection._transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    try:
+        yield connection
+    finally:
+        connection.abort()
+        await connection.wait_closed()
+
+
+class _StrikeAt:
+    """Raises at the n-th point where a thread that is in `remoting` can be interrupted."""
+
+    def __init__(self, place: int, error: type[BaseException]) -> None:
+        self._left = place
+        self._error = error
+        self.has_struck = False
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event not in ("call", "c_return") or not _is_in_remoting(frame):
+            return
+        self._left -= 1
+        if self._left < 0 and not self.has_struck:
+            self.has_struck = True
+            self.where = f"{frame.f_code.co_name} {event} {getattr(argument, '__name__', '')}"
+            raise self._error
+
+
+def _is_in_remoting(frame: FrameType) -> bool:
+    """Or in what it calls to wake the loop, which is Python code, too."""
+    return frame.f_code.co_filename.startswith((REMOTING, ASYNCIO))
+
+
+async def _on_thread(work: Callable[[], object], strike: _StrikeAt | None = None) -> object:
+    """What the work returns or raises."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[object] = loop.create_future()
+
+    def run() -> None:
+        sys.setprofile(strike)
+        result: object
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  # it is looked at by the test
+            result = error
+        finally:
+            sys.setprofile(None)
+        loop.call_soon_threadsafe(outcome.set_result, result)
+
+    threading.Thread(target=run, daemon=True).start()
+    async with asyncio.timeout(2 * DEADLINE):
+        return await outcome
+
+
+@pytest.mark.parametrize("size", [10, 400_000])
+@pytest.mark.parametrize("error", [Interrupt, InterruptLikeASocket])
+async def test_wherever_a_thread_is_interrupted_the_others_are_served(
+    size: int, error: type[BaseException]
+) -> None:
+    """Another thread is answered soon, or told soon that the connection has ended."""
+    place, aborted = 0, []
+    async with serving({ECHO: _echo}) as server:
+        while True:
+            async with _connected(server, buffer=4096) as connection:
+                side = connection.for_threads()
+                strike = _StrikeAt(place, error)
+                body = bytes([place % 256]) * size
+
+                struck = await _on_thread(lambda: _ask(side, body), strike)  # noqa: B023  # ended here
+                others = await asyncio.gather(
+                    *(_on_thread(lambda: _ask(side, b"another")) for _ in range(3))  # noqa: B023
+                )
+
+                if not strike.has_struck:
+                    assert struck == body
+                    break
+                # asyncio takes any `OSError` for one of its own socket there, and goes on.
+                is_swallowed = "_write_to_self" in strike.where and issubclass(error, OSError)
+                assert isinstance(struck, error) or is_swallowed, strike.where
+                for other in others:
+                    assert other == b"another" or isinstance(other, ConnectionLost), strike.where
+                await until(lambda: connection.pending_requests == 0)
+                if ConnectionLost in map(type, others):
+                    aborted.append(strike.where)
+                else:
+                    shared = cast(SharedSocket, connection._shared)
+                    assert not shared._wake_is_due or connection.is_open, strike.where
+            place += 1
+    assert place > 20, "there are more points than that"
+    # While frames leave the queue, and nowhere else: not in the system call, which takes longest.
+    assert not [where for where in aborted if "extend" in where or "wait" in where], aborted
+
+
+async def test_a_thread_that_is_interrupted_does_not_silence_the_others() -> None:
+    """It was about to have the loop woken for all who have left their frames to it."""
+    async with serving({ECHO: _echo}) as server, _connected(server) as connection:
+        side = connection.for_threads()
+        shared = cast(SharedSocket, connection._shared)
+        shared._belongs_to_loop = True  # as after a write that was cut short
+        loop = shared._loop
+
+        class Struck:
+            def call_soon_threadsafe(self, *_: object) -> None:
+                shared._loop = loop
+                raise Interrupt
+
+        shared._loop = cast(asyncio.AbstractEventLoop, Struck())
+
+        struck = await _on_thread(lambda: _ask(side, b"one"))
+        answer = await _on_thread(lambda: _ask(side, b"two"))
+
+        assert isinstance(struck, Interrupt)
+        assert answer == b"two"
+
+
+@pytest.mark.parametrize("by", ["flush", "look"])
+async def test_what_a_thread_leaves_while_the_loop_has_the_lock_is_written(by: str) -> None:
+    """It does not wait for the loop, and nobody else is going to write."""
+    told: list[bytes] = []
+
+    def note(_: Connection, request: Command) -> None:
+        told.append(bytes(request.body))
+
+    async with serving({TOLD: note}) as server, _connected(server) as connection:
+        side = connection.for_threads()
+        shared = cast(SharedSocket, connection._shared)
+
+        def tell_meanwhile() -> int:
+            telling = threading.Thread(
+                target=lambda: side.tell(_encoding(TOLD, b"meanwhile", one_way=True))
+            )
+            telling.start()
+            telling.join(DEADLINE)
+            return 0
+
+        class Meanwhile:
+            """In place of what the loop asks and does under the lock."""
+
+            def flush(self) -> int:
+                return tell_meanwhile()
+
+            def get_write_buffer_size(self) -> int:
+                shared._transport = transport
+                return tell_meanwhile()
+
+        transport = shared._transport
+        if by == "flush":
+            shared.flush(cast(Outgoing, Meanwhile()))
+        else:
+            shared._transport = cast(asyncio.Transport, Meanwhile())
+            shared._look(0.001)
+
+        await until(lambda: told == [b"meanwhile"])
+
+
+class _HandingOver(PendingRequests):
+    """Has just taken a request off the table when its thread gives it up."""
+
+    def add_from_thread(
+        self,
+        opaque: int,
+        code: int,
+        timeout: float,
+        outcome: Callable[[Command], None],
+    ) -> None:
+        self.outcome = outcome
+
+    def give_up(self, opaque: int) -> bool:
+        answer = Command.request(ECHO, opaque=opaque, body=b"in the last moment")
+        handing_over = threading.Timer(0.05, lambda: self.outcome(answer))
+        handing_over.daemon = True
+        handing_over.start()
+        return False
+
+
+async def test_an_answer_that_is_being_handed_over_when_the_time_is_up_is_taken() -> None:
+    async with serving({}) as server, _connected(server) as connection:
+        whole = connection.for_threads()
+        pending = _HandingOver(asyncio.get_running_loop(), connection.remote, 10)
+        side = BlockingSide(connection, whole._socket, pending, whole._opaques)
+
+        answer = await _on_thread(lambda: _ask(side, b"", timeout=0.2))
+
+        assert not isinstance(answer, RequestTimedOut)
+        assert answer == b"in the last moment"
