@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent
 TOGETHER = {"spark": "spark", "examples": "spark", "clients": "clients", "browser": "browser"}
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each file to one process (`-n 2 --dist loadgroup`), and some folders as a whole."""
     order = [*dict.fromkeys(TOGETHER.values()), ""]

@@ -238,6 +238,8 @@ async def test_a_broker_on_every_interface_advertises_a_real_address(tmp_path: P
         (lambda _: PullSettings(held_requests=-1), "pull.held_requests"),
         (lambda _: ProgressSettings(save_interval=0), "progress.save_interval"),
         (lambda _: RegistrationSettings(interval=0), "registration.interval"),
+        (lambda _: RegistrationSettings(interval=60.5), "registration.interval"),
+        (lambda root: BrokerSettings(root=root, max_topic_queues=0), "broker.max_topic_queues"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_its_name(
@@ -259,6 +261,7 @@ async def test_a_broker_is_known_to_its_name_servers_with_all_its_topics(
     servers = (str(name_server.address), str(second.address))
 
     broker = await start_broker(name_servers=servers)
+    address = str(broker.address)
     found = [await until_routed(server, "TBW102") for server in (name_server, second)]
     await broker.stop()
     after = [await route(server, "TBW102") for server in (name_server, second)]
@@ -267,7 +270,7 @@ async def test_a_broker_is_known_to_its_name_servers_with_all_its_topics(
     for each in found:
         [data] = each.broker_datas
         assert (data.cluster, data.broker_name) == ("DefaultCluster", "broker-a")
-        assert data.broker_addrs == {0: str(broker_address_of(each))}
+        assert data.broker_addrs == {0: address}
         assert each.queue_datas[0].write_queue_nums == 8
     assert after == [None, None]
 
@@ -279,7 +282,7 @@ def broker_address_of(found: TopicRouteData) -> str:
 async def test_a_new_topic_is_registered_at_once(
     start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
 ) -> None:
-    registration = RegistrationSettings(interval=600)
+    registration = RegistrationSettings(interval=60)
     broker = await start_broker(name_servers=(str(name_server.address),), registration=registration)
     client = await open_client(broker)
     await until_routed(name_server, "TBW102")
@@ -322,6 +325,32 @@ async def test_a_broker_works_without_its_name_server_and_registers_when_it_come
     assert caplog.text.count("not registered with name server") == 1
 
 
+async def test_a_new_topic_is_routed_at_once_by_a_name_server_that_was_restarted(
+    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
+) -> None:
+    address = name_server.address
+    broker = await start_broker(
+        name_servers=(str(address),), registration=RegistrationSettings(interval=60)
+    )
+    client = await open_client(broker)
+    await until_routed(name_server, "TBW102")
+    await name_server.stop()
+    back = NameServer(
+        NameServerSettings(server=ServerSettings(host=address.host, port=address.port))
+    )
+    await back.start()
+
+    await client.stored("fresh")
+    known = str(broker.address)
+    found = await until_routed(back, "fresh")
+    others = await route(back, "TBW102")
+    await broker.stop()
+    await back.stop()
+
+    assert broker_address_of(found) == known
+    assert others is not None
+
+
 async def test_a_broker_with_less_permission_registers_its_topics_with_less(
     start_broker: StartBroker, name_server: NameServer
 ) -> None:
@@ -336,7 +365,7 @@ async def test_a_change_of_permission_reaches_the_name_server_at_once(
     start_broker: StartBroker, name_server: NameServer
 ) -> None:
     broker = await start_broker(
-        name_servers=(str(name_server.address),), registration=RegistrationSettings(interval=600)
+        name_servers=(str(name_server.address),), registration=RegistrationSettings(interval=60)
     )
     await until_routed(name_server, "TBW102")
     parts = broker.parts

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import heapq
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +16,20 @@ from hypothesis import strategies as st
 
 from orbitmq.broker import metrics
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.deliverycounts import TimerCounts
+from orbitmq.broker.deliverymetrics import add_timers
 from orbitmq.broker.exposition import Exposition
+from orbitmq.broker.handlers.apart import Steps
 from orbitmq.broker.lag import lag_of
 from orbitmq.broker.metrics import Metrics
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.settings import AccessSettings, HttpSettings
+from orbitmq.broker.timers import Timers
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.testing.clock import MovableClock
 from orbitmq.wire.bodies.membership import MessageModel, SubscriptionData
 from orbitmq.wire.bodies.topics import TopicConfig
-from orbitmq.wire.codes import RequestCode, TransactionState
+from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers.topics import CreateTopicRequest
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
 from tests.broker.conftest import OpenClient, StartBroker
@@ -36,6 +42,7 @@ from tests.support.delivery import (
     send_half,
 )
 from tests.support.prometheus import ParsedFamily, parse_metrics
+from tests.support.store import FailingFiles, HandClock
 
 #: What a page of Apache's 5.5.0 has; `tests/interop/test_metrics.py` checks it against a broker.
 RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "5.5.0-metrics.json"
@@ -247,6 +254,73 @@ async def test_half_messages_and_timer_messages_are_counted_by_topic(tmp_path: P
     assert second["rocketmq_timing_messages"].value(topic="orders") == 1
     assert third["rocketmq_timing_messages"].value(topic="orders") == 0
     assert third["rocketmq_timer_dequeue_lag"].value() == 0
+
+
+async def test_a_send_whose_turn_the_disk_refuses_counts_as_failed_and_not_as_stored(
+    tmp_path: Path,
+) -> None:
+    files = FailingFiles()
+    async with hand_broker(tmp_path, files=files) as (hand, client):
+        producer = await AskedProducer.join(hand.broker)
+        half = await send_half(producer, "orders", b"y" * 5000, hand)
+        before = await scraped(hand.broker)
+        files.fail("pwrite", errno.ENOSPC)
+        answers = [await client.send("orders", b"x" * 3000) for _ in range(3)]
+        await producer.end(end_header(half, TransactionState.COMMIT))
+        files.heal()
+        refused = await scraped(hand.broker)
+        await client.stored("orders", b"x" * 3000)
+        await producer.end(end_header(half, TransactionState.COMMIT))
+        after = await scraped(hand.broker)
+        await producer.close()
+
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    into = "rocketmq_messages_in_total"
+    taken = [page[into].value(topic="orders") for page in (before, refused, after)]
+    assert taken == [1, 1, 3]
+    assert refused["orbitmq_sends_failed_total"].value() == 3
+    times = refused["rocketmq_rpc_latency_milliseconds"].counts
+    calls = [
+        count
+        for labels, count in times.items()
+        if dict(labels)["response_code"] == "service_not_available"
+    ]
+    assert calls == [3]
+
+
+class NotedSteps(Steps):
+    """Steps that remember how much was done in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[int] = []
+
+    async def did(self, entries: int) -> None:
+        self.done.append(entries)
+        await super().did(entries)
+
+
+async def test_many_overdue_timer_messages_are_counted_in_bounded_steps() -> None:
+    clock = HandClock()
+    now_ms = int(clock.now() * 1000)
+    timers = Timers.__new__(Timers)
+    timers._store = cast(Any, SimpleNamespace(max_offset=lambda *_: 0))
+    timers._scanned = 0
+    timers.counts = TimerCounts()
+    overdue = [now_ms - 1 - number % 1000 << 40 | number for number in range(120_000)]
+    timers._heap = [*overdue, now_ms << 40, now_ms + 6000 << 40]
+    heapq.heapify(timers._heap)
+    parts: Any = SimpleNamespace(timers=timers, clock=clock)
+    page, steps = Exposition({"cluster": "c"}), NotedSteps()
+
+    await add_timers(page, parts, steps)
+    found = parse_metrics(b"".join(page.pieces()))
+
+    assert found["rocketmq_timer_dequeue_lag"].value() == 120_000
+    assert found["rocketmq_timer_message_snapshot"].value(timer_bound_s="5") == 120_001
+    assert found["rocketmq_timer_message_snapshot"].value(timer_bound_s="60") == 1
+    assert sum(steps.done) >= 120_002
+    assert max(steps.done) <= 10_000
 
 
 async def test_sizes_of_messages_fall_into_apaches_buckets(

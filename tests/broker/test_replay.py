@@ -37,7 +37,6 @@ def broker(tmp_path: Path) -> Iterator[Target]:
         yield broker.target
 
 
-@pytest.mark.feature("I8")
 @pytest.mark.timeout(180)
 def test_a_replay_does_not_slow_the_tail(broker: Target) -> None:
     with Generator() as live, Generator() as replay, ThreadPoolExecutor(1) as pool:

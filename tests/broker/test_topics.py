@@ -317,11 +317,25 @@ def test_administration_leaves_system_topics_alone(topic: str) -> None:
         ({"perm": -1}, "perm"),
         ({"read_queue_nums": -1}, "readQueueNums"),
         ({"write_queue_nums": -5}, "writeQueueNums"),
+        ({"read_queue_nums": 16_385}, "readQueueNums must be from 0 to 16384"),
+        ({"write_queue_nums": 2**31 - 1}, "writeQueueNums must be from 0 to 16384"),
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(changed: dict[str, int], named: str) -> None:
     with pytest.raises(Refused, match=named):
         table().update(config("T", 4, **changed), now=NOW)
+
+
+def test_a_topic_has_no_more_queues_than_the_setting_allows() -> None:
+    topics = table(max_queues=32)
+
+    largest = topics.update(config("T", 32), now=NOW)
+    retry = topics.ensure_retry("g", 2**31 - 1, now=NOW)
+
+    assert largest.read_queue_nums == 32
+    assert (retry.read_queue_nums, retry.write_queue_nums) == (32, 32)
+    with pytest.raises(Refused, match="from 0 to 32"):
+        topics.update(config("T", 33), now=NOW)
 
 
 def test_a_blank_name_cannot_be_deleted() -> None:

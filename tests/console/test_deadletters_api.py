@@ -41,7 +41,6 @@ async def over(desk: Desk, replay: dict[str, Any]) -> Any:
     )
 
 
-@pytest.mark.feature("F7")
 async def test_letters_are_in_piles_by_the_first_line_of_their_reason(dead: Desk) -> None:
     groups = await dead.browser.until(
         "/dead-letters", lambda found: found["rows"][0]["dead_letters"] == 7
@@ -63,7 +62,6 @@ async def test_letters_are_in_piles_by_the_first_line_of_their_reason(dead: Desk
     assert all(row["origin_topic"] == "orders" for row in some["rows"])
 
 
-@pytest.mark.feature("F7")
 async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead: Desk) -> None:
     page = dead.browser
     first = await page.post(
@@ -119,7 +117,6 @@ async def test_a_replay_of_a_group_that_never_was_says_so(desk: Desk) -> None:
     assert (await desk.browser.get("/audit"))["lines"][0]["is_done"] is False
 
 
-@pytest.mark.feature("F7")
 async def test_letters_are_exported(dead: Desk) -> None:
     lines = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?format=jsonl")
     columns = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?format=parquet")

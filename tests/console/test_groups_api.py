@@ -13,7 +13,6 @@ from tests.console.conftest import Desk
 QUEUE = Queue("orders", "broker-a", 1)
 
 
-@pytest.mark.feature("L2")
 async def test_lag_is_shown_in_messages_and_in_seconds(desk: Desk) -> None:
     await desk.world.admin.groups.create("billing")
     await desk.world.fill(QUEUE, 5)

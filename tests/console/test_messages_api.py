@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import pytest
-
 from orbitmq.client.queue import Queue
 from tests.console.conftest import Desk
 from tests.support.consoles import DEADLINE, Browser
@@ -32,7 +30,6 @@ async def pages(browser: Browser, **query: object) -> list[list[str]]:
             return found
 
 
-@pytest.mark.feature("L4")
 async def test_messages_are_found_by_place_time_key_and_id(desk: Desk) -> None:
     stored = await desk.world.fill(QUEUE, 10)
     page = desk.browser

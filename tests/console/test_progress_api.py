@@ -22,7 +22,6 @@ async def group(desk: Desk) -> Desk:
     return desk
 
 
-@pytest.mark.feature("L3")
 async def test_a_plan_changes_nothing_and_is_then_done_as_shown(group: Desk) -> None:
     page = group.browser
     wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "begin"}

@@ -41,7 +41,9 @@ def beside(
 ) -> Iterator[Beside]:
     """Apache's broker, with Apache's client and ours; tests have topics and groups of their own."""
     home = tmp_path_factory.mktemp("beside")
-    settings = {"recallMessageEnable": "true"}
+    # A broker refuses what has waited for 200 ms unless told otherwise, which on a busy machine is
+    # nothing.
+    settings = {"recallMessageEnable": "true", "waitTimeMillsInSendQueue": 10_000}
     with (
         Broker.running(release, home / "broker", name_server.address, settings=settings),
         Session.running(release, home / "client", name_server.address, PROCESSORS) as session,

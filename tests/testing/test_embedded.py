@@ -62,6 +62,7 @@ def send(address: str, topic: str, *bodies: bytes) -> None:
 # Without a loop.
 
 
+@pytest.mark.feature("P5")
 def test_it_starts_far_sooner_than_a_test_would_notice() -> None:
     with EmbeddedCluster():
         pass  # whatever is imported late is imported now

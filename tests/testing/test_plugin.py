@@ -103,6 +103,7 @@ def words() -> list[str]:
     ]
 
 
+@pytest.mark.feature("P5")
 def test_the_fixtures_work_in_a_users_project(pytester: pytest.Pytester, words: list[str]) -> None:
     pytester.makepyfile(USERS_TESTS)
 

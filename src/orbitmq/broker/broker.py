@@ -208,7 +208,7 @@ class Broker:
     def _serve(self, parts: Parts) -> None:
         settings, store, loop = parts.settings, parts.store, parts.loop
         answers = SendAnswers(settings.send.region, trace_on=settings.send.trace_on)
-        parts.turns = Turns(store, answers, settings.send, loop, parts.latencies)
+        parts.turns = Turns(store, answers, settings.send, loop, parts.latencies, parts.counters)
         parts.pacing = Pacing(loop, settings.pull.step_bytes)
         parts.held = Holding(store, parts.pacing, loop, settings.pull.held_requests)
         parts.registration = Registration(

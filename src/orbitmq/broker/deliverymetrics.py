@@ -24,7 +24,7 @@ MOST_HALVES = 2000
 TIMER_BOUNDS = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 
 _READ = 64
-_COUNTED_AT_ONCE = 50_000
+_COUNTED_AT_ONCE = 10_000
 
 
 async def add_transactions(page: Exposition, parts: Parts, steps: Steps) -> None:
@@ -78,7 +78,6 @@ async def add_timers(page: Exposition, parts: Parts, steps: Steps) -> None:
     for name, text, value in (
         ("timer_enqueue_lag", "Timer enqueue messages lag", behind),
         ("timer_enqueue_latency_milliseconds", "Timer enqueue latency", 0),
-        ("timer_dequeue_lag", "Timer dequeue messages lag", timers.overdue(now_ms)),
         ("timer_dequeue_latency_milliseconds", "Timer dequeue latency", late_ms),
     ):
         page.gauge(f"rocketmq_{name}", text).add(stored, value)
@@ -96,20 +95,24 @@ async def add_timers(page: Exposition, parts: Parts, steps: Steps) -> None:
     for topic, histogram in list(counts.delays.items()):
         labels = page.labels(storage_type="local", storage_medium="disk", topic=topic)
         latency.add_histogram(labels, histogram)
-    await _add_snapshot(page, timers.due_times(), now_ms, steps)
+    overdue = await _add_snapshot(page, timers.due_times(), now_ms, steps)
+    page.gauge("rocketmq_timer_dequeue_lag", "Timer dequeue messages lag").add(stored, overdue)
 
 
 async def _add_snapshot(
     page: Exposition, due_times: Iterator[int], now_ms: int, steps: Steps
-) -> None:
-    """How many are due within which time."""
-    bounds = [now_ms + bound * 1000 for bound in TIMER_BOUNDS]
+) -> int:
+    """How many are due within which time; how many are late."""
+    bounds = [now_ms - 1, *(now_ms + bound * 1000 for bound in TIMER_BOUNDS)]
     counts = [0] * (len(bounds) + 1)
     while chunk := list(islice(due_times, _COUNTED_AT_ONCE)):
         for due_ms in chunk:
             counts[bisect_left(bounds, due_ms)] += 1
         await steps.did(_COUNTED_AT_ONCE)
+    overdue, *counts = counts
+    counts[0] += overdue
     family = page.gauge("rocketmq_timer_message_snapshot", "Timer messages by the time to wait")
     for bound, count in zip(TIMER_BOUNDS, counts, strict=False):
         labels = page.labels(storage_type="local", storage_medium="disk", timer_bound_s=str(bound))
         family.add(labels, count)
+    return overdue

@@ -2,8 +2,9 @@
 
 Every name server is told separately and as often as necessary: all topics at the start and every 30
 seconds, what changed as soon as it changes. A name server that did not answer is told everything
-the next time. One that cannot be reached is logged once, and again when it is back. The broker
-serves whoever knows its address in the meantime.
+the next time; one that refused to be told of a part, because it was restarted and does not know the
+broker any more, at once. One that cannot be reached is logged once, and again when it is back. The
+broker serves whoever knows its address in the meantime.
 """
 
 from __future__ import annotations
@@ -147,9 +148,21 @@ class Registration:
         return changed
 
     async def _register(self, server: _NameServer, only: frozenset[str] | None) -> None:
+        """Tell a name server of some topics, or of all that there are."""
+        problem: OrbitError | None = None
+        if only is not None and server.knows_all:
+            problem = await self._tell(server, only)
+            if problem is None:
+                return
+            log.info("told everything: %s", problem, extra={"name_server": str(server.address)})
+        problem = await self._tell(server, None)
+        server.knows_all = problem is None
+        self._note(server, is_reachable=problem is None, problem=problem)
+
+    async def _tell(self, server: _NameServer, only: frozenset[str] | None) -> OrbitError | None:
+        """Make one attempt; why it failed."""
         settings = self._settings()
-        is_whole = only is None or not server.knows_all
-        table = self._topics.registration(settings.permission, None if is_whole else only)
+        table = self._topics.registration(settings.permission, only)
         body = encode_body(RegisterBroker(topic_config_serialize_wrapper=table))
         life = settings.registration.heartbeat_timeout
         header = RegisterBrokerRequest(
@@ -173,11 +186,8 @@ class Registration:
                 raise _NotRegistered(answer.remark or f"code {answer.code}")
             self._learn(answer)
         except OrbitError as error:
-            server.knows_all = False
-            self._note(server, is_reachable=False, problem=error)
-        else:
-            server.knows_all = True
-            self._note(server, is_reachable=True)
+            return error
+        return None
 
     def _learn(self, answer: Command) -> None:
         """The answer names the master, and the topics that are consumed in order."""

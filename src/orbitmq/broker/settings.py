@@ -32,6 +32,9 @@ MIB = 1024 * KIB
 DEFAULT_PORT = 10911
 NAME_SERVER_PORT = 9876
 
+#: In seconds. Apache keeps its `registerNameServerPeriod` between 10 and 60 s.
+LONGEST_REGISTRATION_INTERVAL = 60.0
+
 #: Addresses that mean "every interface"; nobody can send anything back to them.
 WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  # compared with, not bound
 
@@ -157,13 +160,18 @@ class ReplySettings:
 class RegistrationSettings:
     """How the name servers hear of this broker."""
 
-    interval: float = 30.0  #: how often they are told everything
+    interval: float = 30.0  #: how often they are told everything; at most 60 s, as with Apache
     timeout: float = 6.0  #: for one name server to answer; Apache waits for 24 s
     #: Silence after which name servers forget the broker; None leaves it to them (120 s).
     heartbeat_timeout: float | None = None
 
     def __post_init__(self) -> None:
         _positive("registration", self, "interval", "timeout")
+        if self.interval > LONGEST_REGISTRATION_INTERVAL:
+            raise SettingError(
+                f"registration.interval must be at most {LONGEST_REGISTRATION_INTERVAL:g} s, got "
+                f"{self.interval}; name servers forget a broker that is silent for 120 s"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

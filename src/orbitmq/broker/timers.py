@@ -113,16 +113,6 @@ class Timers:
         """By how many milliseconds the first one is late; 0 when none is."""
         return max(0, now_ms - (self._heap[0] >> _PLACE_BITS)) if self._heap else 0
 
-    def overdue(self, now_ms: int) -> int:
-        """How many are late; one looks at these only, which lie at the top of the heap."""
-        count, places = 0, [0]
-        while places:
-            place = places.pop()
-            if place < len(self._heap) and self._heap[place] >> _PLACE_BITS < now_ms:
-                count += 1
-                places += (2 * place + 1, 2 * place + 2)
-        return count
-
     def due_times(self) -> Iterator[int]:
         """When each of them is due, in milliseconds and in no order."""
         return (entry >> _PLACE_BITS for entry in tuple(self._heap))

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from orbitmq.broker.answers import Place, SendAnswers
+from orbitmq.broker.counters import SMALL, Counters, TopicCounts
 from orbitmq.broker.drafts import Draft, Transformations
 from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.latencies import Latencies
@@ -93,6 +94,7 @@ class Turns:
         settings: SendSettings,
         loop: asyncio.AbstractEventLoop,
         latencies: Latencies,
+        counters: Counters,
     ) -> None:
         self.transformations = Transformations()
         self.answers = answers
@@ -103,6 +105,9 @@ class Turns:
         #: when it is written. A send adds itself to their `senders`.
         self.patient = _Turn()
         self.hasty = _Turn()
+        #: Messages of producers in the current turn, by their topic's counts and with their size:
+        #: they count when they are written.
+        self.taken: list[tuple[TopicCounts, int]] = []
         #: Whether stored means "on the disk".
         self.is_sync = store.settings.flush.policy is FlushPolicy.SYNC
         #: Too much waits for the disk: sends are to be refused for a while.
@@ -115,6 +120,7 @@ class Turns:
         self._store = store
         self._loop = loop
         self._latencies = latencies
+        self._counters = counters
         self._monotonic = latencies.monotonic
         self._is_scheduled = False
         self._last_sender: Connection | None = None
@@ -213,6 +219,7 @@ class Turns:
         began = self._monotonic()
         refusal = self._complete()
         self.is_dirty = False
+        taken, self.taken = self.taken, []
         patient, hasty = self.patient, self.hasty
         patient.began = hasty.began = began
         if patient:
@@ -238,6 +245,11 @@ class Turns:
             self._fail(patient, failure)
             self._fail(hasty, failure)
             return
+        for counts, size in taken:
+            counts.puts += 1
+            counts.put_bytes += size
+            if size > SMALL:
+                counts.note_large(size)
         if hasty:
             self._answer(hasty, PutStatus.PUT_OK)
         if not patient:
@@ -347,8 +359,11 @@ class Turns:
 
     def _fail(self, turn: _Turn, error: OrbitError) -> None:
         code = refusal_code(error)
+        milliseconds = (self._monotonic() - turn.began) * 1000
+        self._counters.failed_puts += len(turn.senders)
         for connection, request, _ in turn.senders:
             connection.send(self.answers.refused(request, code, str(error)))
+            self._latencies.call((request.code, code, False), milliseconds)
         for done, _ in turn.putters:
             self._tell(done, failed(error))
 

@@ -53,8 +53,12 @@ class Parts:
     async def start(self) -> None:
         """Look at the cluster from now on."""
         await self.file.open()
-        await self.audit.load()
-        await self.engine.start()
+        try:
+            await self.audit.load()
+            await self.engine.start()
+        except BaseException:
+            await self.file.close()
+            raise
         self.admin = AsyncAdmin.on(self.engine)
         self.producer = AsyncProducer.on(self.engine, PRODUCER_GROUP)
         await self.producer.start()

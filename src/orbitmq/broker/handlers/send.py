@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from orbitmq.broker import names
 from orbitmq.broker.answers import SendAnswers
-from orbitmq.broker.counters import SMALL
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.outcomes import refusal_code
@@ -195,10 +194,7 @@ class Sending:
             header.reconsume_times or 0,
         )
         counts = self._counts.get(topic) or self._count(topic)
-        counts.puts += 1
-        counts.put_bytes += len(body)
-        if len(body) > SMALL:
-            counts.note_large(len(body))
+        turns.taken.append((counts, len(body)))
         turns.is_dirty = True
         if not request.flag & _ONE_WAY:
             place = (f"{self._id_prefix}{at:016X}", asked_queue, number, unique_id)
@@ -218,10 +214,7 @@ class Sending:
         size = len(draft.body)
         self._turns.transformations.apply(draft)
         at, number = self._turns.append(draft)
-        counts.puts += 1
-        counts.put_bytes += size
-        if size > SMALL:
-            counts.note_large(size)
+        self._turns.taken.append((counts, size))
         self._turns.answer_later(
             connection,
             request,
@@ -271,11 +264,7 @@ class Sending:
             header.reconsume_times or 0,
         )
         counts = self._count(topic)
-        counts.puts += len(elements)
-        counts.put_bytes += len(body)
-        for element in elements:
-            if len(element[0]) > SMALL:
-                counts.note_large(len(element[0]))
+        turns.taken += [(counts, len(element[0])) for element in elements]
         properties = header.properties or ""
         prefix = self._id_prefix
         turns.answer_later(

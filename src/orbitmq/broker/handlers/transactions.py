@@ -132,8 +132,7 @@ class Transactions:
         except OrbitError as error:
             raise Refused(refusal_code(error), str(error)) from error
         counts = self._parts.counters.topic(real_topic(half))
-        counts.puts += 1
-        counts.put_bytes += len(half.stored_body)
+        self._parts.turns.taken.append((counts, len(half.stored_body)))
 
     def _committed(self, half: StoredMessage) -> Draft:
         place = real_place(half)

@@ -5,7 +5,7 @@ import * as f from "./format.js";
 
 const W = 1000;
 const H = 100;
-const SHORTEST = 300;
+const SHORTEST = 120;
 
 /** `series`: [{ name, points: [[time, value]...] }]; the first is the one that matters. */
 export function chart(series, { from, to, format = f.count, label }) {
@@ -25,12 +25,12 @@ export function chart(series, { from, to, format = f.count, label }) {
         return [place === 0 && s("path", { class: "area", d: `${line} L${x(to)},${H} L${x(each.points[0][0])},${H} Z` }),
           s("path", { class: `s${place}`, d: line })];
       })),
-    [1, 0.5].map((part) => h("span", { class: "y", style: { top: `${(1 - part) * 100}%` } }, format(top * part))));
+    [1, 0.5].map((part) => h("span", { class: "y", style: { top: `${(1 - part) * 100}%` } }, (format === f.duration ? f.brief : format)(top * part))));
   hover(plot, shown, { from, to, format });
   return h("figure", { class: "chart" },
-    series.length > 1 && h("figcaption", { class: "legend" }, series.map((each, place) => h("span", null, h("i", { class: `s${place}` }), each.name))),
     shown.length ? plot : h("p", { class: "empty" }, "No samples yet; the first ones come in a few seconds."),
-    shown.length > 0 && h("div", { class: "x", "aria-hidden": "true" }, h("span", null, f.when(from, false)), h("span", null, f.when((from + to) / 2, false)), h("span", null, "now")));
+    shown.length > 0 && h("div", { class: "x", "aria-hidden": "true" }, h("span", null, f.when(from, false)), h("span", null, f.when((from + to) / 2, false)), h("span", null, "now")),
+    series.length > 1 && h("figcaption", { class: "legend" }, series.map((each, place) => h("span", null, h("i", { class: `s${place}` }), each.name))));
 }
 
 function described(shown, format) {

@@ -41,7 +41,7 @@ export function command(text) {
     event.preventDefault();
     toast((await copied(text)) ? "Copied" : "The browser does not let it be copied; select it");
   };
-  return h("div", { class: "command" }, h("code", null, text), h("button", { type: "button", class: "quiet", "aria-label": "Copy the command", onclick: copy }, "Copy"));
+  return h("div", { class: "command" }, h("code", null, text.split(" ").map((word, place) => [place ? " " : "", h("span", null, word)])), h("button", { type: "button", class: "quiet", "aria-label": "Copy the command", onclick: copy }, "Copy"));
 }
 
 async function copied(text) {

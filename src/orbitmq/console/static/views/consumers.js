@@ -52,7 +52,7 @@ export async function consumer({ params }) {
   ask.onclick = () => act(ask, async () => {
     try {
       const found = await get(where, { stack: 1 });
-      stack.replaceChildren(card("What its threads do", h("div", { class: "body stack" }, h("pre", { class: "code", tabindex: 0 }, found.stack || "It does not tell."), command(found.command))));
+      stack.replaceChildren(card("What its threads do", h("div", { class: "body stack" }, h("pre", { class: "code", tabindex: 0 }, found.stack || (found.stack === null ? "It does not tell." : "None of its workers is busy.")), command(found.command))));
     } catch (error) {
       stack.replaceChildren(problem(error));
     }
@@ -61,6 +61,8 @@ export async function consumer({ params }) {
 }
 
 function drawn(params, content, stack, ask) {
+  // Above this number a consumer stops pulling a queue until it has finished some.
+  const most = Number(content.properties.pullThresholdForQueue) || Infinity;
   const oldest = Math.min(...content.queues.map((each) => each.last_pull_at ?? Infinity));
   return [
     head(params.client, { crumb: [link("/consumers", "Consumers"), " / ", link(path("consumers", params.group), params.group)], sub: content.is_orderly ? "consumes in order" : "consumes concurrently", actions: keep("ask", ask) }),
@@ -81,7 +83,7 @@ function drawn(params, content, stack, ask) {
       card("Queues", table([
         ["Topic", (row) => row.topic, "name"],
         ["Queue", (row) => h("span", { class: "mono" }, `${row.broker}:${row.id}`), "nowrap"],
-        ["Held", (row) => f.exact(row.cached_messages), "n"],
+        ["Held", (row) => (row.cached_messages >= most ? h("span", { class: "warn-text", title: `from ${f.exact(most)} on nothing more is pulled` }, `${f.exact(row.cached_messages)}, pulling waits`) : f.exact(row.cached_messages)), "n"],
         ["Size", (row) => `${row.cached_mib} MiB`, "n opt"],
         ["Committed", (row) => f.exact(row.commit_offset), "n opt"],
         ["Last pull", (row) => f.when(row.last_pull_at), "n"],
