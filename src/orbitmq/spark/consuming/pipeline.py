@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Seconds after which nothing is ever given up.
+_NEVER = 1e9
+
 
 def consume(
     spark: SparkSession,
@@ -93,7 +96,7 @@ def consume(
                 strict_last=strict_last,
                 consume=settings,
                 # Queues are looked at between batches, and a batch may take long.
-                rebalance=replace(rebalance or RebalanceSettings(), stalled=float("inf")),
+                rebalance=replace(rebalance or RebalanceSettings(), stalled=_NEVER),
                 locks=locks or LockSettings(),
                 on_assignment=on_assignment,
             ),
