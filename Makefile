@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench features interop soak lock clean
+.PHONY: help setup test lint format demo bench features browser interop soak lock clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -27,7 +27,7 @@ $(READY): $(LOCK) pyproject.toml
 	@touch $@
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/interop --ignore=tests/browser -p tools.feature_plugin --features-to=build $(ARGS)
 
 lint: $(READY) ## Format, lint, types, layers
 	@$(BIN)/ruff format --check .
@@ -47,6 +47,9 @@ bench: $(READY) ## Measure against floors and peers; QUICK=1 ends within 3 minut
 
 features: $(READY) ## Which capabilities are proven by a passing test
 	@$(BIN)/python -m tools.features $(ARGS)
+
+browser: $(READY) ## The console in a real browser; needs Chromium
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
 interop: $(READY) ## Against Apache RocketMQ itself; needs Java and Maven Central
 	@$(BIN)/python -m pytest tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
