@@ -23,7 +23,7 @@ def test_reads_streams_and_writes_through_a_connect_session(
 
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.support.sparkconnect"),
+            *(sys.executable, "-m", "tests.support.sparkconnectsource"),
             *(orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path)),
         ],
         cwd=ROOT,

@@ -1,0 +1,47 @@
+"""Reads, streams and writes through Spark Connect, as a process of its own.
+
+    python -m tests.support.sparkconnectsource NAME_SERVER TOPIC COPY FOLDER
+
+Prints what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from orbitmq.spark.session import prepare
+
+
+def main(name_server: str, topic: str, copy: str, folder: str) -> None:
+    prepare(os.environ)
+    from pyspark.sql import SparkSession
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Spark's own
+        spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    source = {"nameServer": name_server, "subscribe": topic}
+    frame = spark.read.format("rocketmq").options(**source).load()
+    frame.select("body").write.format("rocketmq").options(nameServer=name_server, topic=copy).mode(
+        "append"
+    ).save()
+    query = (
+        spark.readStream.format("rocketmq")
+        .options(**source, startingOffsets="earliest", group="connected")
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(Path(folder) / "out"))
+        .option("checkpointLocation", str(Path(folder) / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    print(json.dumps({"kind": type(spark).__module__, "rows": frame.count()}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
