@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from orbitmq.client.consumer.registering import Registrations
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.starting import Beginning, consume_from
 from orbitmq.client.consumer.statistics import ConsumerStatistics
+from orbitmq.client.endingsignals import ENDINGS
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import AlreadyRunning, NotRunning, SettingError, WrongUse
 from orbitmq.client.identity import ProcessCheck
@@ -46,8 +46,6 @@ S = TypeVar("S")
 #: Apache's clients refuse it: it is what a group is called that has no name yet.
 _NO_GROUP: Final = "DEFAULT_CONSUMER"
 _MODELS: Final = {model.value.lower(): model for model in MessageModel}
-#: End a program that runs a consumer.
-ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class AsyncConsumer:

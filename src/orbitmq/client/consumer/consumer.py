@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from orbitmq.client.consumer.asyncconsumer import ENDINGS, AsyncConsumer
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.endingsignals import EndingSignals
 from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
@@ -246,7 +246,7 @@ class Consumer:
         The first signal stops in order; another one, meanwhile, ends the program at once. Signals
         are left alone when this is not the main thread.
         """
-        with _EndingSignals(self._ended) as signals, self:
+        with EndingSignals(self._ended) as signals, self:
             self._ended.wait()
             signals.restore()
 
@@ -301,34 +301,3 @@ class Consumer:
             return function()
 
         return self._thread.run(call())
-
-
-class _EndingSignals:
-    """Has an event set by the signals that end a program, instead of ending it."""
-
-    def __init__(self, ended: threading.Event) -> None:
-        self._ended = ended
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in ENDINGS:
-                self._before[number] = signal.signal(number, self._end)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.restore()
-
-    def restore(self) -> None:
-        """Let signals do again what they did before."""
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before.clear()
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        self._ended.set()
