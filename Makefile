@@ -27,7 +27,7 @@ $(READY): $(LOCK) pyproject.toml
 	@touch $@
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart=0 --ignore=tests/interop --ignore=tests/browser -p tools.feature_plugin --features-to=build $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart=0 --ignore=tests/interop --ignore=tests/browser -p tools.feature_plugin --features-to=build $(ARGS)
 
 lint: $(READY) ## Format, lint, types, layers
 	@$(BIN)/ruff format --check .

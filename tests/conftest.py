@@ -5,18 +5,19 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Generator
-from pathlib import Path
+from pathlib import PurePosixPath
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 # How long one example takes says more about the neighbours on the machine than about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-ROOT = Path(__file__).parent
 #: Folders whose tests share something dear: a Spark session, an environment of other clients, a
-#: browser. The longest come first, so that nobody waits for them at the end.
+#: browser.
 TOGETHER = {"spark": "spark", "examples": "spark", "clients": "clients", "browser": "browser"}
 #: What a test gets beyond its own limit. The limit is an exception in the test, which a library can
 #: swallow and clean-up can outlast; this ends the process and shows where every thread stood.
@@ -57,18 +58,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each file to one process (`-n 2 --dist loadgroup`), and some folders as a whole."""
+    """The dear folders first: they take longest, and nobody should wait for them at the end."""
     order = [*dict.fromkeys(TOGETHER.values()), ""]
+    items.sort(key=lambda item: order.index(TOGETHER.get(_folder(item.nodeid), "")))
 
-    def place(item: pytest.Item) -> int:
-        return order.index(TOGETHER.get(_folder(item), ""))
 
-    items.sort(key=place)
-    for item in items:
-        name = TOGETHER.get(_folder(item)) or str(item.path.relative_to(ROOT))
-        item.add_marker(pytest.mark.xdist_group(name))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return ByFile(config, log)
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it says nothing of its types
+    """Gives each file to one process, and some folders as a whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER.get(_folder(nodeid)) or nodeid.partition("::")[0]
 
 
 def _limit(item: pytest.Item) -> float:
@@ -78,5 +82,7 @@ def _limit(item: pytest.Item) -> float:
     return float(item.config.getini("timeout") or 0)
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
+def _folder(nodeid: str) -> str:
+    """Which folder of `tests` a test is in."""
+    parts = PurePosixPath(nodeid.partition("::")[0]).parts
+    return parts[1] if len(parts) > 2 else ""
