@@ -61,6 +61,12 @@ class Watched:
     page: Page
     url: str
     errors: list[str] = field(default_factory=list)
+    #: What was answered with an error; the page's own complaint does not name it.
+    refused: list[str] = field(default_factory=list)
+
+    def note(self, status: int, url: str) -> None:
+        if status >= 400:
+            self.refused.append(f"{status} {url}")
 
     async def open(self, path: str) -> Page:
         """Go there, and wait until the view is drawn."""
@@ -97,12 +103,13 @@ async def watched(
         page = await context.new_page()
         found = Watched(page, url)
         page.on("pageerror", lambda error: found.errors.append(str(error)))
+        page.on("response", lambda answer: found.note(answer.status, answer.url))
         page.on(
             "console",
             lambda line: found.errors.append(line.text) if line.type == "error" else None,
         )
         yield found
-        assert found.errors == []
+        assert not found.errors, (found.errors, found.refused)
     finally:
         await context.close()
 

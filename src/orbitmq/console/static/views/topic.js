@@ -11,14 +11,21 @@ export async function topic({ params, go }) {
   const series = `topic/${name}/in`;
   const load = () => Promise.all([get(path("topics", name)), get("/charts", { series, minutes: 60 })]);
   let [content, curve] = await load();
+  let isDeleted = false;
+  // What is asked about a topic while it is deleted would be answered with an error.
+  const deleted = async () => {
+    isDeleted = true;
+    await remove(path("topics", name)).catch((error) => { isDeleted = false; throw error; });
+    go("/topics");
+  };
   return {
     title: name,
-    draw: () => drawn(content, curve, series, go),
-    refresh: async () => { [content, curve] = await load(); },
+    draw: () => drawn(content, curve, series, go, deleted),
+    refresh: async () => { if (!isDeleted) [content, curve] = await load(); },
   };
 }
 
-function drawn(content, curve, series, go) {
+function drawn(content, curve, series, go, deleted) {
   const span = content.first_stored_at ? f.duration((content.last_stored_at ?? content.first_stored_at) - content.first_stored_at) : "–";
   const query = `?topic=${encodeURIComponent(content.name)}`;
   return [
@@ -29,7 +36,7 @@ function drawn(content, curve, series, go) {
         link(`/messages${query}`, h("span", { class: "button" }, "Messages")),
         link(`/send${query}`, h("span", { class: "button" }, "Send")),
         h("button", { type: "button", onclick: () => topicDialog({ topic: content, done: () => go(location.pathname) }) }, "Change"),
-        h("button", { type: "button", class: "danger", onclick: () => deleteDialog(content.name, go) }, "Delete"),
+        h("button", { type: "button", class: "danger", onclick: () => deleteDialog(content.name, deleted) }, "Delete"),
       ],
     }),
     h("div", { class: "stack" },
@@ -58,15 +65,14 @@ function drawn(content, curve, series, go) {
   ];
 }
 
-function deleteDialog(name, go) {
+function deleteDialog(name, deleted) {
   const typed = h("input", { autocomplete: "off", spellcheck: "false" });
   const button = h("button", { type: "button", class: "danger", disabled: true }, "Delete for good");
   typed.oninput = () => { button.disabled = !me.write || typed.value !== name; };
   button.onclick = () => act(button, async () => {
-    await remove(path("topics", name));
+    await deleted();
     toast(`${name} is deleted`);
     opened.close();
-    go("/topics");
   });
   const opened = dialog(`Delete ${name}`, [
     h("p", null, "Its messages are gone then, and the progress of every group in it."),
