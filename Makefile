@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench features browser interop soak lock clean
+.PHONY: help setup test lint format demo bench features browser interop chaos soak docs lock clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -27,7 +27,7 @@ $(READY): $(LOCK) pyproject.toml
 	@touch $@
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
-	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart=0 --ignore=tests/interop --ignore=tests/browser -p tools.feature_plugin --features-to=build $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart=0 --ignore=tests/interop --ignore=tests/browser --ignore=tests/chaos -p tools.feature_plugin --features-to=build $(ARGS)
 
 lint: $(READY) ## Format, lint, types, layers
 	@$(BIN)/ruff format --check .
@@ -54,8 +54,14 @@ browser: $(READY) ## The console in a real browser; needs Chromium
 interop: $(READY) ## Against Apache RocketMQ itself; needs Java and Maven Central
 	@$(BIN)/python -m pytest tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
 
+chaos: $(READY) ## Faults for half an hour to an hour, against the pass rules of docs/guarantees.md
+	@$(BIN)/python -m tools.chaos $(ARGS)
+
 soak: $(READY) ## Leaks: 1,000 reconnects and 100 restarts of a consumer
 	@$(BIN)/python -m pytest tests/soak/client_soak.py -s $(ARGS)
+
+docs: $(READY) ## Build the documentation site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lock: $(READY) ## Resolve the dependencies anew
 	@$(BIN)/python -m tools.lock

@@ -1,0 +1,333 @@
+"""OpenTelemetry: one trace from the send of a message to the end of its handler.
+
+    send orders ─ store orders ─ deliver orders ─ process orders
+    (producer)    (the way to    (the wait in     (the handler)
+                   the broker)    the queue)
+
+The context travels in the message's properties in the W3C form (`traceparent`, `tracestate`), or
+in whatever form the application's propagator writes. `send` and `process` are measured where they
+happen. `store` and `deliver` are drawn by the consumer from the times that stand in the message:
+when it was sent, and when the broker stored it. So they need nothing from the broker, are the same
+with Apache's, and are as exact as the clocks of the machines agree; a clock that is ahead makes a
+span of no length, never a negative one.
+
+    tracing = Tracing()
+    with TracedProducer("orders-svc", name_server="localhost:9876", tracing=tracing) as producer:
+        producer.send("orders", b"...")
+    consumer = Consumer("billing", name_server="localhost:9876", middleware=[tracing])
+
+Only OpenTelemetry's API is used (`pip install 'orbitmq[otel]'`); whether spans are kept, and where
+they go, is the application's choice of an SDK. Names and attributes are those of OpenTelemetry's
+conventions for messaging. A program that does not ask for tracing never imports any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from orbitmq.client.consumer.verdict import DEAD, DeadLetter
+from orbitmq.client.errors import ClientError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import Link, Span, TracerProvider
+
+    from orbitmq.client.message import Message
+    from orbitmq.client.middleware import Delivery
+    from orbitmq.client.producer.results import SendResult
+    from orbitmq.client.received import ReceivedMessage
+
+#: Of the tracer that makes the spans.
+_SCOPE: Final = "orbitmq"
+_NANOSECONDS: Final = 1_000_000_000
+Attributes = dict[str, str | int | float | Sequence[str]]
+
+
+class TracingUnavailable(ClientError):
+    """OpenTelemetry's API is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "tracing needs OpenTelemetry's API: pip install 'orbitmq[otel]'; where the spans go is "
+            "decided by the SDK that the application sets up"
+        )
+
+
+class Tracing:
+    """Makes spans for what is sent and consumed. As a middleware, one around every delivery.
+
+    May be shared by any number of producers and consumers.
+    """
+
+    def __init__(
+        self,
+        provider: TracerProvider | None = None,
+        *,
+        propagator: TextMapPropagator | None = None,
+        now: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`provider` and `propagator`: those that the application set up globally, by default.
+
+        Raises `TracingUnavailable`.
+        """
+        try:
+            from opentelemetry import propagate, trace  # noqa: PLC0415  # an extra
+        except ImportError as error:
+            raise TracingUnavailable from error
+        self._trace = trace
+        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=provider)
+        self._propagator = propagator or propagate.get_global_textmap()
+        self._now = now
+
+    # ---- sending
+
+    def sending(self, *messages: Message, operation: str = "send") -> Sending:
+        """A span for a call that sends messages, and the messages with its context in them.
+
+        A batch has one span. A message that brings a context keeps it, and the span links to it.
+        """
+        first = messages[0]
+        span = self._tracer.start_span(
+            f"{operation} {first.topic}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes=_sent_attributes(messages, operation),
+            links=self._links(message.properties for message in messages),
+        )
+        if not span.get_span_context().is_valid:  # nobody keeps spans: nothing to carry
+            return Sending(self, span, messages)
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, self._trace.set_span_in_context(span))
+        return Sending(self, span, [self._carrying(each, carrier) for each in messages])
+
+    def _carrying(self, message: Message, carrier: Mapping[str, str]) -> Message:
+        if any(name in message.properties for name in self._propagator.fields):
+            return message
+        return replace(message, properties={**message.properties, **carrier})
+
+    # ---- consuming
+
+    def __call__(self, delivery: Delivery) -> AbstractContextManager[None]:
+        """The middleware: what happens in the handler belongs to the trace of its message."""
+        return self._around(delivery)
+
+    @contextmanager
+    def _around(self, delivery: Delivery) -> Iterator[None]:
+        messages = delivery.messages
+        if not messages:  # others kept them all from the handler
+            yield
+            return
+        attributes = _received_attributes(messages, delivery.group)
+        attributes["code.function.name"] = delivery.handler
+        with self._processing(messages, attributes) as span:
+            yield
+            # Without an error the handler may still have said that messages failed.
+            failure = delivery.outcome.failure
+            if delivery.outcome.failed and span.is_recording():
+                is_dead = failure is not None and failure.level == DEAD
+                span.set_attribute("orbitmq.outcome", "dead letter" if is_dead else "retry")
+                reason = failure.reason if failure is not None else None
+                span.set_status(self._trace.StatusCode.ERROR, reason)
+
+    def processing(
+        self, *messages: ReceivedMessage, group: str | None = None
+    ) -> AbstractContextManager[Span]:
+        """A span around work on messages, for programs that poll: one message, or a batch."""
+        named = group if group is not None else messages[0].group
+        return self._processing(messages, _received_attributes(messages, named))
+
+    @contextmanager
+    def _processing(
+        self, messages: Sequence[ReceivedMessage], attributes: Attributes
+    ) -> Iterator[Span]:
+        topic = messages[0].topic
+        contexts = [self._arrived(message) for message in messages]
+        # One message continues its trace. A batch belongs to many, and can only point at them.
+        span = self._tracer.start_span(
+            f"process {topic}",
+            context=contexts[0] if len(messages) == 1 else None,
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=attributes,
+            links=[] if len(messages) == 1 else self._links_to(contexts),
+        )
+        with self._trace.use_span(
+            span, end_on_exit=True, record_exception=False, set_status_on_exception=False
+        ):
+            try:
+                yield span
+            except BaseException as error:
+                is_dead = isinstance(error, DeadLetter)
+                span.set_attribute("orbitmq.outcome", "dead letter" if is_dead else "retry")
+                self.fail(span, error, str(error) or type(error).__name__)
+                raise
+
+    def _arrived(self, message: ReceivedMessage) -> Context | None:
+        """The way of a message until now as spans; what comes next is a child of the last one.
+
+        None for a message without a context: then there is nothing that it belongs to.
+        """
+        context = self._propagator.extract(message.properties)
+        if not self._trace.get_current_span(context).get_span_context().is_valid:
+            return None
+        born, stored = (
+            round(message.born_at * _NANOSECONDS),
+            round(message.stored_at * _NANOSECONDS),
+        )
+        # What is delivered again was stored anew by the broker itself.
+        if message.attempt == 1:
+            context = self._past("store", message, context, born, stored)
+        return self._past("deliver", message, context, stored, self._now())
+
+    def _past(
+        self, what: str, message: ReceivedMessage, context: Context, began: int, ended: int
+    ) -> Context:
+        """A span for something that is over."""
+        span = self._tracer.start_span(
+            f"{what} {message.topic}",
+            context=context,
+            start_time=began,
+            attributes={
+                "messaging.system": "rocketmq",
+                "messaging.operation.name": what,
+                "messaging.destination.name": message.topic,
+                "messaging.message.id": message.msg_id,
+                "orbitmq.broker": message.queue.broker,
+            },
+        )
+        span.end(end_time=max(began, ended))
+        return self._trace.set_span_in_context(span, context)
+
+    # ---- both
+
+    def _links(self, properties: Iterator[Mapping[str, str]]) -> list[Link]:
+        return self._links_to([self._propagator.extract(each) for each in properties if each])
+
+    def _links_to(self, contexts: Sequence[Context | None]) -> list[Link]:
+        spans = [
+            self._trace.get_current_span(context).get_span_context()
+            for context in contexts
+            if context is not None
+        ]
+        return [self._trace.Link(span) for span in spans if span.is_valid]
+
+    def fail(self, span: Span, error: BaseException, text: str) -> None:
+        """Write into a span what went wrong."""
+        if span.is_recording():
+            span.record_exception(error)
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(self._trace.StatusCode.ERROR, text)
+
+
+class Sending:
+    """A call that sends, from its begin to its outcome. A context manager around it."""
+
+    __slots__ = ("_goes_on", "_results", "_span", "_tracing", "messages")
+
+    def __init__(self, tracing: Tracing, span: Span, messages: Sequence[Message]) -> None:
+        self._tracing = tracing
+        self._span = span
+        self._results: Sequence[SendResult] = ()
+        self._goes_on = False
+        #: What to send.
+        self.messages = messages
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None or not self._goes_on:
+            self._end(self._results if error is None else error)
+
+    def stored(self, results: Sequence[SendResult]) -> None:
+        """It has succeeded; without an answer nothing is known."""
+        self._results = results
+
+    def until(
+        self, sent: concurrent.futures.Future[SendResult] | asyncio.Future[SendResult]
+    ) -> None:
+        """It ends when this future does, not with the block."""
+        self._goes_on = True
+        sent.add_done_callback(lambda sent: self._end(_outcome(sent)))
+
+    def _end(self, outcome: Sequence[SendResult] | BaseException) -> None:
+        span = self._span
+        if isinstance(outcome, BaseException):
+            self._tracing.fail(span, outcome, str(outcome) or type(outcome).__name__)
+        elif outcome and span.is_recording():
+            result = outcome[0]
+            if len(outcome) == 1:
+                span.set_attribute("messaging.message.id", result.msg_id)
+            queue = result.queue
+            span.set_attribute("messaging.destination.partition.id", f"{queue.broker}:{queue.id}")
+            worst = next((each.status for each in outcome if not each.is_ok), result.status)
+            span.set_attribute("orbitmq.send.status", worst.value)
+        span.end()
+
+
+def _outcome(
+    sent: concurrent.futures.Future[SendResult] | asyncio.Future[SendResult],
+) -> Sequence[SendResult] | BaseException:
+    if sent.cancelled():
+        return asyncio.CancelledError()
+    error = sent.exception()
+    return error if error is not None else (sent.result(),)
+
+
+def _sent_attributes(messages: Sequence[Message], operation: str) -> Attributes:
+    first = messages[0]
+    found: Attributes = {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": "send",
+        "messaging.destination.name": first.topic,
+    }
+    if len(messages) > 1:
+        found["messaging.batch.message_count"] = len(messages)
+        return found
+    found["messaging.message.body.size"] = len(first.body)
+    if first.tags is not None:
+        found["messaging.rocketmq.message.tag"] = first.tags
+    if first.keys:
+        found["messaging.rocketmq.message.keys"] = first.keys
+    if first.sharding_key is not None:
+        found["messaging.rocketmq.message.group"] = first.sharding_key
+    if first.delay_level:
+        found["messaging.rocketmq.message.delay_time_level"] = first.delay_level
+    if first.deliver_at is not None:
+        found["messaging.rocketmq.message.delivery_timestamp"] = round(first.deliver_at * 1000)
+    return found
+
+
+def _received_attributes(messages: Sequence[ReceivedMessage], group: str | None) -> Attributes:
+    first = messages[0]
+    found: Attributes = {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": first.topic,
+        "messaging.destination.partition.id": f"{first.queue.broker}:{first.queue.id}",
+    }
+    if group is not None:
+        found["messaging.consumer.group.name"] = group
+    if len(messages) > 1:
+        found["messaging.batch.message_count"] = len(messages)
+        return found
+    found["messaging.message.id"] = first.msg_id
+    found["orbitmq.attempt"] = first.attempt
+    if first.tags is not None:
+        found["messaging.rocketmq.message.tag"] = first.tags
+    if first.keys:
+        found["messaging.rocketmq.message.keys"] = first.keys
+    return found

@@ -1,0 +1,399 @@
+"""A trace follows a message from the send to the handler, with OpenTelemetry's own SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from orbitmq import AsyncConsumer, Consumer, DeadLetter, Message, PullConsumer, ReceivedMessage
+from orbitmq.client.errors import MessageRefused
+from orbitmq.testing import EmbeddedCluster
+
+trace = pytest.importorskip("opentelemetry.trace", reason="needs OpenTelemetry's API")
+pytest.importorskip("opentelemetry.sdk.trace", reason="needs OpenTelemetry's SDK")
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: E402
+    InMemorySpanExporter,
+)
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
+from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
+
+from orbitmq.client.tracing import Tracing  # noqa: E402
+from orbitmq.client.tracingproducers import (  # noqa: E402
+    TracedAsyncProducer,
+    TracedProducer,
+)
+
+PATIENCE = 20.0
+
+
+class Recorder:
+    """A provider of the test's own, and the spans that came of it."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracing = Tracing(self.provider)
+        self.tracer = self.provider.get_tracer("test")
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self._exporter.get_finished_spans())
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.name == name]
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    made = Recorder()
+    yield made
+    made.provider.shutdown()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    pause = threading.Event()
+    for _ in range(int(PATIENCE / 0.02)):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise TimeoutError(f"{what} did not happen within {PATIENCE} s")
+
+
+def chain(spans: list[ReadableSpan], last: ReadableSpan) -> list[str]:
+    """Names from the root of a trace to a span of it."""
+    by_id = {span.context.span_id: span for span in spans if span.context is not None}
+    names = [last.name]
+    while last.parent is not None:
+        last = by_id[last.parent.span_id]
+        names.append(last.name)
+    return names[::-1]
+
+
+@pytest.mark.feature("O2")
+def test_one_trace_goes_from_the_send_over_store_and_delivery_into_the_handler(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    consumer = Consumer(
+        "billing",
+        name_server=orbit_cluster.name_server,
+        consume_from="first",
+        middleware=[recorder.tracing],
+    )
+    seen: list[ReceivedMessage] = []
+
+    @consumer.on("orders")
+    def bill(message: ReceivedMessage) -> None:
+        with recorder.tracer.start_as_current_span("charge the card"):
+            seen.append(message)
+
+    with (
+        TracedProducer(
+            "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
+        ) as producer,
+        recorder.tracer.start_as_current_span("POST /orders"),
+    ):
+        sent = producer.send("orders", b"one", tags="paid", keys=["order-1"])
+    with consumer:
+        until(lambda: recorder.named("process orders"), "the span of the handler")
+
+    spans = recorder.spans
+    (inner,) = recorder.named("charge the card")
+    assert chain(spans, inner) == [
+        "POST /orders",
+        "send orders",
+        "store orders",
+        "deliver orders",
+        "process orders",
+        "charge the card",
+    ]
+    assert len({span.context.trace_id for span in spans if span.context is not None}) == 1
+    (send,), (store,) = recorder.named("send orders"), recorder.named("store orders")
+    (deliver,), (process,) = recorder.named("deliver orders"), recorder.named("process orders")
+    assert (send.kind, process.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    (message,) = seen
+    assert store.start_time == round(message.born_at * 1e9)
+    assert store.end_time == deliver.start_time == round(message.stored_at * 1e9)
+    assert deliver.end_time is not None
+    assert process.start_time is not None
+    assert deliver.end_time <= process.start_time
+    assert send.context is not None
+    assert message.get("traceparent") == (
+        f"00-{send.context.trace_id:032x}-{send.context.span_id:016x}"
+        f"-{send.context.trace_flags:02x}"
+    )
+    assert dict(send.attributes or {}) == {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.message.body.size": 3,
+        "messaging.rocketmq.message.tag": "paid",
+        "messaging.rocketmq.message.keys": ("order-1",),
+        "messaging.message.id": sent.msg_id,
+        "messaging.destination.partition.id": "broker-a:0",
+        "orbitmq.send.status": "ok",
+    }
+    about = dict(process.attributes or {})
+    assert about["messaging.consumer.group.name"] == "billing"
+    assert about["messaging.message.id"] == sent.msg_id
+    assert process.status.status_code is StatusCode.UNSET
+
+
+def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    consumer = Consumer(
+        "billing",
+        name_server=orbit_cluster.name_server,
+        consume_from="first",
+        middleware=[recorder.tracing],
+    )
+
+    @consumer.on("orders")
+    def bill(message: ReceivedMessage) -> None:
+        if message.attempt == 1:
+            raise ValueError("the bank does not answer")
+        raise DeadLetter("no such account")
+
+    with TracedProducer(
+        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
+    ) as producer:
+        producer.send("orders", b"one")
+
+    def second_is_there() -> bool:
+        orbit_cluster.advance(10)
+        return len(recorder.named("process orders")) == 2
+
+    with consumer:
+        until(lambda: recorder.named("process orders"), "the first attempt")
+        until(second_is_there, "the second attempt")
+
+    first, second = recorder.named("process orders")
+    assert first.status.status_code is second.status.status_code is StatusCode.ERROR
+    assert first.status.description == "the bank does not answer"
+    assert [event.name for event in first.events] == ["exception"]
+    assert (first.attributes or {})["orbitmq.outcome"] == "retry"
+    assert (second.attributes or {})["orbitmq.outcome"] == "dead letter"
+    assert (second.attributes or {})["orbitmq.attempt"] == 2
+    assert chain(recorder.spans, second) == ["send orders", "deliver orders", "process orders"]
+
+
+def test_a_handler_that_only_answers_no_has_failed_as_well(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    consumer = Consumer(
+        "billing",
+        name_server=orbit_cluster.name_server,
+        consume_from="first",
+        middleware=[recorder.tracing],
+    )
+    consumer.on("orders")(lambda message: False)
+
+    orbit_cluster.send("orders", b"one")
+    with consumer:
+        until(lambda: recorder.named("process orders"), "the span")
+
+    (process,) = recorder.named("process orders")
+    assert process.status.status_code is StatusCode.ERROR
+    assert process.parent is None  # sent without a context: a trace of its own
+    assert [span.name for span in recorder.spans] == ["process orders"]
+
+
+async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=4)
+    all_there = asyncio.Event()
+    inside: dict[str, str] = {}
+
+    consumer = AsyncConsumer(
+        "billing",
+        name_server=orbit_cluster.name_server,
+        consume_from="first",
+        middleware=[recorder.tracing],
+    )
+
+    @consumer.on("orders")
+    async def bill(message: ReceivedMessage) -> None:
+        if len(inside) == 9:
+            all_there.set()
+        inside[message.text()] = ""
+        await asyncio.wait_for(all_there.wait(), PATIENCE)  # ten handlers are in here together
+        with recorder.tracer.start_as_current_span("inner") as span:
+            inside[message.text()] = f"{span.get_span_context().trace_id:032x}"
+
+    async with TracedAsyncProducer(
+        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
+    ) as producer:
+        futures = [await producer.submit("orders", f"{number}") for number in range(10)]
+        await asyncio.wait_for(asyncio.gather(*futures), PATIENCE)
+    async with consumer:
+        await asyncio.to_thread(
+            until, lambda: len(recorder.named("process orders")) == 10, "ten spans"
+        )
+
+    by_id = {
+        str((span.attributes or {})["messaging.message.id"]): f"{span.context.trace_id:032x}"
+        for span in recorder.named("send orders")
+        if span.context is not None
+    }
+    assert len(by_id) == 10
+    assert sorted(inside.values()) == sorted(by_id.values())
+    for process in recorder.named("process orders"):
+        sent = by_id[str((process.attributes or {})["messaging.message.id"])]
+        assert process.context is not None
+        assert f"{process.context.trace_id:032x}" == sent
+
+
+def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    name_server = orbit_cluster.name_server
+    with TracedProducer("shop", name_server=name_server, tracing=recorder.tracing) as producer:
+        producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
+        producer.send("orders", b"3")
+        producer.send_one_way("orders", b"4")
+
+    with PullConsumer("reports", name_server=name_server, consume_from="first") as consumer:
+        consumer.subscribe("orders")
+        messages: list[ReceivedMessage] = []
+
+        def all_polled() -> bool:
+            messages.extend(consumer.poll(timeout=0.2))
+            return len(messages) == 4
+
+        until(all_polled, "four messages")
+        with recorder.tracing.processing(*messages):
+            pass
+
+    batch, single, one_way = recorder.named("send orders")
+    assert (batch.attributes or {})["messaging.batch.message_count"] == 2
+    assert "messaging.message.id" not in (one_way.attributes or {})
+    (process,) = recorder.named("process orders")
+    contexts = [span.context for span in (batch, batch, single, one_way)]
+    assert [link.context.trace_id for link in process.links] == [
+        context.trace_id for context in contexts if context is not None
+    ]
+    assert process.parent is None
+
+
+def test_a_context_that_the_application_put_into_a_message_stays(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    orbit_cluster.create_topic("orders", queues=1)
+
+    with TracedProducer(
+        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
+    ) as producer:
+        producer.send("orders", b"one", properties={"traceparent": own})
+
+    (message,) = orbit_cluster.messages("orders")
+    assert message.properties["traceparent"] == own
+    (send,) = recorder.named("send orders")
+    assert [f"{link.context.span_id:016x}" for link in send.links] == ["b7ad6b7169203331"]
+
+
+def test_a_send_that_fails_ends_its_span_with_the_error(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    with TracedProducer(
+        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
+    ) as producer:
+        with pytest.raises(MessageRefused):
+            producer.send("orders", b"x" * (5 << 20))
+        with pytest.raises(MessageRefused):
+            producer.submit("orders", b"x" * (5 << 20))
+
+    for span in recorder.named("send orders"):
+        assert span.status.status_code is StatusCode.ERROR
+        assert (span.attributes or {})["error.type"] == "MessageRefused"
+    assert len(recorder.spans) == 2
+
+
+def test_a_sampler_that_says_no_is_heard_by_the_consumer_as_well(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    quiet = TracerProvider(sampler=ALWAYS_OFF)
+    name_server = orbit_cluster.name_server
+    with TracedProducer("shop", name_server=name_server, tracing=Tracing(quiet)) as producer:
+        producer.send("orders", b"one")
+    quiet.shutdown()
+
+    with PullConsumer("reports", name_server=name_server, consume_from="first") as consumer:
+        consumer.subscribe("orders")
+        (message,) = consumer.poll(timeout=PATIENCE)
+        with recorder.tracing.processing(message):
+            pass
+
+    assert int(str(message.get("traceparent"))[-2:], 16) & 1 == 0  # the flag for "sampled"
+    assert recorder.spans == []
+
+
+def test_clocks_that_disagree_make_no_span_of_negative_length(
+    recorder: Recorder, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    behind = Tracing(recorder.provider, now=lambda: 1)
+    name_server = orbit_cluster.name_server
+    with TracedProducer("shop", name_server=name_server, tracing=behind) as producer:
+        producer.send("orders", b"one")
+
+    with PullConsumer("reports", name_server=name_server, consume_from="first") as consumer:
+        consumer.subscribe("orders")
+        (message,) = consumer.poll(timeout=PATIENCE)
+        with behind.processing(message):
+            pass
+
+    (deliver,) = recorder.named("deliver orders")
+    assert deliver.start_time == deliver.end_time
+
+
+def test_without_an_sdk_nothing_is_added_to_a_message(orbit_cluster: EmbeddedCluster) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+
+    with TracedProducer(
+        "shop", name_server=orbit_cluster.name_server, tracing=Tracing(trace.NoOpTracerProvider())
+    ) as producer:
+        producer.send("orders", b"one")
+
+    (message,) = orbit_cluster.messages("orders")
+    assert "traceparent" not in message.properties
+
+
+@pytest.mark.feature("O2")
+def test_who_does_not_ask_for_tracing_never_loads_it() -> None:
+    program = """
+import sys
+from orbitmq import AsyncConsumer, AsyncProducer, Consumer, Producer, PullConsumer
+Producer("shop", name_server="127.0.0.1:1")
+Consumer("billing", name_server="127.0.0.1:1").on("orders")(print)
+print([name for name in sys.modules if "opentelemetry" in name or "tracing" in name])
+sys.modules["opentelemetry"] = None
+from orbitmq.client.tracing import Tracing, TracingUnavailable
+try:
+    Tracing()
+except TracingUnavailable as error:
+    print(error)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    loaded, refused = ran.stdout.splitlines()
+    assert loaded == "[]"
+    assert "pip install 'orbitmq[otel]'" in refused

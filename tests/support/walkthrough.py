@@ -1,0 +1,174 @@
+"""Runs a page of the documentation as its reader would: block by block, in its order.
+
+    ```sh                           a command, which must succeed
+    ```sh title="Terminal 1"        one that keeps running until the page is through
+    ```python title="shop.py"       a file, written to the reader's folder
+    ```text                         what the command before it prints; `...` stands for anything
+
+The reader's machine has port 9876 to itself; ours may be shared with other clusters, which must
+not be touched. So servers get ports from the system, and the page's address is replaced by theirs.
+Nothing is run unless the server that this very page has started says that it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+SHOWN_ADDRESS = "localhost:9876"
+_BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+#: What keeps running is asked for ports of its own, and to say where it is.
+_OWN_PORTS = "--namesrv-port 0 --broker-port 0 --json"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    title: str | None
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [
+        Block(language, title or None, text)
+        for language, title, text in _BLOCK.findall(page.read_text())
+    ]
+
+
+class Reader:
+    """Somebody with a folder and as many terminals as a page asks for."""
+
+    def __init__(self, folder: Path, *, patience: float) -> None:
+        self._folder = folder
+        self._patience = patience
+        self._address: str | None = None
+        self._running: list[subprocess.Popen[str]] = []
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._running:
+            process.kill()
+            process.communicate(timeout=self._patience)
+
+    def follow(self, block: Block) -> None:
+        """Do what a block says. Raises `AssertionError` when it does not go as the page says."""
+        if block.language == "python" and block.title is not None:
+            (self._folder / block.title).write_text(self._with_address(block.text))
+        elif block.language == "sh" and block.title is not None:
+            self._start(block.text)
+        elif block.language == "sh":
+            self._said = self._run(block.text)
+        elif block.language == "text":
+            assert matches(self._said, block.text), (
+                f"the page says:\n{block.text}\nit was:\n{self._said}"
+            )
+
+    def stop(self) -> None:
+        """Ctrl-C in every terminal that something runs in; it must end well."""
+        while self._running:
+            process = self._running[-1]
+            process.send_signal(signal.SIGINT)
+            _, log = process.communicate(timeout=self._patience)
+            assert process.returncode in (0, 130), log
+            self._running.pop()
+
+    def _start(self, command: str) -> None:
+        words = command.strip()
+        if "--console" in words:
+            words += " --console-port 0"
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {words} {_OWN_PORTS}"],
+            cwd=self._folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._running.append(process)
+        for said in self._sayings(process):
+            if said["event"] == "ready":
+                break
+            if said["role"] == "name server":
+                self._address = said["address"]
+        else:
+            raise AssertionError(f"{words}: {process.communicate(timeout=self._patience)[1]}")
+        assert self._address is not None
+
+    def _sayings(self, process: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
+        assert process.stdout is not None
+        too_late = threading.Timer(self._patience, process.kill)
+        too_late.start()
+        try:
+            for line in process.stdout:
+                yield json.loads(line)
+        finally:
+            too_late.cancel()
+
+    def _run(self, script: str) -> str:
+        if self._address is None:
+            # Without a server of the page's own, only what needs none may be run.
+            assert script.startswith("pip install "), f"no server was started before: {script}"
+        process = subprocess.Popen(
+            ["bash", "-e", "-c", self._with_address(script)],
+            cwd=self._folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that all of it can be ended: Spark starts processes
+        )
+        try:
+            out, log = process.communicate(timeout=self._patience)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 0, f"{script}\n{out}\n{log}"
+        return out
+
+    def _with_address(self, text: str) -> str:
+        return text.replace(SHOWN_ADDRESS, self._address) if self._address else text
+
+    def _environment(self) -> Mapping[str, str]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("ORBITMQ_")}
+        mine = {
+            **kept,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
+            # What is installed here must be enough: nothing is fetched.
+            "PIP_NO_INDEX": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "COLUMNS": "100",
+        }
+        return mine if self._address is None else {**mine, "ORBITMQ_NAME_SERVER": self._address}
+
+
+def matches(said: str, expected: str) -> bool:
+    """Whether lines are as expected; `...` stands for a rest of a line, alone for any lines."""
+    pattern = ""
+    for line in expected.strip().splitlines():
+        if line.strip() == "...":
+            pattern += r"(?:.*\n)*?"
+        else:
+            text = r"\s+".join(re.escape(word) for word in line.split())
+            pattern += rf"\s*{text.replace(re.escape('...'), '.*')}[ ]*\n"
+    return re.fullmatch(pattern, said.strip() + "\n") is not None
