@@ -27,11 +27,15 @@ _LOOK_AGAIN = 0.002
 class NotRegistered(OrbitError):
     """A broker is there but clients cannot find it."""
 
-    def __init__(self, missing: Iterable[str], name_server: Address) -> None:
+    def __init__(
+        self, missing: Iterable[str], name_server: Address, reasons: Iterable[str] = ()
+    ) -> None:
         self.missing = tuple(missing)
+        self.reasons = tuple(reasons)
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         super().__init__(
             f"{', '.join(self.missing)} could not be found through the name server {name_server} "
-            f"within {REGISTRATION_DEADLINE:g} s"
+            f"within {REGISTRATION_DEADLINE:g} s{why}"
         )
 
 
@@ -106,7 +110,10 @@ class Cluster:
                     await asyncio.sleep(_LOOK_AGAIN)
         except TimeoutError:
             missing = sorted(wanted - present())
-            raise NotRegistered(missing, self.name_server_address) from None
+            reasons = dict.fromkeys(
+                reason for broker in self.brokers for reason in broker.parts.registration.problems
+            )
+            raise NotRegistered(missing, self.name_server_address, reasons) from None
 
     def _registered(self) -> frozenset[str]:
         table = self.name_server.service.routes.clusters().broker_addr_table

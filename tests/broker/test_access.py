@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orbitmq.broker.access import NEEDS, Reason
+from orbitmq.broker.access import Reason
 from orbitmq.broker.accounts import AccountsUnreadable
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.needs import NEEDS
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.dialing import connect

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.access import NEEDS, Access, Need
+from orbitmq.broker.access import Access
 from orbitmq.broker.accounts import Grant, Kind
+from orbitmq.broker.needs import NEEDS, Need
+from orbitmq.broker.peers import Peer
+from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import Refused
 from orbitmq.wire.acl import sign
@@ -52,7 +54,7 @@ def test_a_signed_request_passes_if_and_only_if_all_its_needs_are_granted(
 ) -> None:
     asked, needs = case
     access = access_with(tmp_path_factory.mktemp("accounts"), granted)
-    connection = cast(Connection, SimpleNamespace(remote=SimpleNamespace(host="10.0.0.1")))
+    connection = cast(Connection, OneEnd())
 
     def passes(command: Command) -> bool:
         try:
@@ -63,6 +65,15 @@ def test_a_signed_request_passes_if_and_only_if_all_its_needs_are_granted(
 
     assert passes(sign(asked, TAKER)) is (needs <= granted)
     assert not passes(asked)
+
+
+class OneEnd:
+    """As much of a connection as access needs."""
+
+    def __init__(self) -> None:
+        self.remote = Address("10.0.0.1", 4711)
+        self.context = Peer(str(self.remote), b"")
+        self.is_open = True
 
 
 def access_with(folder: Path, granted: set[Need]) -> Access:

@@ -83,6 +83,26 @@ async def test_members_of_a_group_are_counted_across_both_ports(
     assert together == {"one", "two"}
 
 
+async def test_both_ports_share_one_limit_of_connections(
+    start_broker: StartBroker, port: int
+) -> None:
+    broker = await start_broker(server=ServerSettings(port=port, connections=2), vip=True)
+    first, second = await RawClient.open(broker), await second_client(broker.vip_address)
+    for each in (first, second):
+        assert (await each.heartbeat("any", producers=("p",))).code == 0
+
+    refused = []
+    for address in (broker.address, broker.vip_address):
+        third = await second_client(address)
+        async with asyncio.timeout(10):
+            await third.connection.wait_closed()
+        refused.append(address)
+    await first.close()
+    await second.close()
+
+    assert len(refused) == 2
+
+
 async def test_a_stop_closes_both_ports_and_answers_what_was_asked(
     start_broker: StartBroker, port: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -14,17 +15,26 @@ from typing import NamedTuple
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.endpoint import LARGEST_HEAD, Answer, Endpoint, Page
 from orbitmq.broker.errors import SettingError
-from orbitmq.broker.settings import HttpSettings, RegistrationSettings, SendSettings
+from orbitmq.broker.settings import (
+    DelaySettings,
+    HttpSettings,
+    ProgressSettings,
+    RegistrationSettings,
+    SendSettings,
+)
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.errors import ListenFailed
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.store.errors import StoreLocked
-from tests.broker.conftest import StartBroker
+from orbitmq.testing.clock import MovableClock
+from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import small_settings, until
+from tests.support.prometheus import parse_metrics
 
 ANY_PORT = HttpSettings(port=0)
 
@@ -132,6 +142,89 @@ async def test_a_broker_that_cannot_store_is_alive_and_not_ready(
     assert ready.status == 503
     assert "cannot be stored" in str(ready.json["reasons"])
     assert "full" in str(ready.json["reasons"])
+
+
+class FillableDisk(ConfigDisk):
+    """A disk for configuration that is full as long as it is said to be."""
+
+    is_full = False
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return super().open(path, create=create)
+
+
+class HurriedClock(MovableClock):
+    """One whose monotonic time is moved as well, so that pauses are over."""
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._ahead
+
+
+TABLES = {
+    *("topics.json", "subscriptionGroup.json", "consumerOffset.json"),
+    *("delayOffset.json", "timerOffset.json"),
+}
+
+
+def unsaved(page: bytes) -> set[str]:
+    """The files that the metrics say could not be saved."""
+    samples = parse_metrics(page)["orbitmq_config_unsaved"].samples
+    return {dict(labels)["file"] for labels, value in samples.items() if value}
+
+
+async def test_a_broker_whose_tables_cannot_be_saved_is_not_ready_until_they_are(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, clock = FillableDisk(), HurriedClock()
+    broker = await start_broker(
+        http=ANY_PORT,
+        progress=ProgressSettings(save_interval=0.02),
+        delays=DelaySettings(save_interval=0.02),
+        parts={"disk": disk, "clock": clock},
+    )
+    client = await open_client(broker)
+    caplog.set_level(logging.WARNING)
+    disk.is_full = True
+
+    # A change of every table.
+    await client.stored("orders", properties={"DELAY": "1"})
+    await client.stored("orders", properties={"TIMER_DELAY_SEC": "1"})
+    await client.stored("orders")
+    await client.pull("orders")
+    await client.report("orders", 1)
+    clock.advance(2)
+    failing = {file.path.name: file for file in broker.parts.config_files}
+    await until(lambda: all(failing[name].failures for name in TABLES), 20)
+    not_ready = await get(broker.http_address, "/readyz")
+    alive = await get(broker.http_address, "/healthz")
+    before = unsaved((await get(broker.http_address, "/metrics")).body)
+    disk.is_full = False
+    clock.advance(10)
+    await until(lambda: not any(failing[name].problem for name in TABLES), 20)
+    ready = await get(broker.http_address, "/readyz")
+    after = await get(broker.http_address, "/metrics")
+
+    assert (not_ready.status, alive.status, ready.status) == (503, 200, 200)
+    for name in TABLES:
+        assert any(
+            name in reason and "No space left" in reason for reason in reasons_of(not_ready)
+        ), name
+    assert before == TABLES
+    assert unsaved(after.body) == set()
+    counts = parse_metrics(after.body)["orbitmq_config_save_failures_total"]
+    assert all(counts.value(file=name) >= 1 for name in TABLES)
+    # One line when it begins and one when it ends, however often it was tried.
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("not saved" in text for text in told) == len(TABLES)
+    assert sum("saved again" in text for text in told) == len(TABLES)
+
+
+def reasons_of(response: Response) -> list[str]:
+    reasons = response.json["reasons"]
+    assert isinstance(reasons, list)
+    return reasons
 
 
 async def test_a_broker_is_ready_when_a_name_server_knows_it(start_broker: StartBroker) -> None:

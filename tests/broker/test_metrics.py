@@ -27,20 +27,19 @@ from orbitmq.broker.settings import AccessSettings, HttpSettings
 from orbitmq.broker.timers import Timers
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.testing.clock import MovableClock
-from orbitmq.wire.bodies.membership import MessageModel, SubscriptionData
+from orbitmq.wire.bodies.membership import MessageModel
 from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
-from orbitmq.wire.headers.topics import CreateTopicRequest
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient
 from tests.support.delivery import (
     AskedProducer,
-    HandBroker,
     end_header,
     hand_broker,
     send_half,
 )
+from tests.support.metrics import has_read, use_in_every_way, wanting
 from tests.support.prometheus import ParsedFamily, parse_metrics
 from tests.support.store import FailingFiles, HandClock
 
@@ -50,18 +49,6 @@ RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "5.5.0-metrics.j
 
 async def scraped(broker: Broker) -> dict[str, ParsedFamily]:
     return parse_metrics(b"".join(await Metrics(broker.parts).text()))
-
-
-def wanting(topic: str, expression: str = "*") -> SubscriptionData:
-    return SubscriptionData(topic=topic, sub_string=expression, sub_version=1)
-
-
-def has_read(broker: Broker, topic: str, offset: int, group: str = GROUP) -> None:
-    """Let a group have progress in the first queue of a topic."""
-    parts = broker.parts
-    parts.groups.find(group, now=0.0)
-    parts.progress.reset(topic, group, 0, offset)
-    parts.progress.take_reset(topic, group, 0)
 
 
 # The whole.
@@ -197,34 +184,6 @@ async def test_every_metric_of_apaches_broker_is_here_with_its_labels_and_bucket
             }
             assert set(map(float, bounds)) == set(map(float, wanted["buckets"])), name
     assert mine.keys() >= OLDER_NAMES
-
-
-async def use_in_every_way(hand: HandBroker, client: RawClient, producer: AskedProducer) -> None:
-    """Everything that there are metrics for happens at least once."""
-    header = CreateTopicRequest(
-        topic="sagas",
-        default_topic="TBW102",
-        read_queue_nums=1,
-        write_queue_nums=1,
-        perm=6,
-        topic_filter_type="SINGLE_TAG",
-    )
-    await client.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-    await client.heartbeat("c", wanting("orders"))
-    stored = await client.stored("orders", b"12345")
-    now_ms = int(hand.clock.now() * 1000)
-    await client.stored("orders", b"later", properties={"TIMER_DELIVER_MS": str(now_ms + 1000)})
-    await client.stored("orders", b"much later", properties={"TIMER_DELAY_SEC": "1000"})
-    hand.advance(2)
-    for state in (TransactionState.COMMIT, TransactionState.ROLLBACK):
-        await producer.end(end_header(await send_half(producer, "sagas", b"x", hand), state))
-    await send_half(producer, "sagas", b"open", hand)
-    has_read(hand.broker, "orders", 0)
-    await client.pull("orders", max_msg_nums=1)
-    back = ConsumerSendBackRequest(
-        offset=decode_offset_id(stored.msg_id).offset, group=GROUP, delay_level=-1
-    )
-    await client.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
 
 
 async def test_half_messages_and_timer_messages_are_counted_by_topic(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import pytest
 from benchmarks.load.asking import Pace, Paced, Target
 from benchmarks.load.processes import Floor, Generator, OurBroker
 from orbitmq.broker.broker import Broker
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, bodies_in, until
 
 PROMISED = 0.010
@@ -74,3 +76,27 @@ async def test_an_empty_pull_is_held_for_as_long_as_its_client_asks(
 
     assert held_for == 15.0
     assert bodies_in(await waiting) == [b"second"]
+
+
+@pytest.mark.feature("B5")
+async def test_a_consumer_asks_to_be_held_for_fifteen_seconds() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders", queues=1)
+        held = cluster.brokers[0].parts.held
+
+        def asked() -> list[float]:
+            pulls = [pull for queue in held._queues.values() for pull in queue]
+            return [pull.deadline - pull.since for pull in pulls if pull.key[0] == "orders"]
+
+        async with AsyncPullConsumer("billing", name_server=cluster.name_server) as consumer:
+            consumer.subscribe("orders")
+            polling = asyncio.ensure_future(consumer.poll(30.0))
+            await until(asked, 20)
+            held_for = asked()
+            producer = await RawClient.open(cluster.brokers[0])
+            await producer.stored("orders", b"hello")
+            await producer.close()
+            (message,) = await asyncio.wait_for(polling, 20)
+
+    assert held_for == [15.0]
+    assert message.body == b"hello"

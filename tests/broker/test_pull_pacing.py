@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from orbitmq.broker.pacing import Pacing
+from orbitmq.broker.pacing import CALLS, Pacing
 
 
 class StepLoop:
@@ -65,6 +65,20 @@ def spending(pacing: Pacing, done: list[str], name: str, size: int) -> Callable[
         done.append(name)
 
     return work
+
+
+def test_a_turn_ends_after_so_many_answers_although_they_are_empty(loop: StepLoop) -> None:
+    pacing = Pacing(cast(Any, loop), limit=256 * 1024)
+    done: list[str] = []
+    one = connection()
+    for _ in range(2 * CALLS + 1):
+        pacing.later(one, spending(pacing, done, "x", 0))
+
+    seen = []
+    while loop.step():
+        seen.append(len(done))
+
+    assert seen == [CALLS, 2 * CALLS, 2 * CALLS + 1]
 
 
 def test_a_turn_ends_when_its_budget_is_spent(pacing: Pacing, loop: StepLoop) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,17 +19,25 @@ from pathlib import Path
 
 import pytest
 
+from orbitmq import cluster
+from orbitmq.broker.settings import OutwardSettings
+from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.address import parse_address
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.route import ClusterInfo
 from orbitmq.wire.codes import RequestCode
-from tests.support.broker import RawClient, bodies_in
+from tests.support.broker import RawClient, bodies_in, small_settings
 from tests.support.command import Started, run
 
 #: Any free ports, data in the folder that the command is run in.
 FREE = ("--namesrv-port", "0", "--broker-port", "0")
+
+#: Finds the port in a line about something that listens.
+PORT_IN = re.compile(r".*  \S*127\.0\.0\.1:(\d+)").match
 
 #: What a busy machine is allowed; the command itself aims at one second.
 READY_WITHIN = 3.0
@@ -76,6 +86,21 @@ def is_alive(pid: int) -> bool:
         return False
     # A child of nobody here that has ended, and whose parent has not looked yet, is no more alive.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def listening_ports(pid: int) -> list[int]:
+    """The ports that a process listens on, as the system knows it."""
+    sockets = {
+        link.readlink().name.removeprefix("socket:[").removesuffix("]")
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+    }
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listens = "0A"
+    return [
+        int(row[1].rpartition(":")[2], 16)
+        for row in rows
+        if row[3] == listens and row[9] in sockets
+    ]
 
 
 def children_of(pid: int) -> list[int]:
@@ -204,6 +229,27 @@ def test_where_metrics_can_be_had_is_told_for_every_broker(tmp_path: Path, broke
     assert len(set(addresses)) == int(brokers)
 
 
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_there_is_a_line_for_everything_that_listens(tmp_path: Path, brokers: int) -> None:
+    port = two_free_ports()
+    words = ("--broker-port", str(port), "--brokers", str(brokers), "--http-port", "0")
+    slaves = ("--set", "broker.replication.serve=true")
+
+    with Started("up", "--namesrv-port", "0", *words, *slaves, cwd=tmp_path) as up:
+        for place, name in enumerate(("broker-a", "broker-b")[:brokers]):
+            own = port + 10 * place
+            assert up.address(name) == f"127.0.0.1:{own}"
+            assert up.address(f"{name} second port") == f"127.0.0.1:{own - 2}"
+            assert up.address(f"{name} replication") == f"127.0.0.1:{own + 1}"
+        told = [int(found[1]) for found in map(PORT_IN, up.lines) if found is not None]
+        processes = (up.process.pid, *children_of(up.process.pid))
+        listening = [port for process in processes for port in listening_ports(process)]
+        assert up.stop() == 0
+
+    assert len(told) == 1 + 4 * brokers
+    assert sorted(told) == sorted(listening)
+
+
 @pytest.mark.feature("O3")
 def test_json_is_printed_and_logged_when_asked_for(tmp_path: Path) -> None:
     words = ("up", *FREE, "--json", "--log-level", "info", "--log-format", "json")
@@ -267,6 +313,88 @@ def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path: Path) -> None
         assert process.wait(timeout=20) == 130
         assert process.stdout.readline() == "killed\n"
         assert "the next start repairs" in process.stderr.read()
+
+
+# TLS.
+
+TLS_FOLDER = Path(__file__).parent.parent / "data" / "tls"
+SELF_SIGNED = (TLS_FOLDER / "certificate.pem", TLS_FOLDER / "key.pem")
+#: Of a name that is not this machine's, and signed by somebody who is not in the file.
+SIGNED = (TLS_FOLDER / "leaf-certificate.pem", TLS_FOLDER / "leaf-key.pem")
+
+
+def enforcing(certificate: Path, key: Path) -> list[str]:
+    values = (f"certificate={certificate}", f"key={key}", "mode=enforcing")
+    return [word for value in values for word in ("--set", f"namesrv.tls.{value}")]
+
+
+@pytest.mark.parametrize(("files", "brokers"), [(SELF_SIGNED, 2), (SIGNED, 1)])
+async def test_brokers_speak_tls_to_a_name_server_beside_them_that_takes_nothing_else(
+    tmp_path: Path, files: tuple[Path, Path], brokers: int
+) -> None:
+    words = (*FREE, "--brokers", str(brokers), *enforcing(*files))
+    tls = ClientTls(authority=files[0], verify_host=False).context()
+
+    with Started("up", *words, cwd=tmp_path) as up:
+        address = parse_address(up.address("name server"))
+        connection = await connect(address, owner=Dispatcher({}), tls=tls)
+        answer = await connection.request(RequestCode.GET_BROKER_CLUSTER_INFO, timeout=20)
+        connection.close()
+        await connection.wait_closed()
+        assert up.stop() == 0
+        assert up.errors == ""
+
+    known = decode_body(ClusterInfo, answer.body).broker_addr_table
+    assert set(known) == {"broker-a", "broker-b"} if brokers == 2 else {"broker-a"}
+
+
+def test_a_console_reaches_a_name_server_that_enforces_tls(tmp_path: Path) -> None:
+    words = (*FREE, "--console", "--console-port", "0", *enforcing(*SELF_SIGNED))
+    broker = [
+        word
+        for name, path in zip(("certificate", "key"), SELF_SIGNED, strict=True)
+        for word in ("--set", f"broker.tls.{name}={path}")
+    ]
+
+    with Started("up", *words, *broker, cwd=tmp_path) as up:
+        page = up.address("console").rstrip("/") + "/api/v1/now"
+
+        def shows_the_broker() -> bool:
+            with urllib.request.urlopen(page, timeout=20) as answer:  # noqa: S310  # ours
+                return "broker-a" in answer.read().decode()
+
+        # It looks around every few seconds.
+        until(shows_the_broker)
+        assert up.stop() == 0
+
+
+def test_what_brokers_need_to_reach_a_name_server_is_named_when_it_cannot_be_known(
+    tmp_path: Path,
+) -> None:
+    words = ("up", *FREE, *enforcing(*SELF_SIGNED), "--set")
+    mutual = refusal(*words, f"namesrv.tls.client_authority={SELF_SIGNED[0]}", cwd=tmp_path, code=2)
+    others = refusal(*words, "broker.name_servers=127.0.0.1:9", cwd=tmp_path, code=2)
+
+    assert "broker.outward.tls.certificate" in mutual
+    for sentence in (mutual, others):
+        assert "namesrv.tls.mode is enforcing" in sentence
+        assert "broker.outward.tls.authority" in sentence
+
+
+async def test_why_a_broker_cannot_be_found_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "REGISTRATION_DEADLINE", 0.5)
+    tls = ServerTls(certificate=SELF_SIGNED[0], key=SELF_SIGNED[1], mode=TlsMode.ENFORCING)
+    both = cluster.Cluster(
+        NameServerSettings(server=ServerSettings(port=0, tls=tls)),
+        (small_settings(tmp_path, outward=OutwardSettings(tls=ClientTls(authority=SIGNED[0]))),),
+    )
+
+    with pytest.raises(cluster.NotRegistered, match="certificate verify failed") as refused:
+        await both.start()
+
+    assert refused.value.missing == ("broker-a",)
 
 
 # Several brokers.
@@ -348,16 +476,18 @@ def refusal(*words: str, cwd: Path, code: int = 1) -> str:
 
 
 def two_free_ports() -> int:
-    """A port that is free, as is the one ten above it; not among those that are given out."""
+    """A port that is free, as is the one ten above it, with those beside them that brokers use.
+
+    Not among those that are given out.
+    """
     for port in range(20_000 + os.getpid() % 5_000, 30_000, 20):
-        try:
-            with (
-                socket.create_server(("127.0.0.1", port)),
-                socket.create_server(("127.0.0.1", port + 10)),
-            ):
-                return port
-        except OSError:
-            continue
+        with contextlib.ExitStack() as taken:
+            try:
+                for beside in (-2, 0, 1, 8, 10, 11):
+                    taken.enter_context(socket.create_server(("127.0.0.1", port + beside)))
+            except OSError:
+                continue
+            return port
     pytest.fail("no two ports are free")
 
 

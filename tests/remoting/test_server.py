@@ -8,14 +8,16 @@ import socket
 
 import pytest
 
+from orbitmq.clock import SystemClock
 from orbitmq.remoting.address import Address
+from orbitmq.remoting.capacity import Capacity
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
 from orbitmq.remoting.errors import ConnectFailed, ListenFailed, SettingError
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import ChannelSettings, ConnectionSettings, ServerSettings
-from orbitmq.wire.command import Command
+from orbitmq.wire.command import Command, encode_command
 from tests.support.remoting import DEADLINE, RawPeer, serving, until
 
 CODE = 10
@@ -146,6 +148,69 @@ async def test_connections_above_the_limit_are_refused_until_one_leaves(
         assert len(refusals) == 1
         second.close()
         third_time.close()
+
+
+async def test_a_host_may_have_a_part_of_the_connections_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving({CODE: _fine}, ServerSettings(host_connections=2)) as server:
+        first, second = await connect(server.address), await connect(server.address)
+        for each in (first, second):
+            await each.request(CODE, timeout=DEADLINE)
+        async with RawPeer.connected(server.address) as third:
+            assert await third.is_closed_by_the_other_side()
+        from_elsewhere = await _connect_from("127.0.0.2", server.address)
+        try:
+            from_elsewhere.sendall(encode_command(Command.request(CODE, opaque=1)))
+            assert await asyncio.to_thread(from_elsewhere.recv, 1)
+        finally:
+            from_elsewhere.close()
+        first.close()
+        second.close()
+
+    assert "server.host_connections" in caplog.text
+
+
+async def _connect_from(host: str, address: Address) -> socket.socket:
+    """A connection from another address of this machine."""
+    peer = socket.socket()
+    peer.settimeout(DEADLINE)
+    try:
+        peer.bind((host, 0))
+        await asyncio.to_thread(peer.connect, tuple(address))
+    except OSError as error:
+        peer.close()
+        pytest.skip(f"this machine has no second address: {error}")
+    return peer
+
+
+async def test_servers_that_share_a_capacity_have_one_limit_and_give_back_what_they_took() -> None:
+    settings = ServerSettings(connections=3, first_byte=60.0)
+    capacity = Capacity(settings, SystemClock().monotonic)
+    dispatcher = Dispatcher({CODE: _fine})
+    doors = [Server(dispatcher, settings, capacity=capacity) for _ in range(2)]
+    for door in doors:
+        await door.start()
+    try:
+        one = await connect(doors[0].address)
+        two = await connect(doors[1].address)
+        for each in (one, two):
+            await each.request(CODE, timeout=DEADLINE)
+        async with RawPeer.connected(doors[0].address) as silent:
+            await until(lambda: capacity.connections == 3)
+            for door in doors:
+                async with RawPeer.connected(door.address) as refused:
+                    assert await refused.is_closed_by_the_other_side()
+            silent.writer.transport.abort()
+        await until(lambda: capacity.connections == 2)
+        one.close()
+        await until(lambda: capacity.connections == 1)
+        async with RawPeer.connected(doors[1].address) as peer:
+            assert (await peer.ask(Command.request(CODE, opaque=1))).code == 0
+    finally:
+        for door in doors:
+            await door.stop(grace=0.0)
+    await until(lambda: capacity.connections == 0)
 
 
 async def test_a_stop_answers_what_is_open_and_takes_nothing_new() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orbitmq.broker.access import Need
 from orbitmq.broker.accounts import Grant, Kind
+from orbitmq.broker.needs import Need
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.wire.acl import Credentials
 from orbitmq.wire.bodies.base import encode_body
@@ -29,6 +29,7 @@ from orbitmq.wire.headers.offsets import (
 )
 from orbitmq.wire.headers.pull import QueryMessageRequest, ViewMessageRequest
 from orbitmq.wire.headers.send import RecallMessageRequest, SendMessageResponse
+from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest, EndTransactionRequest
 from tests.support.broker import pull_header, send_header
 
@@ -125,6 +126,7 @@ REQUESTS: list[tuple[Command, set[Need]]] = [
     (request(35, UnregisterClientRequest(client_id="c", consumer_group="g")), {SUB_G}),
     (request(38, GetConsumerListRequest(consumer_group="g")), {SUB_G}),
     (request(46, body=encode_body(_CHECK)), {SUB_G, SUB_T}),
+    (request(307, GetConsumerRunningInfoRequest(consumer_group="g", client_id="c")), {SUB_G}),
 ]
 
 #: Those that need to look into the log, which is empty for a client without permissions.

@@ -14,6 +14,7 @@ from orbitmq.message.stored import StoredMessage, decode_message, decode_message
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.owner import Prepare
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreSettings
 from orbitmq.wire.codes import RequestCode
@@ -204,7 +205,11 @@ class AskedProducer(RawClient):
 
     @classmethod
     async def join(
-        cls, broker: Broker, client_id: str = "producer@1", group: str = "makers"
+        cls,
+        broker: Broker,
+        client_id: str = "producer@1",
+        group: str = "makers",
+        prepare: Prepare | None = None,
     ) -> AskedProducer:
         """Connect, and be known to the broker."""
         questions: list[Command] = []
@@ -224,7 +229,7 @@ class AskedProducer(RawClient):
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: replied,
             }
         )
-        producer = cls(await connect(broker.address, owner=owner), questions)
+        producer = cls(await connect(broker.address, owner=owner, prepare=prepare), questions)
         producer.questions = questions
         producer.replies = replies
         await producer.heartbeat(client_id, producers=(group,))

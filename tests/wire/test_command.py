@@ -63,6 +63,16 @@ def json_command(header: bytes) -> Command:
     return decode_command(Frame(0, header))
 
 
+@pytest.mark.parametrize("frame", [Frame(0, JSON_PULL, b"x" * 50), Frame(1, BINARY_PULL[8:], b"")])
+def test_a_received_command_says_how_many_bytes_it_keeps(frame: Frame) -> None:
+    command = decode_command(frame)
+
+    kept = command.kept_bytes - len(frame.body)
+
+    assert 40 < kept <= len(frame.header)
+    assert Command.request(11, opaque=1, body=b"x" * 7).kept_bytes == 7
+
+
 @pytest.mark.parametrize("data", [bytes.fromhex("000000b2000000ae") + JSON_PULL, BINARY_PULL])
 def test_a_pull_of_a_java_client_reads_and_writes_to_the_byte(data: bytes) -> None:
     command = received(data)

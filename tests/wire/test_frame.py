@@ -113,6 +113,21 @@ def test_a_long_frame_takes_memory_only_for_what_has_arrived() -> None:
     assert reader.missing == 4 + 16 * 1024 * 1024 - 8 - 1000
 
 
+def test_a_reader_says_how_much_of_which_frame_it_keeps() -> None:
+    reader = FrameReader()
+    stream = encode_frame(Frame(0, b"{}", b"x" * 100))
+
+    seen = [(reader.unfinished, reader.announced)]
+    for piece in (stream[:5], stream[5:50], stream[50:] + stream[:3]):
+        reader.feed(piece)
+        seen.append((reader.unfinished, reader.announced))
+    reader.abandon()
+
+    assert seen == [(0, 0), (5, 0), (50, len(stream)), (3, 0)]
+    assert (reader.unfinished, reader.announced) == (0, 0)
+    assert len(reader.feed(stream)) == 1
+
+
 def test_a_long_frame_in_many_small_reads_is_held_once() -> None:
     size = 4 * 1024 * 1024
     stream = encode_frame(Frame(0, b"{}", bytes(size)))

@@ -6,7 +6,7 @@ credentials are ignored. With one, a request passes if
 1. it comes from a host in the global white list; or else
 2. it names an account, and comes from a host in the white list of that account; or else
 3. it is signed with the secret of the account that it names, and that account has every permission
-   that `NEEDS` lists for its code. A code that is not listed is administration.
+   that `needs` lists for its code. A code that is not listed is administration.
 
 The permissions are worked out from the same typed headers and bodies that the handlers read, so
 that nobody can show one topic here and another one there. We ask for more than Apache does in four
@@ -16,6 +16,10 @@ place in the log (looked at, sent back, ended as a transaction) counts with the 
 really in; the broker's own topics are not covered by defaults (see `accounts`); and a request
 without any field is checked like any other.
 
+What the broker says to clients on its own is for those only whose account may have it
+(`may_publish`, `may_consume`; see `identities`), and a client id that another account uses is
+refused.
+
 A refusal says what is missing, but not whether an access key exists: an unknown key and a wrong
 signature are answered alike, and take the same time.
 """
@@ -24,13 +28,15 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from orbitmq.broker import names
-from orbitmq.broker.accounts import Account, AccountsFile, Grant, Kind, is_internal
+from orbitmq.broker.accounts import Account, Accounts, AccountsFile, Grant, is_internal
+from orbitmq.broker.clients import Channel
+from orbitmq.broker.identities import TRUSTED, Identities
+from orbitmq.broker.needs import CLIENT_IDS, NEEDS, Need, group_need, topic_need
 from orbitmq.broker.parts import Parts
+from orbitmq.broker.peers import peer_of
 from orbitmq.message.errors import MessageError
 from orbitmq.message.stored import decode_message
 from orbitmq.message.wellknown import REAL_TOPIC
@@ -40,23 +46,9 @@ from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.store.errors import StoreError
 from orbitmq.store.store import Store
 from orbitmq.wire.acl import access_key_of, is_signed_by
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import CheckClientRequest, HeartbeatData, LockBatch
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.membership import GetConsumerListRequest, UnregisterClientRequest
-from orbitmq.wire.headers.offsets import (
-    GetEarliestStoreTimeRequest,
-    GetMaxOffsetRequest,
-    GetMinOffsetRequest,
-    QueryConsumerOffsetRequest,
-    SearchOffsetRequest,
-    UpdateConsumerOffsetRequest,
-)
-from orbitmq.wire.headers.pull import PullMessageRequest, QueryMessageRequest, ViewMessageRequest
-from orbitmq.wire.headers.send import RecallMessageRequest, SendMessageRequest
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest, EndTransactionRequest
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +66,7 @@ class Reason(enum.StrEnum):
     WRONG_SIGNATURE = "wrong_signature"
     NOT_PERMITTED = "not_permitted"
     NOT_ADMIN = "not_admin"
-
-
-class Need(NamedTuple):
-    """A permission that a request needs."""
-
-    kind: Kind
-    name: str
-    grant: Grant
+    CLIENT_TAKEN = "client_id_taken"
 
 
 def open_access(parts: Parts) -> Access:
@@ -90,6 +75,7 @@ def open_access(parts: Parts) -> Access:
     access = Access(settings.accounts, parts.store)
     if access.is_on:
         parts.background.every(settings.check_interval, access.refresh)
+        parts.on_connection_closed(access.forget)
     return access
 
 
@@ -100,6 +86,7 @@ class Access:
         self._file = AccountsFile(accounts) if accounts is not None else None
         self._store = store
         self._noted = Occurrences()
+        self._identities = Identities()
         #: How many requests were refused, by reason.
         self.refused = dict.fromkeys(Reason, 0)
 
@@ -121,16 +108,21 @@ class Access:
         """Raise `Refused` unless the request may be carried out."""
         if self._file is None:
             return
-        accounts = self._file.accounts
-        host = connection.remote.host
-        if host in accounts.white_hosts:
-            return
+        account = self._sender(self._file.accounts, connection.remote.host, request)
+        client_id = CLIENT_IDS.get(request.code)
+        if client_id is not None:
+            self._check_client(connection, request, account, client_id(request))
+
+    def _sender(self, accounts: Accounts, host: str, request: Command) -> str:
+        """The account that sent a request which may be carried out. Raises `Refused`."""
         key = access_key_of(request)
+        if host in accounts.white_hosts:
+            return key or TRUSTED
         if key is None:
             raise self._refusal(Reason.NO_CREDENTIALS, None, host, _ASKS_FOR_CREDENTIALS)
         account = accounts.by_key.get(key)
         if account is not None and host in account.white_hosts:
-            return
+            return account.access_key
         is_signed = is_signed_by(request, account.secret_key if account else _NOBODYS_SECRET)
         if account is None:
             raise self._refusal(Reason.UNKNOWN_KEY, key, host, _NOT_RECOGNISED)
@@ -138,6 +130,7 @@ class Access:
             raise self._refusal(Reason.WRONG_SIGNATURE, key, host, _NOT_RECOGNISED)
         if not account.is_admin:
             self._check_permissions(account, request, host)
+        return account.access_key
 
     def _check_permissions(self, account: Account, request: Command, host: str) -> None:
         needs = NEEDS.get(request.code)
@@ -156,6 +149,50 @@ class Access:
                     host,
                     f"no {need.grant.words} permission on {need.kind} {need.name!r}",
                 )
+
+    def _check_client(
+        self, connection: Connection, request: Command, account: str, client_id: str
+    ) -> None:
+        if self._identities.is_taken(client_id, account, connection):
+            raise self._refusal(
+                Reason.CLIENT_TAKEN,
+                account,
+                connection.remote.host,
+                f"client id {client_id[:_SHOWN]!r} is in use by another account; set another "
+                "instance name",
+            )
+        if request.code == Code.HEART_BEAT:
+            self._identities.note(connection, account, client_id)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection was closed."""
+        self._identities.forget(connection)
+
+    # What the broker says on its own.
+
+    def may_publish(self, channel: Channel, topic: str) -> bool:
+        """Whether the client of a connection may know what is being sent to a topic."""
+        return self._may(channel, topic_need(topic, Grant.PUB))
+
+    def may_consume(self, channel: Channel, group: str, topic: str | None = None) -> bool:
+        """Whether the client of a connection may know of a group, and what a topic has for it."""
+        needs = [group_need(group)]
+        if topic is not None:
+            needs.append(topic_need(topic, Grant.SUB))
+        return self._may(channel, *needs)
+
+    def _may(self, channel: Channel, *needs: Need) -> bool:
+        if self._file is None:
+            return True
+        if not isinstance(channel, Connection):
+            return False
+        accounts, host = self._file.accounts, channel.remote.host
+        if host in accounts.white_hosts:
+            return True
+        account = accounts.by_key.get(peer_of(channel).account or "")
+        if account is None:
+            return False
+        return host in account.white_hosts or all(account.may(*need) for need in needs)
 
     def _topic_at(self, offset: int) -> str | None:
         """The topic that the message at a place of the log belongs to, wherever it waits."""
@@ -192,148 +229,3 @@ _ASKS_FOR_CREDENTIALS = (
 _NOT_RECOGNISED = (
     "the access key is unknown or the signature is wrong; check the access key and the secret key"
 )
-
-#: Finds the topic of the message at a place of the log.
-TopicAt = Callable[[int], str | None]
-Needs = Callable[[Command, TopicAt], Iterable[Need]]
-
-
-def _topic(topic: str, grant: Grant) -> Need:
-    """A permission on a topic; for a retry topic it is that of its group."""
-    group = names.group_of_retry_topic(topic)
-    return Need(Kind.TOPIC, topic, grant) if group is None else _group(group)
-
-
-def _group(group: str) -> Need:
-    return Need(Kind.GROUP, group, Grant.SUB)
-
-
-def _send(request: Command, _: TopicAt) -> Iterable[Need]:
-    yield _topic(request.header(SendMessageRequest).topic, Grant.PUB)
-
-
-def _recall(request: Command, _: TopicAt) -> Iterable[Need]:
-    yield _topic(request.header(RecallMessageRequest).topic, Grant.PUB)
-
-
-def _end_transaction(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    header = request.header(EndTransactionRequest)
-    for topic in {header.topic, topic_at(header.commit_log_offset)}:
-        if topic:
-            yield _topic(topic, Grant.PUB)
-
-
-def _send_back(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    header = request.header(ConsumerSendBackRequest)
-    yield _group(header.group)
-    topic = topic_at(header.offset)
-    if topic is not None:
-        yield _topic(topic, Grant.SUB)
-
-
-def _pull(request: Command, _: TopicAt) -> Iterable[Need]:
-    header = request.header(PullMessageRequest)
-    yield _group(header.consumer_group)
-    yield _topic(header.topic, Grant.SUB)
-
-
-def _view(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    topic = topic_at(request.header(ViewMessageRequest).offset)
-    if topic is not None:
-        yield _topic(topic, Grant.SUB)
-
-
-def _of_topic(
-    kind: type[
-        QueryMessageRequest
-        | SearchOffsetRequest
-        | GetMaxOffsetRequest
-        | GetMinOffsetRequest
-        | GetEarliestStoreTimeRequest
-    ],
-) -> Needs:
-    """What is asked about a topic alone."""
-
-    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
-        yield _topic(request.header(kind).topic, Grant.SUB)
-
-    return needs
-
-
-def _progress(
-    kind: type[QueryConsumerOffsetRequest | UpdateConsumerOffsetRequest],
-) -> Needs:
-    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
-        header = request.header(kind)
-        yield _group(header.consumer_group)
-        yield _topic(header.topic, Grant.SUB)
-
-    return needs
-
-
-def _heartbeat(request: Command, _: TopicAt) -> Iterable[Need]:
-    """Producers' groups are free: they give nobody anything."""
-    for consumer in decode_body(HeartbeatData, request.body).consumer_data_set:
-        yield _group(consumer.group_name)
-        for subscription in consumer.subscription_data_set:
-            yield _topic(subscription.topic, Grant.SUB)
-
-
-def _unregister(request: Command, _: TopicAt) -> Iterable[Need]:
-    group = request.header(UnregisterClientRequest).consumer_group
-    if group:
-        yield _group(group)
-
-
-def _members(request: Command, _: TopicAt) -> Iterable[Need]:
-    yield _group(request.header(GetConsumerListRequest).consumer_group)
-
-
-def _check_client(request: Command, _: TopicAt) -> Iterable[Need]:
-    asked = decode_body(CheckClientRequest, request.body)
-    if asked.group:
-        yield _group(asked.group)
-    if asked.subscription_data is not None:
-        yield _topic(asked.subscription_data.topic, Grant.SUB)
-
-
-def _lock(request: Command, _: TopicAt) -> Iterable[Need]:
-    asked = decode_body(LockBatch, request.body)
-    yield _group(asked.consumer_group)
-    for topic in {queue.topic for queue in asked.mq_set}:
-        yield _topic(topic, Grant.SUB)
-
-
-def _nothing(_: Command, __: TopicAt) -> Iterable[Need]:
-    """Any account will do: the broker only answers that it does not know such requests."""
-    return ()
-
-
-#: What the requests of producers and consumers need. Every other request needs an admin.
-NEEDS: Mapping[int, Needs] = {
-    Code.SEND_MESSAGE: _send,
-    Code.SEND_MESSAGE_V2: _send,
-    Code.SEND_BATCH_MESSAGE: _send,
-    Code.SEND_REPLY_MESSAGE: _send,
-    Code.SEND_REPLY_MESSAGE_V2: _send,
-    Code.RECALL_MESSAGE: _recall,
-    Code.END_TRANSACTION: _end_transaction,
-    Code.CONSUMER_SEND_MSG_BACK: _send_back,
-    Code.PULL_MESSAGE: _pull,
-    Code.LITE_PULL_MESSAGE: _pull,
-    Code.QUERY_CONSUMER_OFFSET: _progress(QueryConsumerOffsetRequest),
-    Code.UPDATE_CONSUMER_OFFSET: _progress(UpdateConsumerOffsetRequest),
-    Code.LOCK_BATCH_MQ: _lock,
-    Code.UNLOCK_BATCH_MQ: _lock,
-    Code.SEARCH_OFFSET_BY_TIMESTAMP: _of_topic(SearchOffsetRequest),
-    Code.GET_MAX_OFFSET: _of_topic(GetMaxOffsetRequest),
-    Code.GET_MIN_OFFSET: _of_topic(GetMinOffsetRequest),
-    Code.GET_EARLIEST_MSG_STORETIME: _of_topic(GetEarliestStoreTimeRequest),
-    Code.QUERY_MESSAGE: _of_topic(QueryMessageRequest),
-    Code.VIEW_MESSAGE_BY_ID: _view,
-    Code.HEART_BEAT: _heartbeat,
-    Code.UNREGISTER_CLIENT: _unregister,
-    Code.GET_CONSUMER_LIST_BY_GROUP: _members,
-    Code.CHECK_CLIENT_CONFIG: _check_client,
-    Code.QUERY_ASSIGNMENT: _nothing,
-}

@@ -82,3 +82,7 @@ class Alarm:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
+
+
+def nobody() -> None:
+    """Stands for whoever wakes an alarm, before there is one."""

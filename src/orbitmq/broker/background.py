@@ -157,7 +157,10 @@ class SavedTable(Generic[B]):
             self._saved = revision
         except ConfigNotSaved:
             self._not_before = self._monotonic() + _AFTER_FAILURE
-            log.exception("configuration was not saved; trying again in %g s", _AFTER_FAILURE)
+            if self._file.failures_in_a_row == 1:
+                log.exception(
+                    "configuration was not saved; trying again every %g s", _AFTER_FAILURE
+                )
         finally:
             self._task = None
         if self._is_asked_again:

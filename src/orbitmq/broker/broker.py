@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from orbitmq.broker.consumers import ConsumerTable
 from orbitmq.broker.counters import Counters
 from orbitmq.broker.delivering import begin_delivering
 from orbitmq.broker.disagreements import Disagreements
-from orbitmq.broker.doors import Doors
+from orbitmq.broker.doors import VIP_DISTANCE, Doors
 from orbitmq.broker.endpoint import Endpoint
 from orbitmq.broker.filters import FilterTable
 from orbitmq.broker.groups import GroupTable
@@ -34,7 +35,7 @@ from orbitmq.broker.producers import ProducerTable
 from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.registration import Registration
 from orbitmq.broker.replication.roles import begin_replicating
-from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.settings import HA_DISTANCE, BrokerSettings
 from orbitmq.broker.topics import TopicTable
 from orbitmq.broker.turns import Turns
 from orbitmq.clock import Clock, SystemClock
@@ -44,6 +45,7 @@ from orbitmq.message.ids import UniqueIds
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.errors import ListenFailed
 from orbitmq.remoting.owner import Owner
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.store import Store
@@ -101,6 +103,12 @@ class Broker:
         """The second port, two below the first; None when it is not served."""
         return None if self._doors is None else self._doors.vip_address
 
+    @property
+    def ha_address(self) -> Address | None:
+        """Where slaves are served; None when they are not."""
+        serving = None if self._parts is None else self._parts.replication.serving
+        return None if serving is None else serving.address
+
     async def start(self) -> None:
         """Open the store, which repairs it after a crash, and serve.
 
@@ -118,11 +126,14 @@ class Broker:
         settings = self._settings
         host, port = await advertised_host(settings)
         self._doors = doors = Doors(self._front, settings, self._clock)
-        await doors.open()
+        try:
+            await doors.open()
+        except ListenFailed as error:
+            raise _with_hint(error) from error
         # From here on without giving control to the loop: whoever has connected waits.
         try:
             address = Address(host, port or doors.address.port)
-            self._parts = parts = self._assemble(address)
+            self._parts = parts = self._assemble(address, doors.address.port)
         except BaseException:
             await doors.close(grace=0)
             raise
@@ -164,7 +175,7 @@ class Broker:
 
     # Putting it together.
 
-    def _assemble(self, address: Address) -> Parts:
+    def _assemble(self, address: Address, port: int) -> Parts:
         settings, clock = self._settings, self._clock
         loop = asyncio.get_running_loop()
         parts = Parts()
@@ -173,6 +184,7 @@ class Broker:
         parts.chance = self._chance
         parts.loop = loop
         parts.address = address
+        parts.port = port
         parts.store_host = pack_host(*address)
         parts.started_at = clock.now()
         parts.counters = Counters()
@@ -214,6 +226,7 @@ class Broker:
         parts.registration = Registration(
             lambda: parts.settings, parts.topics, parts.address, parts.clock
         )
+        parts.registration.ha_port = parts.port + HA_DISTANCE
         parts.access = open_access(parts)
         store.on_arrival(parts.held.arrived)
         begin_delivering(parts, self._disk)
@@ -246,6 +259,19 @@ class Broker:
         parts.registration.notice()
         if self._keeping is not None:
             self._keeping.save_changed()
+
+
+def _with_hint(error: ListenFailed) -> ListenFailed:
+    """The same, with the neighbour named who may be in the way: another broker's second port."""
+    cause = error.__cause__
+    if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+        return error
+    port = error.address.port
+    return ListenFailed(
+        error.address,
+        f"{error.reason} (if a broker on port {port + VIP_DISTANCE} serves {port} as its second "
+        "one, start that broker with broker.vip = false, or this one with another broker.port)",
+    )
 
 
 def _clean(parts: Parts) -> None:

@@ -90,6 +90,11 @@ class ConfigFile(Generic[B]):
         self._disk = disk or ConfigDisk()
         self._encode = encode
         self._is_checked = False
+        #: Why the last save failed; None when it did not, or there was none.
+        self.problem: str | None = None
+        #: Saves that failed since the last that did not, and in all.
+        self.failures_in_a_row = 0
+        self.failures = 0
 
     def load(self) -> Loaded[B]:
         """The newest complete document. Raises `ConfigUnreadable` when the disk fails."""
@@ -109,6 +114,23 @@ class ConfigFile(Generic[B]):
 
         Raises `ConfigNotSaved`; then `load` still gives the document before it, or this one.
         """
+        try:
+            self._save(value)
+        except ConfigNotSaved as error:
+            self.failures += 1
+            self.failures_in_a_row += 1
+            self.problem = str(error)
+            raise
+        if self.failures_in_a_row:
+            log.warning(
+                "configuration is saved again, after %d attempts that failed",
+                self.failures_in_a_row,
+                extra={"file": str(self.path)},
+            )
+        self.failures_in_a_row = 0
+        self.problem = None
+
+    def _save(self, value: B) -> None:
         if not self._is_checked:
             self.load()
         data = self._encode(value)

@@ -226,6 +226,8 @@ def _derived(settings: BrokerSettings, address: Address) -> dict[str, str]:
         "storePathCommitLog": str(settings.root / "commitlog"),
         "brokerRole": _role(settings),
         "backwardRule": settings.progress.rule.backward.value,
+        # There is no other way here; tools of ours and Apache's look whether there is this one.
+        "useServerSideResetOffset": "true",
     }
 
 

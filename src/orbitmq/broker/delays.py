@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orbitmq.broker import names
+from orbitmq.broker.alarms import nobody
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
 from orbitmq.broker.dataversion import first_version, next_version
 from orbitmq.broker.drafts import Draft, Stage
@@ -64,10 +65,11 @@ class Delays:
     def __init__(self, parts: Parts, *, disk: ConfigDisk | None = None) -> None:
         self._store = parts.store
         self._turns = parts.turns
+        self._destinations = parts.destinations
         self._clock = parts.clock
         self._batch = parts.settings.delays.step_messages
         #: Called when the step may have something to do earlier than it said.
-        self.wake: Callable[[], None] = _nobody
+        self.wake: Callable[[], None] = nobody
         self._levels = [
             _Level(number, round(delay * 1000))
             for number, delay in enumerate(parts.settings.store.delay_levels, start=1)
@@ -77,6 +79,7 @@ class Delays:
         self.revision = 0
         self._versioned = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, DelayOffsets, disk=disk)
+        parts.config_files.append(file)
         self._load(file.load().value)
         self.file = LogFollowingFile(
             file, self.offsets, lambda: self.revision, parts.store, parts.background
@@ -144,8 +147,10 @@ class Delays:
                     break
                 count += 1
                 release.end = message.queue_offset + 1
-                draft = released(message)
-                if draft is not None:
+                draft = released(message, self._destinations)
+                if draft is None:
+                    release.leave_out(message.queue_offset)
+                else:
                     release.put(self._turns, draft, message.queue_offset)
             if first_due is not None:
                 break
@@ -158,6 +163,7 @@ class Delays:
 
     def _delivered(self, level: _Level, release: Release, failed: int | None) -> None:
         level.release = None
+        self._destinations.dropped += release.left_out(failed)
         if failed is None:
             level.retrying.succeeded()
             level.first_due = release.next_due
@@ -254,7 +260,3 @@ def asked_level(properties: bytes) -> int:
             f"property {DELAY} must be a level, a number from 1 on, got {text[:64]!r}",
         )
     return int(text)
-
-
-def _nobody() -> None:
-    """Before there is somebody to wake."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from orbitmq.broker.alarms import Alarm
 from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.delays import Delays
+from orbitmq.broker.destinations import Destinations
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.timers import Timers
 from orbitmq.broker.transactionchecks import TransactionChecks
@@ -14,6 +15,7 @@ from orbitmq.broker.transactionchecks import TransactionChecks
 
 def begin_delivering(parts: Parts, disk: ConfigDisk | None = None) -> None:
     """Give the broker delay levels, timers and transactions; a slave only keeps them."""
+    parts.destinations = Destinations(parts.store, parts.topics, parts.clock)
     parts.delays = Delays(parts, disk=disk)
     parts.timers = Timers(parts, disk=disk)
     parts.transactions = TransactionChecks(parts)

@@ -56,10 +56,13 @@ class TimerCounts:
             histogram = self.delays[topic] = Histogram(DELAY_BOUNDS)
         histogram.note(seconds)
 
-    def left(self, topic: str) -> None:
-        """A message was delivered, or its time came after it had been recalled."""
-        self.given[topic] += 1
+    def left(self, topic: str, *, is_known: bool = True) -> None:
+        """A message was delivered, or its time came after it was recalled or its topic deleted."""
         self.waiting[topic] -= 1
+        if is_known:
+            self.given[topic] += 1
+        elif not self.waiting[topic]:
+            del self.waiting[topic]
 
     def forget(self, topic: str) -> None:
         """A topic was deleted: what still waits for it is all there is to say."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.clock import Clock
 from orbitmq.remoting.address import Address
+from orbitmq.remoting.capacity import Capacity
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import ListenFailed
 from orbitmq.remoting.owner import Owner
@@ -34,7 +35,9 @@ class Doors:
         self._owner = owner
         self._settings = settings
         self._clock = clock
-        self._first = Server(owner, settings.server, clock=clock)
+        #: One for both: who is refused at one door is not let in at the other.
+        self._capacity = Capacity(settings.server, clock.monotonic)
+        self._first = Server(owner, settings.server, clock=clock, capacity=self._capacity)
         self._second: Server | None = None
 
     @property
@@ -63,7 +66,12 @@ class Doors:
         port = settings.server.port - VIP_DISTANCE
         if not settings.vip or port <= 0:
             return
-        second = Server(self._owner, replace(settings.server, port=port), clock=self._clock)
+        second = Server(
+            self._owner,
+            replace(settings.server, port=port),
+            clock=self._clock,
+            capacity=self._capacity,
+        )
         try:
             await second.start()
         except ListenFailed as error:

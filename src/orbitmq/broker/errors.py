@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from orbitmq.errors import OrbitError
 from orbitmq.errors import SettingError as SettingError  # noqa: PLC0414  # has its name here, too
+from orbitmq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from orbitmq.wire.codes import ResponseCode
 
 
 class BrokerError(OrbitError):
@@ -23,6 +22,17 @@ class Refused(BrokerError):
     def __init__(self, code: ResponseCode, remark: str) -> None:
         self.code = code
         super().__init__(remark)
+
+
+class SystemBusy(Refused):
+    """The broker cannot do this now; Apache's clients know these words, and come again."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while"
+        )
 
 
 class ConfigNotSaved(BrokerError):

@@ -176,3 +176,8 @@ class GroupTable:
             },
             subscription_group_table=entries,
         )
+
+
+def consumption(config: SubscriptionGroupConfig) -> tuple[bool, bool]:
+    """What decides whether members of a group may pull at all."""
+    return config.consume_enable, config.consume_broadcast_enable

@@ -1,8 +1,9 @@
 """Whether a broker is alive and can be used, as orchestrators ask.
 
 `/healthz` says that the process lives and its loop turns: one that does not answer should be
-started again. `/readyz` says whether to send clients here: not while messages cannot be stored, or
-as long as no name server knows the broker. A restart mends neither.
+started again. `/readyz` says whether to send clients here: not while messages cannot be stored,
+nor what is known about topics, groups and their progress: a restart would forget it. Nor as long as
+no name server knows the broker. A restart mends none of it, and it ends by itself with its cause.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def why_not_ready(parts: Parts) -> list[str]:
     refusal = parts.store.statistics().refusal
     if refusal:
         reasons.append(f"messages cannot be stored: {refusal}")
+    reasons += [each.problem for each in parts.config_files if each.problem is not None]
     registration = parts.registration
     if registration.name_servers and not registration.is_registered:
         tried = ", ".join(map(str, registration.name_servers))

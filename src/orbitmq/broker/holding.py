@@ -14,11 +14,20 @@ all of them, and they are never looked at again. (Apache's broker keeps the offs
 pulls every five seconds to read the stretch again.)
 
 **In the same turn.** `arrived` is called by the write that stored the messages. Woken pulls are
-processed there and then, up to the turn's budget; the rest follows in later turns (`Pacing`).
+processed there and then, up to the turn's budget; the rest follows in later turns (`Pacing`). Where
+more wait than can be looked at in passing, they are looked at in slices (`Slices`), with what
+arrives in their queue meanwhile; who has not been asked about a message yet still has an offset
+that is not beyond it, so nothing is missed then either.
 
-**Once.** A pull leaves by exactly one of: woken, timed out, its connection closed, the broker
-stops. Woken and timed-out pulls are processed again from the first check on, with holding disabled,
-so what they are told is up to date.
+**Fairly.** There is room for so many (`limit`), and for so many of one connection (`limit_of_one`);
+one with much in its request counts for several. When all room is taken, whoever has less than an
+equal share of it gets it from somebody who has more: the oldest pull of that one is answered now.
+So nobody who waits for a few queues is turned away, whatever others do. Whoever exceeds their share
+is answered at once.
+
+**Once.** A pull leaves by exactly one of: woken, timed out, giving way, its connection closed, the
+broker stops. Where there is somebody to answer, the pull is processed again from the first check
+on, with holding disabled, so what they are told is up to date.
 """
 
 from __future__ import annotations
@@ -27,10 +36,11 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from orbitmq.broker.pacing import Pacing
-from orbitmq.broker.peers import peer_of
+from orbitmq.broker.peers import Peer, peer_of
+from orbitmq.broker.slices import Slices
 from orbitmq.filter.properties import Properties
 from orbitmq.filter.subscription import MessageFilter
 from orbitmq.remoting.connection import Connection
@@ -44,6 +54,13 @@ log = logging.getLogger(__name__)
 
 #: Below this many entries a heap is not worth cleaning.
 _SMALL_HEAP = 256
+#: Those who wait for one queue, as far as they are looked at in passing.
+AT_ONCE = 32
+#: Messages of one queue that those who wait for it may be behind. More are as good as unheard of:
+#: the store is asked then.
+_MOST_UNJUDGED = 256
+#: So many bytes of a request count for one that waits.
+_USUAL_BYTES = 4 * 1024
 
 
 class HeldPull:
@@ -59,6 +76,7 @@ class HeldPull:
         "request",
         "since",
         "wanted",
+        "weight",
     )
 
     def __init__(
@@ -78,6 +96,8 @@ class HeldPull:
         #: The first message that the filter has not judged.
         self.offset = offset
         self.wanted = wanted
+        #: How many usual ones it counts for.
+        self.weight = 1 + request.kept_bytes // _USUAL_BYTES
         self.since = 0.0
         self.deadline = 0.0
         self.is_held = False
@@ -87,10 +107,18 @@ class Holding:
     """All held pulls of a broker."""
 
     def __init__(
-        self, store: Store, pacing: Pacing, loop: asyncio.AbstractEventLoop, limit: int
+        self,
+        store: Store,
+        pacing: Pacing,
+        loop: asyncio.AbstractEventLoop,
+        limit: int,
+        *,
+        limit_of_one: int | None = None,
+        at_once: int = AT_ONCE,
     ) -> None:
-        #: How many may be held; what is held already stays.
+        #: How many may be held, and how many of one connection; what is held already stays.
         self.limit = limit
+        self.limit_of_one = limit if limit_of_one is None else limit_of_one
         #: Processes a pull again and answers it; set by the handler of pulls.
         self.again: Callable[[HeldPull], None] = _nobody
         self._store = store
@@ -100,24 +128,37 @@ class Holding:
         self._deadlines: list[tuple[float, int, HeldPull]] = []
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_expiring = False
         self._count = 0
+        self._weight = 0
+        #: Connections that have somebody here, and those that had more than their share of late.
+        self._holders: dict[Connection, None] = {}
+        self._greedy: list[Connection] = []
+        #: What has arrived in queues where not everybody has been asked about it yet.
+        self._unjudged: dict[tuple[str, int], list[Arrival]] = {}
+        self._slices = Slices(loop, at_once=at_once, before=self._begin_slice)
 
     def __len__(self) -> int:
         return self._count
 
     def hold(self, pull: HeldPull, seconds: float) -> bool:
         """Keep a pull for so long; False when there are too many already."""
-        if self._count >= self.limit:
+        peer = peer_of(pull.connection)
+        if not self._has_room(peer, pull.weight):
             return False
         pull.since = self._loop.time()
         pull.deadline = pull.since + seconds
         pull.is_held = True
         self._count += 1
+        self._weight += pull.weight
         queue = self._queues.get(pull.key)
         if queue is None:
             queue = self._queues[pull.key] = {}
         queue[pull] = None
-        peer_of(pull.connection).held.add(pull)
+        if not peer.held:
+            self._holders[pull.connection] = None
+        peer.held[pull] = None
+        peer.held_weight += pull.weight
         heapq.heappush(self._deadlines, (pull.deadline, next(self._order), pull))
         if self._timer is None or pull.deadline < self._timer.when():
             self._set_timer()
@@ -128,6 +169,31 @@ class Holding:
     def age_of(self, pull: HeldPull) -> float:
         """How long ago a pull was held, in seconds."""
         return self._loop.time() - pull.since
+
+    def _has_room(self, peer: Peer, weight: int) -> bool:
+        """Whether somebody may be held, possibly because somebody else gives way."""
+        if peer.held_weight + weight > self.limit_of_one:
+            return False
+        while self._weight + weight > self.limit:
+            share = self.limit // (len(self._holders) + (not peer.held))
+            if peer.held_weight + weight > share or not self._displace(share):
+                return False
+        return True
+
+    def _displace(self, share: int) -> bool:
+        """Answer the oldest pull of somebody who holds more than a share."""
+        greedy = self._greedy
+        while greedy and peer_of(greedy[-1]).held_weight <= share:
+            greedy.pop()
+        if not greedy:
+            # There is somebody: together they hold more than everybody's share.
+            greedy += [each for each in self._holders if peer_of(each).held_weight > share]
+        if not greedy:
+            return False
+        pull = next(iter(peer_of(greedy[-1]).held))
+        self._remove(pull)
+        self._pacing.later(pull.connection, lambda: self._run(pull))
+        return True
 
     # What ends the waiting.
 
@@ -144,40 +210,67 @@ class Holding:
     def _wake(self, arrivals: Sequence[Arrival]) -> None:
         queues = self._queues
         woken: list[HeldPull] = []
-        for queue, number, code, at, _ in arrivals:
-            waiting = queues.get((queue.topic, queue.queue_id))
-            if waiting:
-                self._judge(waiting, number, code, at, woken)
+        for arrival in arrivals:
+            key = (arrival[0].topic, arrival[0].queue_id)
+            waiting = queues.get(key)
+            if not waiting:
+                continue
+            if len(waiting) <= self._slices.at_once and key not in self._unjudged:
+                seen: dict[int, Properties | None] = {}
+                woken += [pull for pull in tuple(waiting) if self._is_woken(pull, arrival, seen)]
+            else:
+                self._judge_in_slices(key, arrival)
         for pull in woken:
             self._process(pull)
         # Not left to the end of the step: whoever waits has waited long enough.
         for connection in {pull.connection for pull in woken}:
             connection.flush()
 
-    def _judge(
-        self,
-        waiting: dict[HeldPull, None],
-        number: int,
-        code: int,
-        at: int,
-        woken: list[HeldPull],
-    ) -> None:
-        properties: Properties | None = None
-        for pull in tuple(waiting):
-            if number < pull.offset:
-                continue
-            wanted = pull.wanted
-            is_wanted = wanted.accepts_code(code)
-            if is_wanted and wanted.needs_properties:
-                if properties is None:
-                    properties = self._properties_at(at)
-                is_wanted = properties is None or wanted.accepts_properties(properties)
-            # A gap would mean that something arrived unheard of: then the store is to judge.
-            if is_wanted or number != pull.offset:
-                self._remove(pull)
-                woken.append(pull)
-            else:
-                pull.offset = number + 1
+    def _judge_in_slices(self, key: tuple[str, int], arrival: Arrival) -> None:
+        unjudged = self._unjudged.get(key)
+        if unjudged is None:
+            self._unjudged[key] = [arrival]
+            self._slices.begin(self._judging(key))
+        else:
+            if len(unjudged) >= _MOST_UNJUDGED:
+                unjudged.clear()
+            unjudged.append(arrival)
+
+    def _judging(self, key: tuple[str, int]) -> Iterator[None]:
+        """Ask everybody who waits for a queue about what arrives there, until nothing does."""
+        unjudged = self._unjudged[key]
+        try:
+            while unjudged and key in self._queues:
+                arrivals = tuple(unjudged)
+                unjudged.clear()
+                seen: dict[int, Properties | None] = {}
+                for pull in tuple(self._queues[key]):
+                    if pull.is_held and any(self._is_woken(pull, each, seen) for each in arrivals):
+                        self._process(pull)
+                    yield
+        finally:
+            del self._unjudged[key]
+
+    def _is_woken(
+        self, pull: HeldPull, arrival: Arrival, seen: dict[int, Properties | None]
+    ) -> bool:
+        """Judge a message for somebody who waits; whether that ends the waiting."""
+        _, number, code, at, _ = arrival
+        if number < pull.offset:
+            return False
+        wanted = pull.wanted
+        is_wanted = wanted.accepts_code(code)
+        if is_wanted and wanted.needs_properties:
+            if at not in seen:
+                seen[at] = self._properties_at(at)
+            properties = seen[at]
+            is_wanted = properties is None or wanted.accepts_properties(properties)
+        # A gap would mean that something arrived unheard of: then the store is to judge.
+        if is_wanted or number != pull.offset:
+            self._remove(pull)
+            return True
+        pull.offset = number + 1
+        return False
 
     def _properties_at(self, at: int) -> Properties | None:
         try:
@@ -190,28 +283,36 @@ class Holding:
         topic: str | None = None,
         queue_id: int | None = None,
         group: str | None = None,
-    ) -> int:
+    ) -> None:
         """Process again those who wait for a queue, a topic or anything, or only a group's.
 
-        For what concerns them and is no message: a reset, a deleted topic, a permission. How many
-        there were.
+        For what concerns them and is no message: a reset, a deleted topic, a permission.
         """
-        concerned = [
-            pull
-            for key, waiting in self._queues.items()
-            if (topic is None or key[0] == topic) and (queue_id is None or key[1] == queue_id)
-            for pull in waiting
-            if group is None or pull.group == group
-        ]
-        for pull in concerned:
-            self._remove(pull)
-            self._process(pull)
-        return len(concerned)
+        self._slices.begin(
+            self._waking(
+                [
+                    key
+                    for key in self._queues
+                    if (topic is None or key[0] == topic)
+                    and (queue_id is None or key[1] == queue_id)
+                ],
+                group,
+            )
+        )
+
+    def _waking(self, keys: Sequence[tuple[str, int]], group: str | None) -> Iterator[None]:
+        for key in keys:
+            for pull in tuple(self._queues.get(key, ())):
+                if pull.is_held and (group is None or pull.group == group):
+                    self._remove(pull)
+                    self._process(pull)
+                yield
 
     def forget(self, connection: Connection) -> None:
         """A connection was closed: nobody is there to be answered."""
         for pull in tuple(peer_of(connection).held):
             self._remove(pull)
+        self._greedy.clear()
 
     def stop(self) -> None:
         """Answer everybody, and hold nobody any more."""
@@ -219,31 +320,44 @@ class Holding:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for waiting in tuple(self._queues.values()):
-            for pull in tuple(waiting):
-                self._remove(pull)
-                self._run(pull)
-        self._deadlines.clear()
+        self.wake()
 
     def _expire(self) -> None:
         self._timer = None
-        now = self._loop.time()
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0][0] <= now or not deadlines[0][2].is_held):
-            _, _, pull = heapq.heappop(deadlines)
-            if pull.is_held:
-                self._remove(pull)
-                self._process(pull)
-        if deadlines:
+        self._is_expiring = True
+        self._slices.begin(self._expiring())
+
+    def _expiring(self) -> Iterator[None]:
+        try:
+            while self._is_due():
+                _, _, pull = heapq.heappop(self._deadlines)
+                if pull.is_held:
+                    self._remove(pull)
+                    self._process(pull)
+                yield
+        finally:
+            self._is_expiring = False
+        if self._deadlines:
             self._set_timer()
+
+    def _is_due(self) -> bool:
+        if not self._deadlines:
+            return False
+        deadline, _, pull = self._deadlines[0]
+        return deadline <= self._loop.time() or not pull.is_held
 
     # The structures.
 
     def _process(self, pull: HeldPull) -> None:
-        if self._pacing.must_wait(pull.connection):
-            self._pacing.later(pull.connection, lambda: self._run(pull))
+        pacing = self._pacing
+        if pacing.must_wait(pull.connection):
+            pacing.later(pull.connection, lambda: self._run(pull))
         else:
+            pacing.spent += pacing.least
             self._run(pull)
+
+    def _begin_slice(self) -> None:
+        self._pacing.spent = 0
 
     def _run(self, pull: HeldPull) -> None:
         try:
@@ -255,13 +369,20 @@ class Holding:
     def _remove(self, pull: HeldPull) -> None:
         pull.is_held = False
         self._count -= 1
+        self._weight -= pull.weight
         queue = self._queues[pull.key]
         del queue[pull]
         if not queue:
             del self._queues[pull.key]
-        peer_of(pull.connection).held.discard(pull)
+        peer = peer_of(pull.connection)
+        del peer.held[pull]
+        peer.held_weight -= pull.weight
+        if not peer.held:
+            del self._holders[pull.connection]
 
     def _set_timer(self) -> None:
+        if self._is_expiring:
+            return  # it is set when that is done
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(self._deadlines[0][0], self._expire)

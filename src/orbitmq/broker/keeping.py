@@ -9,18 +9,15 @@ All of them once more at a stop.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from orbitmq.broker.background import SavedTable
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq.broker.destinations import adopt
 from orbitmq.broker.filters import FilterFile
 from orbitmq.broker.parts import Parts
-from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.progress import ProgressFile, encode_progress
-from orbitmq.wire.bodies.topics import SubscriptionGroupTable, TopicConfig, TopicConfigTable
-
-log = logging.getLogger(__name__)
+from orbitmq.wire.bodies.topics import SubscriptionGroupTable, TopicConfigTable
 
 _FILTER_INTERVAL = 10.0
 
@@ -39,6 +36,7 @@ class Keeping:
             folder / "consumerOffset.json", ProgressFile, disk=disk, encode=encode_progress
         )
         self._filters = ConfigFile(folder / "consumerFilter.json", FilterFile, disk=disk)
+        parts.config_files += (self._topics, self._groups, self._progress, self._filters)
         #: Saved as soon as they change.
         self._at_once: tuple[SavedTable[Any], ...] = ()
         self._later: tuple[SavedTable[Any], ...] = ()
@@ -101,16 +99,7 @@ class Keeping:
             if queue.topic not in parts.topics:
                 queues[queue.topic] = max(queues.get(queue.topic, 0), queue.queue_id + 1)
         for topic, count in queues.items():
-            log.warning("topic found in the store only", extra={"topic": topic, "queues": count})
-            parts.topics.ensure(
-                TopicConfig(
-                    topic_name=topic,
-                    read_queue_nums=count,
-                    write_queue_nums=count,
-                    perm=READ_WRITE,
-                ),
-                now=parts.clock.now(),
-            )
+            adopt(parts.topics, topic, count, now=parts.clock.now())
 
     def save_changed(self) -> None:
         """Begin to save what has to be saved at once."""

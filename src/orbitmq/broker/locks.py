@@ -8,8 +8,19 @@ shows: both sides measure durations only. (A client that counts from the answer 
 guarantee only as long as answers take less than the difference; Apache's does, and bounds them by
 a call timeout of 1 s.)
 
-There are no messages about locks: a client renews, every 20 s, and a queue whose owner died is
-free after at most `BROKER_LOCK_LIFE`. Locks are in memory only. After a restart of the broker a
+There are no messages about locks: a client renews, every 20 s, and gives back what it holds when it
+stops. A queue whose owner died is free after at most `BROKER_LOCK_LIFE`.
+
+That a client is gone from its group and its connection is closed does not free its locks earlier,
+as with Apache, because it says nothing about the client: the process may be cut off, or stopped
+for a while, and still be in the middle of a message. What ends its right to go on is its own
+count, and that began when it last asked. So `CLIENT_LOCK_LIFE` after the last renewal a lock could
+be given away - if every client kept that count, and checked it while a message is being consumed
+and not only before. Apache's clients check before, and a handler may take longer than the
+difference; the whole of `BROKER_LOCK_LIFE` is what they are made for. Whoever wants a faster
+takeover after a crash has to shorten both lives, on both sides.
+
+Locks are in memory only. After a restart of the broker a
 queue can be taken by somebody else while its owner of before still believes in its lock for up to
 `CLIENT_LOCK_LIFE`, as with Apache; a broker that grants no lock during its first
 `CLIENT_LOCK_LIFE` closes that hole, which is what `granting_from` is for.

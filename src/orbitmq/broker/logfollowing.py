@@ -77,7 +77,8 @@ class LogFollowingFile(Generic[B]):
             await asyncio.to_thread(self._write, document)
             self._saved = revision
         except ConfigNotSaved:
-            log.exception("progress was not saved; it is tried again")
+            if self._file.failures_in_a_row == 1:
+                log.exception("progress was not saved; it is tried again and again")
         finally:
             self._is_saving = False
 

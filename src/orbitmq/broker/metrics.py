@@ -303,9 +303,20 @@ class Metrics:
         for name, text, value in (
             ("sends_failed", "Sends answered with an error", parts.counters.failed_puts),
             ("sends_busy", "Sends refused by flow control", parts.counters.busy_puts),
+            (
+                "parked_dropped",
+                "Delayed and timer messages that could not go where they belong, and half messages",
+                parts.destinations.dropped,
+            ),
             ("commits_refused", "Commits of lower offsets refused", parts.progress.refused),
         ):
             page.counter(f"orbitmq_{name}_total", text).add(plain, value)
+        unsaved = page.gauge("orbitmq_config_unsaved", "Whether a file could not be saved")
+        failures = page.counter("orbitmq_config_save_failures_total", "Saves that failed")
+        for file in parts.config_files:
+            labels = page.labels(file=file.path.name)
+            unsaved.add(labels, int(file.problem is not None))
+            failures.add(labels, file.failures)
         unreachable = len(parts.registration.unreachable)
         for name, text, value in (
             ("held_pulls", "Pulls that wait for messages", len(parts.held)),

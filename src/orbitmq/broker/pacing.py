@@ -4,7 +4,8 @@ Sending a mebibyte of old messages takes longer than storing and delivering doze
 a consumer that replays a topic asks for many at once. So each turn may send so many bytes of
 pulled messages. The pulls beyond wait, each connection's in their order, and the connections get
 turns in rotation after whatever else is ready by then: somebody at the tail never waits behind
-what somebody else has asked for.
+what somebody else has asked for. An empty answer counts as well, so that a turn ends after
+`CALLS` of them.
 
 A connection that does not take what it was sent gets no turns until it does. What it asked for
 costs little while it waits here; answered, it would lie in memory until the connection had to be
@@ -23,6 +24,10 @@ from orbitmq.remoting.connection import Connection
 log = logging.getLogger(__name__)
 
 
+#: Answers that a turn may give, however small they are.
+CALLS = 256
+
+
 class Pacing:
     """How much of the current turn is used up, and what waits for a later one."""
 
@@ -39,6 +44,11 @@ class Pacing:
     def __len__(self) -> int:
         lines = (*self._waiting.values(), *self._stalled.values())
         return sum(len(calls) for calls in lines)
+
+    @property
+    def least(self) -> int:
+        """What an answer counts for even if it is empty."""
+        return self.limit // CALLS
 
     def must_wait(self, connection: Connection) -> bool:
         """Whether further work for a connection has to wait for a turn of its own."""
@@ -84,8 +94,10 @@ class Pacing:
         connection = next(iter(self._waiting))
         calls = self._waiting.pop(connection)
         self.spent = 0
+        least = self.least
         while calls and self.spent < self.limit and not connection.is_slow:
             call = calls.popleft()
+            self.spent += least
             try:
                 call()
             except Exception:

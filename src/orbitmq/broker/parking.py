@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 
 from orbitmq.broker import names
+from orbitmq.broker.destinations import Destinations
 from orbitmq.broker.drafts import Draft
 from orbitmq.message.errors import BodyCorrupt
 from orbitmq.message.hosts import pack_host
@@ -70,10 +71,10 @@ def real_place(message: StoredMessage) -> tuple[str, int] | None:
     return topic, int(queue)
 
 
-def released(message: StoredMessage) -> Draft | None:
+def released(message: StoredMessage, destinations: Destinations) -> Draft | None:
     """A parked message on its way to where it belongs; None when that cannot be.
 
-    It then stays where it is, and the log says which one it was.
+    It then stays where it is, and the log says which one it was; or what happened to its topic.
     """
     place = real_place(message)
     reason = ""
@@ -82,6 +83,8 @@ def released(message: StoredMessage) -> Draft | None:
     elif place[0] in names.NOT_FOR_PRODUCERS:
         # For instance a half message that somebody sent with a delay: out of its transaction.
         reason = f"{place[0]} is a topic of the broker"
+    elif not destinations.takes(*place, message.physical_offset):
+        return None
     else:
         try:
             return copied(message, *place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orbitmq.broker.clients import Channel
 from orbitmq.remoting.connection import Connection
@@ -16,9 +16,11 @@ from orbitmq.wire.headers.base import Header
 if TYPE_CHECKING:
     from orbitmq.broker.access import Access
     from orbitmq.broker.background import Background
+    from orbitmq.broker.configfile import ConfigFile
     from orbitmq.broker.consumers import ConsumerTable
     from orbitmq.broker.counters import Counters
     from orbitmq.broker.delays import Delays
+    from orbitmq.broker.destinations import Destinations
     from orbitmq.broker.disagreements import Disagreements
     from orbitmq.broker.filters import FilterTable
     from orbitmq.broker.groups import GroupTable
@@ -53,9 +55,11 @@ class Parts:
         "background",
         "chance",
         "clock",
+        "config_files",
         "consumers",
         "counters",
         "delays",
+        "destinations",
         "disagreements",
         "filters",
         "groups",
@@ -64,6 +68,7 @@ class Parts:
         "locks",
         "loop",
         "pacing",
+        "port",
         "producers",
         "progress",
         "registration",
@@ -85,7 +90,9 @@ class Parts:
     loop: asyncio.AbstractEventLoop
     #: Where clients reach this broker, a number and the real port.
     address: Address
-    #: The same, packed, as every stored message carries it.
+    #: The port that is listened on, which clients may be given another number for.
+    port: int
+    #: The address, packed, as every stored message carries it.
     store_host: bytes
     #: Epoch seconds.
     started_at: float
@@ -105,14 +112,18 @@ class Parts:
     pacing: Pacing
     held: Holding
     background: Background
+    destinations: Destinations
     delays: Delays
     timers: Timers
     transactions: TransactionChecks
     registration: Registration
     replication: Replication
     access: Access
+    #: Every file that a table is saved in.
+    config_files: list[ConfigFile[Any]]
 
     def __init__(self) -> None:
+        self.config_files = []
         self._settings_changed: list[Callable[[], None]] = []
         self._connection_closed: list[Callable[[Connection], None]] = []
         self._stopping: list[Callable[[], None]] = []

@@ -17,15 +17,20 @@ _UNKNOWN_HOST = pack_host("0.0.0.0", 0)  # noqa: S104  # says "not known", nobod
 class Peer:
     """One connection's share of the broker's memory; `Connection.context` of every connection."""
 
-    __slots__ = ("born_host", "held", "name")
+    __slots__ = ("account", "born_host", "client_id", "held", "held_weight", "name")
 
     def __init__(self, name: str, born_host: bytes) -> None:
         #: `host:port`, for logs and to tell who reported progress.
         self.name = name
         #: The peer's address as its messages carry it.
         self.born_host = born_host
-        #: Its pulls that wait for messages.
-        self.held: set[HeldPull] = set()
+        #: Its pulls that wait for messages, those first that were held first, and what they weigh.
+        self.held: dict[HeldPull, None] = {}
+        self.held_weight = 0
+        #: Whose last heartbeat came over it, and as which client; None before, and without access
+        #: rules.
+        self.account: str | None = None
+        self.client_id: str | None = None
 
 
 def meet(connection: Connection) -> None:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 
 from orbitmq.broker.outward import outward_channels
-from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.settings import HA_DISTANCE, BrokerSettings
 from orbitmq.broker.topics import TopicTable
 from orbitmq.clock import Clock
 from orbitmq.errors import OrbitError
@@ -42,7 +42,7 @@ _GOODBYE = 2.0
 class _NameServer:
     """What is known about one name server."""
 
-    __slots__ = ("address", "is_reachable", "knows_all")
+    __slots__ = ("address", "is_reachable", "knows_all", "problem")
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -50,6 +50,8 @@ class _NameServer:
         self.knows_all = False
         #: None before the first attempt.
         self.is_reachable: bool | None = None
+        #: Why the last attempt failed; empty when it did not.
+        self.problem = ""
 
 
 class Registration:
@@ -74,7 +76,7 @@ class Registration:
         self._wants_all = False
         self._task: asyncio.Task[None] | None = None
         #: Where slaves may connect.
-        self.ha_port = address.port + 1
+        self.ha_port = address.port + HA_DISTANCE
         #: Told where the master is, and where it serves slaves, as a name server knows it.
         self.on_master: Callable[[str | None, str | None], None] | None = None
         #: The state of the topics that was last noticed.
@@ -111,6 +113,11 @@ class Registration:
     def unreachable(self) -> tuple[Address, ...]:
         """The name servers that did not answer the last time."""
         return tuple(server.address for server in self._servers if server.is_reachable is False)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why name servers do not know this broker, as of the last time they were told."""
+        return tuple(f"{each.address}: {each.problem}" for each in self._servers if each.problem)
 
     async def stop(self, patience: float = _GOODBYE) -> None:
         """Say goodbye to those who knew us, within `patience` and a short time at most."""
@@ -202,6 +209,7 @@ class Registration:
         self, server: _NameServer, *, is_reachable: bool, problem: OrbitError | None = None
     ) -> None:
         before, server.is_reachable = server.is_reachable, is_reachable
+        server.problem = "" if problem is None else str(problem)
         if is_reachable and not before:
             log.info("registered", extra={"name_server": str(server.address)})
         elif not is_reachable and before is not False:

@@ -19,7 +19,7 @@ LONGEST_PAUSE_MS = 5000
 class Release:
     """A batch on its way into the store."""
 
-    __slots__ = ("_done", "_failed", "_is_closed", "_waiting", "end", "next_due")
+    __slots__ = ("_done", "_failed", "_is_closed", "_left_out", "_waiting", "end", "next_due")
 
     def __init__(self, done: Callable[[int | None], None]) -> None:
         """`done` is told the first offset that the store did not take, None when there is none."""
@@ -27,6 +27,7 @@ class Release:
         self._failed: int | None = None
         self._waiting = 0
         self._is_closed = False
+        self._left_out: list[int] = []
         #: Behind the last message of the batch.
         self.end = 0
         #: When the message behind the batch is due; None when that is not known.
@@ -45,6 +46,16 @@ class Release:
             self._settle()
 
         turns.put(draft, told, transform=False)
+
+    def leave_out(self, offset: int) -> None:
+        """The message that was parked at `offset` goes nowhere."""
+        self._left_out.append(offset)
+
+    def left_out(self, failed: int | None) -> int:
+        """How many were left out of what is done; the rest of the batch will come again."""
+        if failed is None:
+            return len(self._left_out)
+        return sum(1 for offset in self._left_out if offset < failed)
 
     def close(self) -> None:
         """The batch is complete."""

@@ -22,7 +22,7 @@ from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.topics import TopicSettings
 from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.errors import AddressError
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import ServerSettings, check_positive
 from orbitmq.remoting.tls import ClientTls
 from orbitmq.store.settings import StoreSettings
 
@@ -31,6 +31,8 @@ MIB = 1024 * KIB
 
 DEFAULT_PORT = 10911
 NAME_SERVER_PORT = 9876
+#: From the port that a broker listens on to the one on which it serves slaves.
+HA_DISTANCE = 1
 
 #: In seconds. Apache keeps its `registerNameServerPeriod` between 10 and 60 s.
 LONGEST_REGISTRATION_INTERVAL = 60.0
@@ -53,8 +55,8 @@ class SendSettings:
     waiting_bytes: int = 256 * MIB  #: of their bodies; above, likewise
 
     def __post_init__(self) -> None:
-        _positive("send", self, "max_message_size", "flush_timeout", "waiting_messages")
-        _positive("send", self, "waiting_bytes")
+        check_positive("send", self, "max_message_size", "flush_timeout", "waiting_messages")
+        check_positive("send", self, "waiting_bytes")
         if not self.region.replace("-", "").replace("_", "").isalnum():
             raise SettingError(
                 f"send.region must consist of letters, digits, - and _, got {self.region!r}"
@@ -67,7 +69,8 @@ class Transfer(enum.Enum):
     #: Through the heap: copied first. A file that is deleted meanwhile is given up at once, and a
     #: disk that fails does so here and not in the middle of a write.
     HEAP = "heap"
-    #: Straight from the file, which is mapped; `sendfile` was measured and is no faster.
+    #: Straight from the file, which is mapped, as Apache's broker does it; `sendfile` was measured
+    #: and is no faster.
     FILE = "file"
 
 
@@ -78,8 +81,10 @@ class PullSettings:
     long_polling: bool = True  #: off: empty pulls are held for `short_hold`, whatever they ask
     short_hold: float = 1.0  #: without `long_polling`
     longest_hold: float = 120.0  #: whatever a client asks; clients ask for 15 s
-    #: Pulls that may wait for messages; one more is answered at once. Apache has no bound.
+    #: Pulls that may wait for messages; of more, those wait whose connections have fewest, and the
+    #: others are answered at once. Apache has no bound.
     held_requests: int = 100_000
+    held_per_connection: int = 16_384  #: of one connection; more are answered at once
     #: Whether messages are copied on their way to a socket (`transferMsgByHeap`; Apache's do).
     transfer: Transfer = Transfer.FILE
     lite_pull: bool = True  #: whether code 361 is served
@@ -92,9 +97,13 @@ class PullSettings:
     step_bytes: int = 256 * KIB
 
     def __post_init__(self) -> None:
-        _positive("pull", self, "short_hold", "longest_hold", "step_bytes")
+        check_positive("pull", self, "short_hold", "longest_hold", "step_bytes")
         if self.held_requests < 0:
             raise SettingError(f"pull.held_requests must not be negative, got {self.held_requests}")
+        if self.held_per_connection < 0:
+            raise SettingError(
+                f"pull.held_per_connection must not be negative, got {self.held_per_connection}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +119,7 @@ class ProgressSettings:
     zero_for_empty: bool = False
 
     def __post_init__(self) -> None:
-        _positive("progress", self, "save_interval")
+        check_positive("progress", self, "save_interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +135,8 @@ class DelaySettings:
     recall: bool = True
 
     def __post_init__(self) -> None:
-        _positive("delays", self, "save_interval", "step_messages", "timer_max_delay")
-        _positive("delays", self, "timer_max_pending")
+        check_positive("delays", self, "save_interval", "step_messages", "timer_max_delay")
+        check_positive("delays", self, "timer_max_pending")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +149,7 @@ class TransactionSettings:
     step_messages: int = 256  #: half messages looked at in one step of the loop
 
     def __post_init__(self) -> None:
-        _positive("transactions", self, "check_interval", "check_max", "step_messages")
+        check_positive("transactions", self, "check_interval", "check_max", "step_messages")
         if self.timeout < 0:
             raise SettingError(f"transactions.timeout must not be negative, got {self.timeout}")
 
@@ -153,7 +162,7 @@ class ReplySettings:
     push_timeout: float = 10.0  #: for the requester to take it
 
     def __post_init__(self) -> None:
-        _positive("replies", self, "push_timeout")
+        check_positive("replies", self, "push_timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +175,7 @@ class RegistrationSettings:
     heartbeat_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        _positive("registration", self, "interval", "timeout")
+        check_positive("registration", self, "interval", "timeout")
         if self.interval > LONGEST_REGISTRATION_INTERVAL:
             raise SettingError(
                 f"registration.interval must be at most {LONGEST_REGISTRATION_INTERVAL:g} s, got "
@@ -182,7 +191,7 @@ class AccessSettings:
     check_interval: float = 2.0  #: how often the file is looked at for changes
 
     def __post_init__(self) -> None:
-        _positive("access", self, "check_interval")
+        check_positive("access", self, "check_interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +212,8 @@ class ReplicationSettings:
     """How a master's log gets to its slaves. Whoever has `broker_id` above 0 is a slave."""
 
     serve: bool = False  #: whether slaves may connect; Apache's brokers always listen
-    port: int | None = None  #: where; None: the broker's port + 1 (`haListenPort`), 0: any free one
+    #: Where; None: the port that the broker listens on + 1 (`haListenPort`), 0: any free one.
+    port: int | None = None
     replicas: int = 16  #: connected slaves; above this, others are turned away
     #: Brokers that must have a message before its sender is answered, the master among them; 1
     #: waits for nobody. Apache's SYNC_MASTER with `inSyncReplicas`.
@@ -223,9 +233,11 @@ class ReplicationSettings:
     state_interval: float = 60.0  #: how often a slave copies topics, groups and progress
 
     def __post_init__(self) -> None:
-        _positive("replication", self, "replicas", "in_sync_replicas", "copy_timeout", "max_gap")
-        _positive("replication", self, "transfer_size", "heartbeat", "silence", "retry")
-        _positive("replication", self, "state_interval")
+        check_positive(
+            "replication", self, "replicas", "in_sync_replicas", "copy_timeout", "max_gap"
+        )
+        check_positive("replication", self, "transfer_size", "heartbeat", "silence", "retry")
+        check_positive("replication", self, "state_interval")
         if self.port is not None and not 0 <= self.port <= 65535:
             raise SettingError(f"replication.port must be from 0 to 65535, got {self.port}")
         if self.transfer_size > 4 * MIB - 12:
@@ -257,7 +269,7 @@ class HttpSettings:
     timeout: float = 10.0  #: for a client to ask, and for it to take the answer
 
     def __post_init__(self) -> None:
-        _positive("http", self, "connections", "timeout")
+        check_positive("http", self, "connections", "timeout")
         if self.port is not None and not 0 <= self.port <= 65535:
             raise SettingError(f"http.port must be from 0 to 65535, got {self.port}")
 
@@ -275,8 +287,9 @@ class BrokerSettings:
     #: The address that clients are given, `host` or `host:port`. It is written into every message,
     #: and clients send back to it. By default the one listened on, or the machine's own.
     advertised: str | None = None
-    #: Whether the port two below is served as well, as by Apache's brokers, for clients with
-    #: `vipChannelEnabled` and for Apache's slaves; not when the broker's own port is any free one.
+    #: Whether the port two below the one listened on is served as well, as by Apache's brokers, for
+    #: clients with `vipChannelEnabled` and for Apache's slaves; not when the latter is any free
+    #: one. Clients subtract two from what they are given: an `advertised` port has to lead there.
     vip: bool = True
     permission: int = READ_WRITE  #: 6: read and write; 4: read; 2: write; 0: nothing
     auto_create_topic: bool = True  #: whether sending to an unknown topic makes it
@@ -312,8 +325,8 @@ class BrokerSettings:
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DEFAULT_PORT))
 
     def __post_init__(self) -> None:
-        _positive("broker", self, "default_topic_queues", "client_life", "clean_interval")
-        _positive("broker", self, "scan_interval", "tick", "max_topic_queues")
+        check_positive("broker", self, "default_topic_queues", "client_life", "clean_interval")
+        check_positive("broker", self, "scan_interval", "tick", "max_topic_queues")
         if self.stop_grace < 0:
             raise SettingError(f"broker.stop_grace must not be negative, got {self.stop_grace}")
         if self.lock_pause < 0:
@@ -372,9 +385,3 @@ def _address(setting: str, text: str | None) -> None:
 
 def _host(text: str) -> str:
     return parse_address(text, default_port=0).host
-
-
-def _positive(role: str, settings: object, *names_of_settings: str) -> None:
-    for name in names_of_settings:
-        if not (value := getattr(settings, name)) > 0:
-            raise SettingError(f"{role}.{name} must be positive, got {value}")

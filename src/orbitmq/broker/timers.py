@@ -27,6 +27,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from orbitmq.broker import names
+from orbitmq.broker.alarms import nobody
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
 from orbitmq.broker.delays import asked_level
 from orbitmq.broker.deliverycounts import TimerCounts
@@ -75,7 +76,7 @@ class Timers:
         self._batch = parts.settings.delays.step_messages
         self._scan = scan
         #: Called when the step may have something to do earlier than it said.
-        self.wake: Callable[[], None] = _nobody
+        self.wake: Callable[[], None] = nobody
         #: Time and place of what is to be delivered.
         self._heap: list[int] = []
         #: By time, the messages that were recalled.
@@ -92,6 +93,7 @@ class Timers:
         #: Counts what the file would say differently.
         self.revision = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, TimerFile, disk=disk)
+        parts.config_files.append(file)
         self._before = file.load().value or left_by_apache(parts.settings.root, disk)
         self._scanned = self._load()
         self.file = LogFollowingFile(
@@ -239,34 +241,36 @@ class Timers:
         taken: list[int] = []
         #: Where what was taken belongs: the topic of a message that is delivered or was recalled.
         topics: list[str | None] = []
-        release = Release(lambda failed: self._done(taken, topics, failed))
+        release = Release(lambda failed: self._done(release, taken, topics, failed))
         self._release = release
         while heap and heap[0] >> _PLACE_BITS <= now_ms and len(taken) < self._batch:
             entry = heapq.heappop(heap)
             taken.append(entry)
-            draft, topic = self._draft(entry)
-            topics.append(topic)
-            if draft is not None:
-                # In the order of the heap, so that the first that failed is known by its number.
-                release.put(self._parts.turns, draft, len(taken) - 1)
+            # In the order of the heap, so that the first that failed is known by its number.
+            topics.append(self._release_one(release, entry, len(taken) - 1))
         self._delivered = max(self._delivered, taken[-1])
         release.close()
 
-    def _draft(self, entry: int) -> tuple[Draft | None, str | None]:
-        """What is to be delivered for an entry, if anything; and the topic of its message."""
+    def _release_one(self, release: Release, entry: int, number: int) -> str | None:
+        """Deliver what is to be delivered for an entry, if anything; the topic of its message."""
         place = entry & _PLACE
         message = self._message(place)
         if message is None:
             log.error("a timer message is gone", extra={"offset": place})
-            return None, None
+            return None
         if message.get_property(TIMER_DEL_UNIQKEY) is not None:
-            return None, None
+            return None
         topic = message.get_property(REAL_TOPIC) or ""
         recalled = self._recalled.get(entry >> _PLACE_BITS)
         unique_id = message.get_property(UNIQ_KEY) or ""
         if recalled is not None and recall_key(topic, unique_id) in recalled:
-            return None, topic
-        return released(message), topic
+            return topic
+        draft = released(message, self._parts.destinations)
+        if draft is None:
+            release.leave_out(number)
+        else:
+            release.put(self._parts.turns, draft, number)
+        return topic
 
     def _message(self, place: int) -> StoredMessage | None:
         reading = Reading(self._store, names.TIMER_TOPIC, 0, place)
@@ -274,13 +278,16 @@ class Timers:
             return messages[0] if messages[0].queue_offset == place else None
         return None
 
-    def _done(self, taken: list[int], topics: list[str | None], failed: int | None) -> None:
+    def _done(
+        self, release: Release, taken: list[int], topics: list[str | None], failed: int | None
+    ) -> None:
         self._release = None
+        self._parts.destinations.dropped += release.left_out(failed)
         kept = taken if failed is None else taken[:failed]
         for entry, topic in zip(kept, topics, strict=False):
             self._forget(entry)
             if topic is not None:
-                self.counts.left(topic)
+                self.counts.left(topic, is_known=topic in self._parts.topics)
         if failed is None:
             self._retrying.succeeded()
         else:
@@ -361,7 +368,3 @@ class Timers:
             self._late = set()
             return low
         return min(max(before.first_pending, low), high)
-
-
-def _nobody() -> None:
-    """Before there is somebody to wake."""

@@ -376,6 +376,11 @@ def _plain(topic: str, queues: int, flag: int) -> TopicConfig:
     )
 
 
+def reading(config: TopicConfig) -> tuple[int, int]:
+    """What decides who may pull which queues of a topic."""
+    return config.perm, config.read_queue_nums
+
+
 def _check_numbers(config: TopicConfig, max_queues: int) -> None:
     for field, value, limit in (
         ("readQueueNums", config.read_queue_nums, max_queues + 1),

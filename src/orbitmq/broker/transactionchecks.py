@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 
 from orbitmq.broker import names
+from orbitmq.broker.alarms import nobody
 from orbitmq.broker.clients import Channel
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.outcomes import PutResult
@@ -105,7 +106,7 @@ class TransactionChecks:
         self._parts = parts
         self.halves = HalfMessages(parts)
         #: Called when the step may have something to do earlier than it said.
-        self.wake: Callable[[], None] = _nobody
+        self.wake: Callable[[], None] = nobody
         self._next_round = parts.clock.monotonic() + parts.settings.transactions.check_interval
         #: When the current round began; None between rounds.
         self._round_ms: int | None = None
@@ -248,7 +249,7 @@ class TransactionChecks:
         parts = self._parts
         group = half.get_property(PRODUCER_GROUP) or ""
         place = real_place(half)
-        channel = parts.producers.choose(group, is_active=_is_open, is_writable=_is_quick)
+        channel = None if place is None else self._somebody(group, place[0])
         if channel is None or place is None:
             log.warning(
                 "nobody to ask about a transaction",
@@ -281,6 +282,18 @@ class TransactionChecks:
         )
         parts.notify(channel, RequestCode.CHECK_TRANSACTION_STATE, header, body=message.encode())
 
+    def _somebody(self, group: str, topic: str) -> Channel | None:
+        """A producer of the group that may see what is sent to a topic.
+
+        Anybody can say that it belongs to a group; a half message is not for anybody.
+        """
+        may_publish = self._parts.access.may_publish
+        return self._parts.producers.choose(
+            group,
+            is_active=lambda channel: _is_open(channel) and may_publish(channel, topic),
+            is_writable=_is_quick,
+        )
+
 
 def _is_open(channel: Channel) -> bool:
     return isinstance(channel, Connection) and channel.is_open
@@ -288,7 +301,3 @@ def _is_open(channel: Channel) -> bool:
 
 def _is_quick(channel: Channel) -> bool:
     return isinstance(channel, Connection) and channel.unwritten < _SLOW_BYTES
-
-
-def _nobody() -> None:
-    """Before there is somebody to wake."""

@@ -18,7 +18,7 @@ from orbitmq.cli.schema import LogLevel
 from orbitmq.cli.services import BrokerService, NameServerService
 from orbitmq.cli.serving import serve
 from orbitmq.cli.showing import show
-from orbitmq.cli.upping import cluster_service
+from orbitmq.cli.upping import client_tls, cluster_service
 from orbitmq.cli.withconsole import WithConsole
 
 app = typer.Typer(
@@ -110,7 +110,7 @@ def up(
     _warn(warnings)
     service = cluster_service(configuration)
     if console:
-        service = WithConsole(service, console_port)
+        service = WithConsole(service, console_port, client_tls(configuration))
     serve(service, configuration.run.loop, announcing(as_json=as_json))
 
 

@@ -17,6 +17,7 @@ from orbitmq.cli.serving import Listening
 from orbitmq.cluster import Cluster
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.address import Address
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +220,10 @@ def _name_server(server: NameServer) -> Listening:
 
 def _broker(settings: BrokerSettings, broker: Broker) -> Sequence[Listening]:
     told = [Listening("broker", settings.name, str(broker.address), str(settings.root))]
+    for role, port in (("second port", broker.vip_address), ("replication", broker.ha_address)):
+        if port is not None:
+            address = str(Address(broker.address.host, port.port))
+            told.append(Listening(role, f"{settings.name} {role}", address))
     if broker.http_address is not None:
         address = f"http://{broker.http_address}"
         told.append(Listening("metrics", f"{settings.name} metrics", address))

@@ -26,7 +26,7 @@ _HURRIED = 128 + signal.SIGINT
 class Listening:
     """Something that clients can connect to now."""
 
-    role: str  #: `name server`, `broker` or `metrics`
+    role: str  #: `name server`, `broker`, `second port`, `replication` or `metrics`
     name: str
     address: str
     folder: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import string
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from orbitmq.cli.schema import LogLevel
 from orbitmq.cli.services import ClusterService, ProcessesService
 from orbitmq.cli.serving import Service
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.tls import ServerTls, TlsMode
 
 #: From the port of one broker to that of the next; Apache's brokers use the two beside theirs.
 PORT_STEP = 10
@@ -19,6 +21,7 @@ PORT_STEP = 10
 
 def cluster_service(configuration: Configuration) -> Service:
     """One process for everything, or one for each broker when there are several."""
+    configuration = _with_outward_tls(configuration)
     name_server = _name_server(configuration)
     count = configuration.up.brokers
     if count == 1:
@@ -34,6 +37,50 @@ def cluster_service(configuration: Configuration) -> Service:
         {name: _environment(configuration, name, place) for place, name in _names(count)},
         configuration.broker.name_servers,
     )
+
+
+def client_tls(configuration: Configuration) -> ssl.SSLContext | None:
+    """How whoever is in the same process reaches what is started; None: without TLS."""
+    outward = _with_outward_tls(configuration).broker.outward.tls
+    if not _enforces(configuration.name_server.server.tls) or outward is None:
+        return None
+    context = outward.context()
+    own = configuration.broker.server.tls
+    if own is not None and outward.verify:
+        context.load_verify_locations(own.certificate)
+    return context
+
+
+def _with_outward_tls(configuration: Configuration) -> Configuration:
+    """Have brokers speak TLS to the name server beside them if it takes nothing else.
+
+    They trust its certificate and no other, whatever name it is for: it is known which one it is.
+    """
+    tls = configuration.name_server.server.tls
+    if tls is None or not _enforces(tls) or configuration.broker.outward.tls is not None:
+        return configuration
+    wanted = "set broker.outward.tls.authority to the certificates that brokers are to trust"
+    if tls.client_authority is not None:
+        raise SettingRefused(
+            "namesrv.tls.mode is enforcing and namesrv.tls.client_authority asks brokers for a "
+            f"certificate as well; {wanted}, and broker.outward.tls.certificate and "
+            "broker.outward.tls.key to their own"
+        )
+    if configuration.broker.name_servers:
+        raise SettingRefused(
+            "namesrv.tls.mode is enforcing, and broker.name_servers names others that brokers "
+            f"speak to in the same way; {wanted}"
+        )
+    return configuration.with_values(
+        {
+            "broker.outward.tls.authority": tls.certificate,
+            "broker.outward.tls.verify_host": False,
+        }
+    )
+
+
+def _enforces(tls: ServerTls | None) -> bool:
+    return tls is not None and tls.mode is TlsMode.ENFORCING
 
 
 def _names(count: int) -> list[tuple[int, str]]:

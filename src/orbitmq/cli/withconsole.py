@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 class WithConsole:
     """A service, and a console that shows it. The console is on loopback, and shows only."""
 
-    def __init__(self, service: Service, port: int) -> None:
+    def __init__(self, service: Service, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._service = service
         self._port = port
+        self._tls = tls
         self._console: ConsoleService | None = None
 
     async def start(self) -> None:
         await self._service.start()
         try:
-            console = _console(self._name_server(), self._port)
+            console = _console(self._name_server(), self._port, self._tls)
             await console.start()
         except BaseException:
             await self._service.stop()
@@ -64,7 +66,7 @@ class WithConsole:
         )
 
 
-def _console(name_server: str, port: int) -> ConsoleService:
+def _console(name_server: str, port: int, tls: ssl.SSLContext | None) -> ConsoleService:
     try:
         # Late: an extra of its own, and slow to import.
         from orbitmq.cli.console import ConsoleService  # noqa: PLC0415
@@ -75,5 +77,5 @@ def _console(name_server: str, port: int) -> ConsoleService:
         raise CommandError(
             f"the console needs {error.name}, which is not there; pip install 'orbitmq[console]'"
         ) from error
-    client = ClientSettings(name_servers=(name_server,))
+    client = ClientSettings(name_servers=(name_server,), tls=tls)
     return ConsoleService(ConsoleSettings(client=client, port=port))

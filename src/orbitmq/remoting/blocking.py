@@ -63,6 +63,7 @@ class BlockingSide:
             raise
         if outcome is None:
             if self._pending.give_up(opaque):
+                self.connection.was_late_from_thread(timeout)
                 raise RequestTimedOut(self.connection.remote, code, timeout)
             # It was taken off the table in this instant, and is being handed over.
             outcome = waiting.wait(timeout)

@@ -188,6 +188,7 @@ class Channels:
                 settings=self._settings.connection,
                 clock=self._clock,
                 prepare=self._prepare,
+                silence=self._settings.silence,
             )
         except ConnectFailed as failure:
             self._failed(channel, failure.reason)

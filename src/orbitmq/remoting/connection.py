@@ -7,36 +7,36 @@ the turn is written at its end, at once. Outside of a turn - a held pull is answ
 asked something - what is sent waits for the end of the current step of the loop, so that several
 answers again become one write.
 
-A peer can make us hold only a bounded amount. While it does not take its answers (`slow_bytes`), or
-has many requests open (`open_requests`), nothing more is read from it, and requests that were
-already read wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends the connection.
+A peer can make us hold only a bounded amount. While it does not take its answers (`slow_bytes`),
+has many or large requests open (`open_requests`, `open_bytes`), or sends a long frame for which
+there is no memory (`unfinished`), nothing more is read from it, and requests that were already read
+wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.remoting.address import NOWHERE, socket_address
-from orbitmq.remoting.blocking import BlockingSide, Encode
-from orbitmq.remoting.errors import ConnectionLost
+from orbitmq.remoting.arriving import ArrivingFrame
+from orbitmq.remoting.asking import Asking
+from orbitmq.remoting.blocking import BlockingSide
 from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.remoting.owner import Answer, Owner, Prepare
-from orbitmq.remoting.pending import Outcome, PendingRequests, settling
 from orbitmq.remoting.settings import ConnectionSettings
 from orbitmq.remoting.sharedsocket import SharedSocket
-from orbitmq.wire.codes import Flag, ResponseCode, Serialization
+from orbitmq.remoting.unfinished import UnfinishedFrames
+from orbitmq.wire.codes import Flag, ResponseCode
 from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.errors import FrameError
 from orbitmq.wire.frame import Bytes, Frame, FrameReader
-from orbitmq.wire.headers.base import Header
 from orbitmq.wire.versions import Gate
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _RESPONSE = int(Flag.RESPONSE)
 _ONE_WAY = int(Flag.ONE_WAY)
 
 
-class Connection(asyncio.Protocol):
+class Connection(Asking, asyncio.Protocol):
     """One open socket, its requests and answers. Belongs to the loop that it was made on."""
 
     def __init__(
@@ -56,23 +56,26 @@ class Connection(asyncio.Protocol):
         clock: Clock | None = None,
         prepare: Prepare | None = None,
         faults: Occurrences | None = None,
+        places: UnfinishedFrames | None = None,
+        silence: float | None = None,
     ) -> None:
-        """`faults` counts what peers do wrong; a server shares one among its connections."""
+        """`faults` counts what peers do wrong, `places` are for their long frames (None: no bound);
+        a server shares them among its connections. `silence` is how long requests may go unanswered
+        with nothing else heard before the peer is given up; None: for ever."""
+        super().__init__(
+            settings or ConnectionSettings(), prepare, (clock or SystemClock()).monotonic, silence
+        )
         self._owner = owner
-        self._settings = settings or ConnectionSettings()
-        self._monotonic = (clock or SystemClock()).monotonic
-        self._prepare = prepare
         self._faults = faults or Occurrences()
-        self._loop = asyncio.get_running_loop()
-        # Both are there from `connection_made` on, which comes before anything else.
+        # These are there from `connection_made` on, which comes before anything else.
         self._transport: asyncio.Transport
         self._out: Outgoing
+        self._arriving: ArrivingFrame
         # There once threads write, too.
         self._shared: SharedSocket | None = None
         self._blocking: BlockingSide | None = None
-        self._pending = PendingRequests(self._loop, NOWHERE, 0)
         self._reader = FrameReader(self._settings.limits)
-        self._opaques = itertools.count(1)
+        self._places = places
         self._backlog: deque[Frame] = deque()
         self._in_turn = False
         self._flush_is_due = False
@@ -84,18 +87,13 @@ class Connection(asyncio.Protocol):
         self._closed = self._loop.create_future()
         self._on_close: list[Callable[[Connection], None]] = []
         self._on_quick: list[Callable[[Connection], None]] = []
-        #: Whether anything can still be sent.
-        self.is_open = False
-        #: Where the peer is.
-        self.remote = NOWHERE
         #: Where we are on this connection.
         self.local = NOWHERE
         #: Whatever the owner wants to remember about the peer.
         self.context: Any = None
-        #: Why the connection ended or will end.
-        self.reason = "closed by the peer"
         # Below zero between an early `reply` and its `leave_open`.
         self._left_open = 0
+        self._left_open_bytes = 0
         self.bytes_in = 0
         self._bytes_out = 0
         #: When something was last read or written, by the clock's `monotonic`.
@@ -104,119 +102,7 @@ class Connection(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<Connection {self.remote} {'open' if self.is_open else 'closed'}>"
 
-    # Asking
-
-    async def request(
-        self,
-        code: int,
-        header: Header | None = None,
-        *,
-        body: Bytes = b"",
-        extra: Mapping[str, str] | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  # cheaper than a scope: one timer for all
-        serialization: Serialization = Serialization.JSON,
-    ) -> Command:
-        """Ask the peer and wait for its answer.
-
-        Raises `ConnectionLost`, `RequestTimedOut` or `TooManyRequests`. An answer that refuses is
-        an answer.
-        """
-        answered: asyncio.Future[Command] = self._loop.create_future()
-        opaque = self.submit(
-            code,
-            header,
-            settling(answered),
-            body=body,
-            extra=extra,
-            timeout=timeout,
-            serialization=serialization,
-        )
-        try:
-            return await answered
-        finally:
-            self._pending.give_up(opaque)
-
-    def submit(
-        self,
-        code: int,
-        header: Header | None,
-        outcome: Outcome,
-        *,
-        body: Bytes = b"",
-        extra: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        serialization: Serialization = Serialization.JSON,
-    ) -> int:
-        """Ask the peer; `outcome` is called with its answer or the error. Returns the opaque."""
-        return self.submit_encoded(
-            code,
-            lambda opaque: self.encoded(
-                Command.request(
-                    code, header, opaque=opaque, body=body, extra=extra, serialization=serialization
-                )
-            ),
-            outcome,
-            timeout=timeout,
-        )
-
-    def submit_encoded(
-        self, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
-    ) -> int:
-        """Like `submit`, with a request that the caller encodes when it is told its opaque.
-
-        On a connection that `prepares` requests, `encode` has to make use of `encoded`.
-        """
-        self._check_open()
-        opaque = self._next_opaque()
-        pieces = encode(opaque)
-        if timeout is None:
-            timeout = self._settings.request_timeout
-        self._pending.add(opaque, code, timeout, outcome)
-        self.send_pieces(pieces)
-        return opaque
-
-    def give_up(self, opaque: int) -> None:
-        """Nobody waits for the answer to this request any more."""
-        self._pending.give_up(opaque)
-
-    def notify(
-        self,
-        code: int,
-        header: Header | None = None,
-        *,
-        body: Bytes = b"",
-        extra: Mapping[str, str] | None = None,
-        serialization: Serialization = Serialization.JSON,
-    ) -> None:
-        """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
-        self._check_open()
-        self.send_pieces(
-            self.encoded(
-                Command.request(
-                    code,
-                    header,
-                    opaque=self._next_opaque(),
-                    body=body,
-                    extra=extra,
-                    one_way=True,
-                    serialization=serialization,
-                )
-            )
-        )
-
-    @property
-    def prepares(self) -> bool:
-        """Whether requests are changed before they are sent: signed, for instance."""
-        return self._prepare is not None
-
-    def encoded(self, request: Command) -> Sequence[Bytes]:
-        """A request, prepared, as the pieces to send. May be called by any thread."""
-        if self._prepare is not None:
-            request = self._prepare(request)
-        return command_pieces(request, limits=self._settings.limits)
-
-    def _next_opaque(self) -> int:
-        return next(self._opaques) & 0x7FFFFFFF
+    # Threads
 
     def for_threads(self) -> BlockingSide:
         """What threads other than the loop's may use to ask, blocking. Called on the loop."""
@@ -233,10 +119,6 @@ class Connection(asyncio.Protocol):
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self.abort, reason)
 
-    def _check_open(self) -> None:
-        if not self.is_open:
-            raise ConnectionLost(self.remote, self.reason)
-
     # Answering
 
     def leave_open(self, request: Command) -> None:
@@ -244,7 +126,8 @@ class Connection(asyncio.Protocol):
         if request.flag & _ONE_WAY:
             return
         self._left_open += 1
-        if self._left_open >= self._settings.open_requests:
+        self._left_open_bytes += request.kept_bytes
+        if not self._has_few_open:
             self._hold_up()
 
     def reply(self, request: Command, answer: Answer) -> None:
@@ -261,6 +144,7 @@ class Connection(asyncio.Protocol):
         if request.flag & _ONE_WAY:
             return
         self._left_open -= 1
+        self._left_open_bytes -= request.kept_bytes
         if self._is_finishing and self._left_open <= 0:
             self.close()
         elif self._is_held_up:
@@ -303,7 +187,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.bytes_in += len(data)
-        self.last_active = self._monotonic()
+        self.last_active = self._last_read = self._monotonic()
         try:
             frames: Sequence[Frame] = self._reader.feed(data)
         except FrameError as error:
@@ -311,11 +195,22 @@ class Connection(asyncio.Protocol):
                 self._turn(error.frames)
             self._fail(f"it sent bytes that are no frame: {error}", abort=False)
             return
+        arriving = self._arriving
+        if self._reader.unfinished or arriving.began is not None:
+            arriving.note(self.last_active, is_another=bool(frames))
         if self._is_held_up:
             # Reading was stopped, and this was on its way already.
             self._backlog.extend(frames)
         else:
             self._turn(frames)
+        if arriving.must_wait:
+            # After the turn: what came before the long frame is not to wait for it.
+            self._hold_up()
+
+    def check_frame(self, now: float, longest: float) -> None:
+        """Give up a peer that has taken longer than `longest` for the frame that it has begun."""
+        if self.is_open:
+            self._arriving.check(now, longest, is_read=not self._is_held_up)
 
     def _turn(self, frames: Iterable[Frame]) -> None:
         bad: FrameError | None = None
@@ -376,7 +271,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def _may_go_on(self) -> bool:
-        return self.is_open and not self._is_slow and self._left_open < self._settings.open_requests
+        return (
+            self.is_open
+            and not self._is_slow
+            and not self._arriving.must_wait
+            and self._has_few_open
+        )
+
+    @property
+    def _has_few_open(self) -> bool:
+        settings = self._settings
+        return (
+            self._left_open < settings.open_requests and self._left_open_bytes < settings.open_bytes
+        )
 
     # Life
 
@@ -389,11 +296,6 @@ class Connection(asyncio.Protocol):
     def open_requests(self) -> int:
         """Requests of the peer that were left open to be answered later."""
         return max(0, self._left_open)
-
-    @property
-    def pending_requests(self) -> int:
-        """Requests of ours that wait for an answer."""
-        return len(self._pending)
 
     @property
     def unwritten(self) -> int:
@@ -477,7 +379,15 @@ class Connection(asyncio.Protocol):
         self._out = Outgoing(transport)
         self.remote = socket_address(transport.get_extra_info("peername"))
         self.local = socket_address(transport.get_extra_info("sockname"))
-        self._pending = PendingRequests(self._loop, self.remote, settings.pending_requests)
+        self._arriving = ArrivingFrame(
+            self._reader,
+            self._places,
+            self.remote,
+            self._monotonic,
+            go_on=self._resume_soon,
+            give_up=self._fail,
+        )
+        self._begin_asking()
         self.is_open = True
         self._owner.connection_opened(self)
 
@@ -502,6 +412,9 @@ class Connection(asyncio.Protocol):
         if self._shared is not None:
             self._shared.close()
         self._left_open = 0
+        self._arriving.leave()
+        # Whoever remembers the connection does not have to remember half a frame, too.
+        self._reader.abandon()
         self._pending.fail_all(self.reason)
         self._owner.connection_closed(self)
         if not self._closed.done():

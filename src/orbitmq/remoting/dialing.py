@@ -23,6 +23,7 @@ async def connect(
     settings: ConnectionSettings | None = None,
     clock: Clock | None = None,
     prepare: Prepare | None = None,
+    silence: float | None = None,
 ) -> Connection:
     """Open a connection. Raises `ConnectFailed`, also for a failed handshake.
 
@@ -31,7 +32,11 @@ async def connect(
     if isinstance(address, str):
         address = parse_address(address)
     connection = Connection(
-        owner or Dispatcher({}), settings=settings, clock=clock, prepare=prepare
+        owner or Dispatcher({}),
+        settings=settings,
+        clock=clock,
+        prepare=prepare,
+        silence=silence,
     )
     loop = asyncio.get_running_loop()
     try:

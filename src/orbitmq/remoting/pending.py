@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: Gets the answer, or why there is none. Called once, on the loop.
 Outcome: TypeAlias = Callable[[Command | RemotingError], None]
+#: Is told for how long an answer was waited for in vain; on the loop.
+Late: TypeAlias = Callable[[float], None]
 
 #: Below this many entries a heap is not worth cleaning.
 _SMALL_HEAP = 256
@@ -52,13 +54,21 @@ class PendingRequests:
         "_lock",
         "_loop",
         "_lost_by",
+        "_on_late",
         "_remote",
         "_timer",
         "_waiting",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, remote: Address, limit: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        remote: Address,
+        limit: int,
+        on_late: Late | None = None,
+    ) -> None:
         self._loop = loop
+        self._on_late = on_late
         self._remote = remote
         self._limit = limit
         self._waiting: dict[int, _Waiting] = {}
@@ -129,13 +139,17 @@ class PendingRequests:
         self._timer = None
         self._forget_answered()
         now = self._loop.time()
+        waited = 0.0
         while self._deadlines and self._deadlines[0][0] <= now:
             _, opaque = heapq.heappop(self._deadlines)
             late = self._waiting.pop(opaque, None)
             if late is not None:
+                waited = max(waited, late.timeout)
                 _tell(late, RequestTimedOut(self._remote, late.code, late.timeout))
         if self._deadlines:
             self._set_timer()
+        if waited and self._on_late is not None:
+            self._on_late(waited)
 
     def _forget_answered(self) -> None:
         waiting = self._waiting

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
 from collections.abc import Collection
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.address import NOWHERE, Address, socket_address
 from orbitmq.remoting.arrivals import Listener, speaks_tls
+from orbitmq.remoting.capacity import Capacity
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.remoting.owner import Owner
@@ -28,24 +30,33 @@ class Server:
     """A listening address whose connections all belong to one owner."""
 
     def __init__(
-        self, owner: Owner, settings: ServerSettings | None = None, *, clock: Clock | None = None
+        self,
+        owner: Owner,
+        settings: ServerSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
+        """`capacity` is what all servers that are given the same one may take together."""
         self._owner = owner
         self._settings = settings or ServerSettings()
         self._clock = clock or SystemClock()
+        self._capacity = capacity or Capacity(self._settings, self._clock.monotonic)
         self._address: Address | None = None
         self._listener: Listener | None = None
         self._tls: ssl.SSLContext | None = None
         self._mode = TlsMode.DISABLED
         #: Tasks that still find out what a new connection speaks.
         self._greeting: set[asyncio.Task[None]] = set()
-        self._connections: set[Connection] = set()
+        #: Each with the socket that it was made of.
+        self._connections: dict[Connection, socket.socket] = {}
         self._all_closed = asyncio.Event()
         self._refused = Occurrences()
         self._faults = Occurrences()
         self._sweep = IdleSweep(
             lambda: self._connections,
             idle=self._settings.idle,
+            frame=self._settings.frame,
             interval=self._settings.sweep,
             clock=self._clock,
         )
@@ -97,8 +108,10 @@ class Server:
         return True
 
     def _arrived(self, accepted: socket.socket) -> None:
-        if len(self._connections) + len(self._greeting) >= self._settings.connections:
-            self._refuse(accepted, f"{self._settings.connections} connections are open already")
+        _bound_silence(accepted, self._settings.idle)
+        problem = self._capacity.enter(accepted, _peer(accepted).host)
+        if problem is not None:
+            self._refuse(accepted, problem)
             return
         task = asyncio.get_running_loop().create_task(self._greet(accepted))
         self._greeting.add(task)
@@ -109,6 +122,7 @@ class Server:
         if done.cancelled():
             # Possibly before its first step, so that nobody else could.
             accepted.close()
+            self._capacity.leave(accepted)
 
     async def _greet(self, accepted: socket.socket) -> None:
         """Make a connection of an accepted socket, once it is known what the peer speaks."""
@@ -120,6 +134,7 @@ class Server:
             return
         if is_tls is None:
             accepted.close()
+            self._capacity.leave(accepted)
         elif is_tls and self._mode is TlsMode.DISABLED:
             self._refuse(accepted, "it speaks TLS, which is disabled here")
         elif not is_tls and self._mode is TlsMode.ENFORCING:
@@ -134,9 +149,10 @@ class Server:
             settings=self._settings.connection,
             clock=self._clock,
             faults=self._faults,
+            places=self._capacity.frames,
         )
         connection.on_close(self._closed)
-        self._connections.add(connection)
+        self._connections[connection] = accepted
         self._sweep.start()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -154,23 +170,40 @@ class Server:
             raise
 
     def _closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        accepted = self._connections.pop(connection, None)
+        if accepted is not None:
+            self._capacity.leave(accepted)
         if not self._connections:
             self._all_closed.set()
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         peer = _peer(accepted)
         accepted.close()
+        self._capacity.leave(accepted)
         self._log_refusal(peer, reason)
 
-    def _log_refusal(self, peer: str, reason: str) -> None:
+    def _log_refusal(self, peer: Address, reason: str) -> None:
         if count := self._refused.note(reason):
-            log.warning("connection refused: %s (%d so far)", reason, count, extra={"client": peer})
+            log.warning(
+                "connection refused: %s (%d so far)", reason, count, extra={"client": str(peer)}
+            )
 
 
-def _peer(accepted: socket.socket) -> str:
+def _bound_silence(accepted: socket.socket, seconds: float) -> None:
+    """Have the system end a connection whose peer acknowledges nothing that we write.
+
+    To whom we write now and then is not idle, though it may have vanished without a word; the
+    system alone would try for a quarter of an hour.
+    """
+    option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+    if option is not None:
+        with contextlib.suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, option, max(1, round(seconds * 1000)))
+
+
+def _peer(accepted: socket.socket) -> Address:
+    """Where a socket leads; nowhere if the peer has left already."""
     try:
-        name = accepted.getpeername()
+        return socket_address(accepted.getpeername())
     except OSError:
-        return "somebody who left"
-    return str(Address(str(name[0]), int(name[1])))
+        return NOWHERE

@@ -26,15 +26,16 @@ class ConnectionSettings:
     resume_bytes: int = 256 * KIB  #: unwritten bytes below which it is read from again
     unwritten_bytes: int = 64 * MIB  #: unwritten bytes at which the connection is aborted
     open_requests: int = 32_768  #: requests of the peer left open; above it is not read from
+    open_bytes: int = 64 * MIB  #: of those requests; above it is not read from
     pending_requests: int = 65_535  #: requests of ours without an answer; above they are refused
     request_timeout: float = 3.0  #: for a request of ours that names none
     limits: WireLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        _positive("connection", self, "read_size", "flush_bytes", "slow_bytes", "resume_bytes")
-        _positive("connection", self, "unwritten_bytes", "open_requests", "pending_requests")
-        _positive("connection", self, "request_timeout")
-        _ordered("connection", self, "resume_bytes", "slow_bytes", "unwritten_bytes")
+        check_positive("connection", self, "read_size", "flush_bytes", "slow_bytes", "resume_bytes")
+        check_positive("connection", self, "unwritten_bytes", "open_requests", "open_bytes")
+        check_positive("connection", self, "pending_requests", "request_timeout")
+        check_ordered("connection", self, "resume_bytes", "slow_bytes", "unwritten_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +45,35 @@ class ServerSettings:
     host: str = "127.0.0.1"  #: the address to bind; 0.0.0.0 or :: for every interface
     port: int = 0  #: the port to bind; 0: any free one
     backlog: int = 1024  #: connections that may wait to be accepted
-    connections: int = 10_000  #: above this, new ones are refused
+    connections: int = 10_000  #: above this, new ones are refused; a broker's two ports share it
+    host_connections: int = 5_000  #: of one address; above this, new ones of it are refused
+    #: Memory for frames longer than a read that have begun to arrive; above it, others are not read
+    #: from until there is room. Apache has no bound.
+    unfinished_bytes: int = 128 * MIB
+    frame: float = 60.0  #: how long a frame may take to arrive, from its first byte to its last
+    crowded_frame: float = 5.0  #: the same for a long one while others wait for its memory
     first_byte: float = 30.0  #: how long a new connection may stay silent
     handshake: float = 10.0  #: how long a TLS handshake may take
-    idle: float = 120.0  #: closes a connection without any read or write for so long
-    sweep: float = 5.0  #: how often idle connections are looked for
+    #: Closes a connection without any read or write for so long, or whose peer takes nothing of
+    #: what is written to it.
+    idle: float = 120.0
+    sweep: float = 5.0  #: how often idle connections and frames that take long are looked for
     accept_pause: float = 1.0  #: how long to wait when no more file handles can be had
     grace: float = 5.0  #: how long a stop waits for answers that are on their way
     tls: ServerTls | None = None
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
 
     def __post_init__(self) -> None:
-        _positive("server", self, "backlog", "connections", "first_byte", "handshake", "idle")
-        _positive("server", self, "sweep", "accept_pause")
+        check_positive("server", self, "backlog", "connections", "first_byte", "handshake", "idle")
+        check_positive("server", self, "sweep", "accept_pause", "host_connections", "frame")
+        check_positive("server", self, "crowded_frame")
+        check_ordered("server", self, "crowded_frame", "frame")
+        longest = self.connection.limits.frame + 4
+        if self.unfinished_bytes < longest:
+            raise SettingError(
+                f"server.unfinished_bytes must have room for the longest frame, {longest} bytes, "
+                f"got {self.unfinished_bytes}"
+            )
         if self.grace < 0:
             raise SettingError(f"server.grace must not be negative, got {self.grace}")
         if not 0 <= self.port <= 65535:
@@ -74,6 +91,8 @@ class ChannelSettings:
     connect_timeout: float = 3.0
     idle: float = 120.0  #: closes a connection without any read or write for so long
     sweep: float = 5.0  #: how often idle connections are looked for
+    #: Requests unanswered and nothing heard for so long: the connection is given up and made anew.
+    silence: float = 2.5
     first_pause: float = 0.1  #: after the first failed attempt; doubles with each further one
     longest_pause: float = 2.0
     jitter: float = 0.3  #: share of a pause that chance may take away
@@ -81,22 +100,26 @@ class ChannelSettings:
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
 
     def __post_init__(self) -> None:
-        _positive("channel", self, "connect_timeout", "idle", "sweep", "first_pause")
-        _ordered("channel", self, "first_pause", "longest_pause")
+        check_positive(
+            "channel", self, "connect_timeout", "idle", "sweep", "first_pause", "silence"
+        )
+        check_ordered("channel", self, "first_pause", "longest_pause")
         if not 0 <= self.jitter < 1:
             raise SettingError(f"channel.jitter must be from 0 to below 1, got {self.jitter}")
         if self.settled < 0:
             raise SettingError(f"channel.settled must not be negative, got {self.settled}")
 
 
-def _positive(role: str, settings: object, *names: str) -> None:
+def check_positive(role: str, settings: object, *names: str) -> None:
+    """Raise `SettingError` for the first of these settings that is not above 0."""
     for name in names:
         value = getattr(settings, name)
         if not value > 0:
             raise SettingError(f"{role}.{name} must be positive, got {value}")
 
 
-def _ordered(role: str, settings: object, *names: str) -> None:
+def check_ordered(role: str, settings: object, *names: str) -> None:
+    """Raise `SettingError` unless each of these settings is at most the next."""
     values = [getattr(settings, name) for name in names]
     if values != sorted(values):
         shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))

@@ -10,18 +10,21 @@ from orbitmq.remoting.connection import Connection
 
 
 class IdleSweep:
-    """Closes connections on which nothing was read or written for `idle` seconds."""
+    """Closes connections on which nothing was read or written for `idle` seconds, or on which a
+    frame takes longer than `frame` seconds to arrive."""
 
     def __init__(
         self,
         connections: Callable[[], Collection[Connection]],
         *,
         idle: float,
+        frame: float | None = None,
         interval: float,
         clock: Clock,
     ) -> None:
         self._connections = connections
         self._idle = idle
+        self._frame = frame
         self._interval = interval
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -39,8 +42,11 @@ class IdleSweep:
 
     def sweep(self) -> None:
         """Look once."""
-        since = self._clock.monotonic() - self._idle
+        now = self._clock.monotonic()
+        since = now - self._idle
         for connection in tuple(self._connections()):
+            if self._frame is not None:
+                connection.check_frame(now, self._frame)
             if connection.last_active > since:
                 continue
             if connection.unwritten or not connection.is_open:

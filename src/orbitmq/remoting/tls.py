@@ -67,6 +67,8 @@ class ClientTls:
             context.verify_mode = ssl.CERT_NONE
         elif self.authority is not None:
             _load_authority(context, "client.authority", self.authority)
+            # Whoever is named there is trusted, also one whom somebody else vouches for.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         else:
             context.load_default_certs()
         if self.verify and not self.verify_host:

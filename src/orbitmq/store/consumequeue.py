@@ -371,8 +371,7 @@ class ConsumeQueue:
         high = self.max_offset
         while low < high:
             middle = (low + high) // 2
-            offset, size, _ = self.entry(middle)
-            if offset < log_start or size == _BLANK_SIZE:
+            if self._is_gone(middle, log_start):
                 low = middle + 1
             else:
                 high = middle
@@ -381,17 +380,30 @@ class ConsumeQueue:
     def drop_files_below(self, log_start: int) -> int:
         """Delete files all of whose messages are gone from the log; the last one stays."""
         dropped = 0
-        while len(self.bases) > 1:
+        while len(self.bases) > 1 and log_start > 0:
             base = self.bases[0]
             if self.written < base + self.per_file:
                 break
-            if self.entry(base + self.per_file - 1)[0] >= log_start:
+            if not self._is_gone(base + self.per_file - 1, log_start):
                 break
             self._remove_file(base)
             del self.bases[0]
             self.unsynced.discard(base)
             dropped += 1
         return dropped
+
+    def _is_gone(self, number: int, log_start: int) -> bool:
+        """Whether the message of an entry, and of all before it, was deleted with its file.
+
+        One entry does not prove it: a bit that flipped in it would hide, or delete, the entries of
+        messages that are all there. So the one before it has to agree.
+        """
+        first = self.bases[0] if self.bases else self.tail_first
+        for each in {number, max(number - 1, first)}:
+            offset, size, _ = self.entry(each)
+            if not (0 <= offset < log_start or size == _BLANK_SIZE):
+                return False
+        return True
 
     def _remove_file(self, base: int) -> None:
         path = self._path(base)

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 #: Up to this many entries a loop is faster than columns.
 _FEW = 16
+#: Up to this many entries are unpacked by a format that is kept, more by columns.
+_MANY = 128
 #: One in so many entries is expected to match a filter by tag; all are looked at if it is fewer.
 _ONE_OF = 8
 #: An answer is never limited to less than this by its asker.
@@ -190,8 +192,7 @@ class Reading:
         """
         count = len(raw) // ENTRY_SIZE
         if wanted is None:
-            fields = _entries(count).unpack(raw)
-            offsets, sizes = fields[0::3], fields[1::3]
+            offsets, sizes = _fields(raw, count)
             if not self._is_near(count, offsets[0], offsets[-1] + sizes[-1]):
                 return False
             return self._take_first(offsets, sizes)
@@ -305,15 +306,21 @@ class Reading:
                 break
             last = offset
             number += 1
-            if offset < skip_to or (wanted is not None and not wanted.accepts_code(code)):
+            if 0 <= offset < skip_to or (wanted is not None and not wanted.accepts_code(code)):
                 continue
             record = self._log.view(offset, size)
             if record is None:
                 if not pieces:
                     result.status = ReadStatus.MESSAGE_WAS_REMOVING
-                # Whatever lies in the same deleted file is gone as well.
-                if size != _BLANK_SIZE and offset < self._log.start:
+                if size == _BLANK_SIZE:
+                    pass
+                elif 0 <= offset < self._log.start:
+                    # Whatever lies in the same deleted file is gone as well.
                     skip_to = self._log.following_file(offset)
+                else:
+                    # Nothing was ever deleted there: the entry itself is damaged.
+                    log.error("entry points outside of the log", extra={"offset": number - 1})
+                    damaged.append(number - 1)
                 continue
             if not self._is_good(record, offset, number - 1):
                 damaged.append(number - 1)
@@ -372,10 +379,18 @@ def _first_too_large(sizes: NDArray[np.int64], chosen: NDArray[np.intp], limit: 
 def _pick(raw: bytes, chosen: NDArray[np.intp]) -> tuple[Sequence[int], Sequence[int]]:
     """Offsets and sizes of the chosen entries."""
     picked = np.frombuffer(raw, _OPAQUE_ENTRY)[chosen].tobytes()
-    fields = _entries(len(chosen)).unpack(picked)
+    return _fields(picked, len(chosen))
+
+
+def _fields(raw: bytes, count: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Offsets and sizes of entries."""
+    if count > _MANY:
+        entries = np.frombuffer(raw, ENTRY)
+        return entries["offset"].tolist(), entries["size"].tolist()
+    fields = _entries(count).unpack(raw)
     return fields[0::3], fields[1::3]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=_MANY)
 def _entries(count: int) -> struct.Struct:
     return struct.Struct(">" + "qiq" * count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orbitmq.store.errors import SettingError
 from orbitmq.store.indexfile import IndexSettings
@@ -63,14 +63,29 @@ class ReadSettings:
     memory_bytes: int = 256 * KIB  #: of one answer then; the first message always passes
     disk_count: int = 8  #: messages per answer when they come from the disk
     disk_bytes: int = 64 * KIB  #: of one answer then; the first message always passes
+    bulk_count: int = 2048  #: messages per answer to those who ask for over 256 KiB, as Spark does
+    bulk_bytes: int = 1 * MIB  #: of one answer then; from the disk a quarter of both
     #: What lies this close to the end of the log counts as "in memory": 40 % of the machine's.
     memory_distance: int = field(default_factory=lambda: _physical_memory() * 40 // 100)
     check_crc: bool = True  #: check what comes from the disk before it is served
 
     def __post_init__(self) -> None:
         _positive("read", self, "scan_bytes", "max_bytes", "memory_count", "memory_bytes")
-        _positive("read", self, "disk_count", "disk_bytes")
+        _positive("read", self, "disk_count", "disk_bytes", "bulk_count", "bulk_bytes")
         _at_least_zero("read", self, "memory_distance")
+
+    def in_bulk(self) -> ReadSettings:
+        """The limits of answers to those who read long stretches.
+
+        From the disk they get a quarter, because a broker does nothing else while it waits for it.
+        """
+        return replace(
+            self,
+            memory_count=max(self.memory_count, self.bulk_count),
+            memory_bytes=max(self.memory_bytes, self.bulk_bytes),
+            disk_count=max(self.disk_count, self.bulk_count // 4),
+            disk_bytes=max(self.disk_bytes, self.bulk_bytes // 4),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ class Store:
         self._files = files or DiskFiles()
         self._post = post
         self._is_sync = self.settings.flush.policy is FlushPolicy.SYNC
+        self._read_in_bulk = self.settings.read.in_bulk()
         self._parts = parts = StoreParts(
             self.root,
             self.settings,
@@ -166,6 +167,8 @@ class Store:
         max_messages: int = 32,
         wanted: MessageFilter | None = None,
         max_bytes: int = _UNLIMITED,
+        *,
+        in_bulk: bool = False,
     ) -> ReadResult:
         """The messages of a queue from `offset` on that the filter lets pass."""
         if not self._parts.is_open:
@@ -173,7 +176,7 @@ class Store:
         return read_queue(
             self._queues.by_key.get((topic, queue_id)),
             self._log,
-            self.settings.read,
+            self._read_in_bulk if in_bulk else self.settings.read,
             offset,
             max_messages,
             wanted,
@@ -266,15 +269,21 @@ class Store:
             for queue in self._queues.by_key.values()
         ]
 
-    def delete_topic(self, topic: str) -> int:
+    def deleted_below(self, topic: str) -> int:
+        """The end of the log when the topic was last deleted: messages below are gone; else 0."""
+        return self._parts.deletions.by_topic.get(topic, 0)
+
+    def delete_topic(self, topic: str, *, is_noted: bool = False) -> int:
         """Forget the queues of a topic; its messages go with the log. How many queues there were.
 
+        A topic without queues is none to the store, unless its deletion is to be noted all the
+        same (`is_noted`): whoever keeps messages of it elsewhere asks `deleted_below` about them.
         The disk knows of it when this returns. Recovery's start is moved beyond the messages soon,
         because queues that are gone would make it begin at the first file.
         """
         self.write()
         check_topic(topic)
-        if not any(queue.topic == topic for queue in self._queues.by_key.values()):
+        if not is_noted and not any(queue.topic == topic for queue in self._queues.by_key.values()):
             return 0
         self._note_deletion(topic)
         self._appender.forget_topic(topic)

@@ -63,6 +63,11 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
     #: What the peer may make us hold when the fields are unpacked.
     _limits: WireLimits = DEFAULT_LIMITS
 
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes of a received frame live as long as this command does."""
+        return len(self.body) + (0 if self._raw is None else len(self._raw))
+
     @classmethod
     def request(
         cls,

@@ -61,6 +61,16 @@ class FrameReader:
         """How many more bytes are needed before `feed` can make progress. Never 0."""
         return self._needed - len(self._partial)
 
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of a frame are kept that is not complete yet."""
+        return len(self._partial)
+
+    @property
+    def announced(self) -> int:
+        """How long that frame will be; 0 while it has not said so."""
+        return self._needed if self._needed > PREFIX_SIZE else 0
+
     def feed(self, data: bytes) -> list[Frame]:
         """Take what was received and return the frames that it completes.
 
@@ -79,6 +89,10 @@ class FrameReader:
             error.frames = frames
             raise
         return frames
+
+    def abandon(self) -> None:
+        """Let go of a frame that will never be complete, because the stream has ended."""
+        self._partial, self._needed = bytearray(), PREFIX_SIZE
 
     def _finish_partial(self, data: bytes, frames: list[Frame]) -> int:
         """Add to the frame that earlier data began; return where the rest of `data` starts."""

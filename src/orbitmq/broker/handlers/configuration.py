@@ -73,6 +73,7 @@ class Configuration:
             # What name servers are told of every topic depends on it.
             parts.topics.renew_version(now=now)
             parts.registration.register_all()
+        if (settings.permission, settings.pull) != (before.permission, before.pull):
             # Those who wait for messages are told what they may do now.
             parts.held.wake()
         return request.answer(ResponseCode.SUCCESS)

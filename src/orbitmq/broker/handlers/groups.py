@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from orbitmq.broker import names
 from orbitmq.broker.errors import Refused
+from orbitmq.broker.groups import consumption
 from orbitmq.broker.handlers.apart import answered
 from orbitmq.broker.paging import PageRequest
 from orbitmq.broker.parts import Parts
@@ -72,8 +73,8 @@ class Groups:
                 "group created" if before is None else "group changed",
                 extra={"group": config.group_name, "client": peer_of(connection).name},
             )
-            if before is not None and not after.consume_enable:
-                # Those who wait for messages are told that they may not have any.
+            if before is not None and consumption(before) != consumption(after):
+                # Those who wait for messages are told what they may do now.
                 self._parts.held.wake(group=config.group_name)
 
     def forbid(self, _: Connection, request: Command) -> Command:
@@ -112,6 +113,9 @@ class Groups:
         if asked.clean_offset:
             parts.progress.remove_group(asked.group_name)
         parts.counters.forget_group(asked.group_name)
+        if not parts.settings.auto_create_group:
+            # Otherwise those who wait would only make it again.
+            parts.held.wake(group=asked.group_name)
         return request.answer(ResponseCode.SUCCESS)
 
     # Showing.

@@ -158,7 +158,11 @@ class Membership:
             self._tell(change)
 
     def _tell(self, change: GroupChange) -> None:
-        """Have the members of a group share the queues anew."""
+        """Have the members of a group share the queues anew, by what the group wants now."""
+        if not change.is_gone:
+            # Those who wait would go on leaving out what the group did not want before.
+            for topic in change.topics_added | change.topics_removed | change.topics_replaced:
+                self._parts.held.wake(topic, group=change.group)
         for client in change.joined:
             log.info("consumer joined", extra={"group": change.group, "client": client.id})
         for client in change.left:
@@ -166,7 +170,10 @@ class Membership:
         if not self._parts.settings.notify_consumers:
             return
         header = NotifyConsumerIdsChangedRequest(consumer_group=change.group)
+        may_consume = self._parts.access.may_consume
         for channel in change.notify:
+            if not may_consume(channel, change.group):
+                continue
             self._parts.notify(channel, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
 
     # Asking.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orbitmq.broker.commitrule import Way
-from orbitmq.broker.errors import Refused
+from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.holding import HeldPull
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
@@ -38,14 +38,14 @@ from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
 from orbitmq.wire.limits import DEFAULT_LIMITS
 
-REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
-
 _COMMIT = int(PullFlag.COMMIT_OFFSET)
 _SUSPEND = int(PullFlag.SUSPEND)
 _SUBSCRIPTION = int(PullFlag.SUBSCRIPTION)
 _ONE_WAY = int(Flag.ONE_WAY)
 #: An answer has to fit into a frame, whatever the settings of the store allow.
 _MOST_BYTES = DEFAULT_LIMITS.frame - 64 * 1024
+#: What consumers ask for. Whoever asks for more reads a long stretch, and gets more at a time.
+_USUAL_BYTES = 256 * 1024
 #: How often the subscription that comes with every pull of a group is noted.
 _NOTE_SUBSCRIPTION = 60.0
 _MOST_NOTED = 10_000
@@ -83,6 +83,7 @@ class Pulling:
         self._settings = settings.pull
         self._answers.by_heap = settings.pull.transfer is Transfer.HEAP
         self._held.limit = settings.pull.held_requests
+        self._held.limit_of_one = settings.pull.held_per_connection
         self._pacing.limit = settings.pull.step_bytes
         self._parts.filters.is_enabled = settings.pull.enable_property_filter
         self._is_slave = settings.is_slave
@@ -185,7 +186,7 @@ class Pulling:
         if self._is_slave and not (
             self._settings.slave_read_enable or parts.replication.is_master_gone
         ):
-            raise Refused(ResponseCode.SYSTEM_BUSY, REJECTED)
+            raise SystemBusy
         if not may_read(parts.settings.permission):
             raise Forbidden(
                 ForbiddenType.BROKER,
@@ -341,6 +342,7 @@ class Pulling:
             header.max_msg_nums,
             wanted,
             min(asked, _MOST_BYTES) if asked > 0 else _MOST_BYTES,
+            in_bulk=asked > _USUAL_BYTES,
         )
         status = result.status
         code = CODES[status]

@@ -14,6 +14,7 @@ from orbitmq.broker.consumergroup import Member
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.parts import Parts
 from orbitmq.message.errors import MessageError
+from orbitmq.message.stored import decode_message
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.remoting.errors import RemotingError, RequestTimedOut
@@ -69,6 +70,7 @@ class Relaying:
         parts = self._parts
         try:
             body = bytes(parts.store.message_by_offset_id(asked.msg_id or ""))
+            kept_in = decode_message(body).topic
         except (StoreError, MessageError) as error:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"message {asked.msg_id!r} cannot be had: {error}"
@@ -81,7 +83,12 @@ class Relaying:
         if group is not None:
             fields["groupSysFlag"] = str(group.group_sys_flag)
         return await self._relay(
-            request, asked.consumer_group, asked.client_id or "", fields, body=body
+            request,
+            asked.consumer_group,
+            asked.client_id or "",
+            fields,
+            body=body,
+            topic=kept_in,
         )
 
     async def _relay(
@@ -92,9 +99,10 @@ class Relaying:
         fields: Mapping[str, str],
         *,
         body: Bytes = b"",
+        topic: str | None = None,
     ) -> Command:
-        """Pass a request on, and its answer back, whatever it is."""
-        consumer = self._consumer(group, client_id)
+        """Pass a request on, and its answer back, whatever it is; `topic` is that of the body."""
+        consumer = self._consumer(group, client_id, topic)
         passed_on = {
             name: value for name, value in request.ext_fields.items() if name not in _CREDENTIALS
         }
@@ -119,12 +127,10 @@ class Relaying:
             answer.code, extra=dict(answer.ext_fields), remark=answer.remark, body=answer.body
         )
 
-    def _consumer(self, group: str, client_id: str) -> Connection:
+    def _consumer(self, group: str, client_id: str, topic: str | None) -> Connection:
         """The connection to a member that can be asked."""
         members = [
-            member
-            for member in self._parts.consumers.members(group)
-            if member.client.id == client_id
+            member for member in self._members(group, topic) if member.client.id == client_id
         ]
         if not members:
             raise Refused(
@@ -139,12 +145,21 @@ class Relaying:
             )
         return _connection(member)
 
+    def _members(self, group: str, topic: str | None = None) -> list[Member]:
+        """The members of a group that may still consume, and see messages of a topic."""
+        parts = self._parts
+        return [
+            member
+            for member in parts.consumers.members(group)
+            if parts.access.may_consume(member.channel, group, topic)
+        ]
+
     # All consumers of a group.
 
     async def consumer_status(self, _: Connection, request: Command) -> Command:
         """How far each member of a group is, by its own account."""
         asked = request.header(GetConsumerStatusRequest)
-        members = self._parts.consumers.members(asked.group)
+        members = self._members(asked.group)
         if not members:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from orbitmq.broker import names
 from orbitmq.broker.answers import SendAnswers
 from orbitmq.broker.drafts import Draft
-from orbitmq.broker.errors import Refused
+from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.outcomes import refusal_code
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
@@ -50,7 +50,6 @@ from orbitmq.wire.command import Command
 from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
 from orbitmq.wire.versions import Gate
 
-REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
 
 #: Attribute and value of topics that keep the newest message of every key.
@@ -286,7 +285,7 @@ class Sending:
         topic = header.topic
         settings = self._parts.settings
         if settings.is_slave:
-            raise Refused(ResponseCode.SYSTEM_BUSY, REJECTED)
+            raise SystemBusy
         if not request.body:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

@@ -17,6 +17,7 @@ from orbitmq.broker.errors import Refused
 from orbitmq.broker.paging import PageRequest
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
+from orbitmq.broker.topics import reading
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.wire.bodies.base import decode_body, encode_body
@@ -114,10 +115,7 @@ class Topics:
                 "topic created" if before is None else "topic changed",
                 extra={"topic": config.topic_name, "client": peer_of(connection).name},
             )
-            if before is not None and (before.perm, before.read_queue_nums) != (
-                after.perm,
-                after.read_queue_nums,
-            ):
+            if before is not None and reading(before) != reading(after):
                 # Those who wait for messages of it are told what they may do now.
                 parts.held.wake(config.topic_name)
 
@@ -132,7 +130,8 @@ class Topics:
         doomed = [topic, *self._retry_topics_of(topic)]
         for name in doomed:
             is_known = parts.topics.delete(name, now=parts.clock.now()) is not None
-            parts.store.delete_topic(name)
+            # Messages that wait for their time may be all that there is of it.
+            parts.store.delete_topic(name, is_noted=is_known)
             parts.progress.remove_topic(name)
             parts.counters.forget_topic(name)
             parts.timers.counts.forget(name)

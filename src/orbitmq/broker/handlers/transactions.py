@@ -9,7 +9,7 @@ from orbitmq.broker import names
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.outcomes import PutResult, refusal_code
-from orbitmq.broker.parking import copied, real_place
+from orbitmq.broker.parking import Reading, copied, real_place
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.transactionchecks import immunity_of
 from orbitmq.broker.transactions import OWN_NOTES, QUEUE, root_of
@@ -126,13 +126,32 @@ class Transactions:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
 
     def _commit(self, half: StoredMessage) -> None:
-        """Append the message to where it belongs, in the turn that is under way."""
+        """Append the message to where it belongs, in the turn that is under way.
+
+        A message whose topic was deleted since it was sent goes nowhere, and its transaction ends.
+        """
+        if not self._has_destination(half):
+            self._parts.destinations.dropped += 1
+            return
         try:
             self._parts.turns.append(self._committed(half))
         except OrbitError as error:
             raise Refused(refusal_code(error), str(error)) from error
         counts = self._parts.counters.topic(real_topic(half))
         self._parts.turns.taken.append((counts, len(half.stored_body)))
+
+    def _has_destination(self, half: StoredMessage) -> bool:
+        place, destinations = real_place(half), self._parts.destinations
+        if place is None:
+            return True
+        sent_at = half.physical_offset
+        if destinations.was_deleted(place[0]) and root_of(half) < half.queue_offset:
+            # A copy, made when its producer was asked: the first one says when it was sent.
+            root = root_of(half)
+            reading = Reading(self._parts.store, names.HALF_TOPIC, QUEUE, root)
+            first = next((found[0] for found in reading.batches(1)), half)
+            sent_at = first.physical_offset if first.queue_offset == root else 0
+        return destinations.takes(*place, sent_at)
 
     def _committed(self, half: StoredMessage) -> Draft:
         place = real_place(half)

@@ -17,10 +17,12 @@ import logging
 from typing import TypeVar
 
 from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.groups import consumption
 from orbitmq.broker.outward import outward_channels
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.replication.master import MasterPlace
 from orbitmq.broker.timerfile import TIMER_PROGRESS, TimerFile, from_apache
+from orbitmq.broker.topics import reading
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.channels import Channels
@@ -95,7 +97,7 @@ class Copying:
         """Copy everything; whether all of it could be had."""
         parts = self._parts
         try:
-            parts.topics.replace(
+            self._take_topics(
                 await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
             )
             parts.progress.load(
@@ -106,7 +108,7 @@ class Copying:
             state = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
             self._delivered = (_number(state.table.get(_LOG_END)), delays, timers)
             self._take_delivered()
-            parts.groups.replace(
+            self._take_groups(
                 await self._ask(
                     address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable
                 )
@@ -117,6 +119,30 @@ class Copying:
             return False
         self.rounds += 1
         return True
+
+    # Those who wait here for messages are told when they may not have them any more.
+
+    def _take_topics(self, master: TopicConfigTable) -> None:
+        topics, held = self._parts.topics, self._parts.held
+        before = {each.topic_name: reading(each) for each in topics}
+        topics.replace(master)
+        for name, rule in before.items():
+            topic = topics.get(name)
+            if topic is None or reading(topic) != rule:
+                held.wake(name)
+
+    def _take_groups(self, master: SubscriptionGroupTable) -> None:
+        groups, held = self._parts.groups, self._parts.held
+        before = {each.group_name: consumption(each) for each in groups}
+        groups.replace(master)
+        may_be_made = self._parts.settings.auto_create_group
+        for name, rule in before.items():
+            group = groups.get(name)
+            if group is None and may_be_made:
+                # Whoever waits would only make it again.
+                continue
+            if group is None or consumption(group) != rule:
+                held.wake(group=name)
 
     async def _ask(self, address: Address, code: RequestCode, kind: type[B]) -> B:
         answer = await self._channels.request(address, code, timeout=_TIMEOUT)

@@ -105,6 +105,9 @@ class Following:
             )
         log.info("following the master", extra={"master": str(address)})
         self._stream = stream
+        if not self._parts.settings.pull.slave_read_enable:
+            # Who came here because the master was gone is told to go back to it.
+            self._parts.held.wake()
         try:
             while not stream.lost.done():
                 await asyncio.wait((stream.lost,), timeout=self._settings.heartbeat)

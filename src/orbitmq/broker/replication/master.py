@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 
-from orbitmq.broker.settings import DEFAULT_PORT, ReplicationSettings
+from orbitmq.broker.settings import DEFAULT_PORT, HA_DISTANCE, ReplicationSettings
 from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.errors import AddressError
 
@@ -29,7 +29,7 @@ class MasterPlace:
         self.is_told = self._is_fixed
         if settings.master is not None:
             address = parse_address(settings.master, default_port=DEFAULT_PORT)
-            log_port = address.port + 1
+            log_port = address.port + HA_DISTANCE
             if settings.master_ha is None:
                 self._become(address, Address(address.host, log_port))
             else:

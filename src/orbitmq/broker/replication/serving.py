@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.replication.copies import Copies
 from orbitmq.broker.replication.replica import Replica
+from orbitmq.broker.settings import HA_DISTANCE
 from orbitmq.remoting.address import Address, socket_address
 from orbitmq.remoting.errors import ListenFailed
 from orbitmq.store.arrivals import Arrival
@@ -118,12 +119,14 @@ class Serving:
 def _listen(parts: Parts) -> socket.socket:
     host, port = parts.settings.server.host, parts.settings.replication.port
     if port is None:
-        port = parts.address.port + 1
+        port = parts.port + HA_DISTANCE
     address = Address(host, port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        raise ListenFailed(address, str(error)) from error
+        raise ListenFailed(
+            address, f"{error} (slaves are served there; broker.replication.port chooses it)"
+        ) from error
     listener.setblocking(False)
     return listener

@@ -1,0 +1,216 @@
+"""The asking side of a connection: our requests, their opaques and deadlines, and who waits.
+
+It knows nothing of sockets: what it makes goes to `send_pieces`, what comes back is handed to
+`_pending` by whoever reads. A connection is this and more, by inheritance and not by delegation:
+asking is on the way of every message of a client, and is not to cost a call more.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from orbitmq.remoting.address import NOWHERE
+from orbitmq.remoting.blocking import Encode
+from orbitmq.remoting.errors import ConnectionLost
+from orbitmq.remoting.owner import Prepare
+from orbitmq.remoting.pending import Outcome, PendingRequests, settling
+from orbitmq.remoting.settings import ConnectionSettings
+from orbitmq.wire.codes import Serialization
+from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.frame import Bytes
+from orbitmq.wire.headers.base import Header
+
+
+class Asking(abc.ABC):
+    """Whoever can ask a peer. Belongs to the loop that it was made on."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        prepare: Prepare | None,
+        monotonic: Callable[[], float],
+        silence: float | None,
+    ) -> None:
+        self._settings = settings
+        self._prepare = prepare
+        self._monotonic = monotonic
+        self._silence = silence
+        #: When something was last read.
+        self._last_read = monotonic()
+        #: When the first request was sent that stayed unanswered, with nothing read since.
+        self._silent_since = float("-inf")
+        self._loop = asyncio.get_running_loop()
+        # Nothing can be asked before the peer is known; then there is another one.
+        self._pending = PendingRequests(self._loop, NOWHERE, 0)
+        self._opaques = itertools.count(1)
+        #: Whether anything can still be sent.
+        self.is_open = False
+        #: Where the peer is.
+        self.remote = NOWHERE
+        #: Why the connection ended or will end.
+        self.reason = "closed by the peer"
+
+    async def request(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # cheaper than a scope: one timer for all
+        serialization: Serialization = Serialization.JSON,
+    ) -> Command:
+        """Ask the peer and wait for its answer.
+
+        Raises `ConnectionLost`, `RequestTimedOut` or `TooManyRequests`. An answer that refuses is
+        an answer.
+        """
+        answered: asyncio.Future[Command] = self._loop.create_future()
+        opaque = self.submit(
+            code,
+            header,
+            settling(answered),
+            body=body,
+            extra=extra,
+            timeout=timeout,
+            serialization=serialization,
+        )
+        try:
+            return await answered
+        finally:
+            self._pending.give_up(opaque)
+
+    def submit(
+        self,
+        code: int,
+        header: Header | None,
+        outcome: Outcome,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        serialization: Serialization = Serialization.JSON,
+    ) -> int:
+        """Ask the peer; `outcome` is called with its answer or the error. Returns the opaque."""
+        return self.submit_encoded(
+            code,
+            lambda opaque: self.encoded(
+                Command.request(
+                    code, header, opaque=opaque, body=body, extra=extra, serialization=serialization
+                )
+            ),
+            outcome,
+            timeout=timeout,
+        )
+
+    def submit_encoded(
+        self, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
+    ) -> int:
+        """Like `submit`, with a request that the caller encodes when it is told its opaque.
+
+        On a connection that `prepares` requests, `encode` has to make use of `encoded`.
+        """
+        self._check_open()
+        opaque = self._next_opaque()
+        pieces = encode(opaque)
+        if timeout is None:
+            timeout = self._settings.request_timeout
+        self._pending.add(opaque, code, timeout, outcome)
+        self.send_pieces(pieces)
+        return opaque
+
+    def give_up(self, opaque: int) -> None:
+        """Nobody waits for the answer to this request any more."""
+        self._pending.give_up(opaque)
+
+    def notify(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        serialization: Serialization = Serialization.JSON,
+    ) -> None:
+        """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
+        self._check_open()
+        self.send_pieces(
+            self.encoded(
+                Command.request(
+                    code,
+                    header,
+                    opaque=self._next_opaque(),
+                    body=body,
+                    extra=extra,
+                    one_way=True,
+                    serialization=serialization,
+                )
+            )
+        )
+
+    @property
+    def prepares(self) -> bool:
+        """Whether requests are changed before they are sent: signed, for instance."""
+        return self._prepare is not None
+
+    @property
+    def pending_requests(self) -> int:
+        """Requests of ours that wait for an answer."""
+        return len(self._pending)
+
+    def encoded(self, request: Command) -> Sequence[Bytes]:
+        """A request, prepared, as the pieces to send. May be called by any thread."""
+        if self._prepare is not None:
+            request = self._prepare(request)
+        return command_pieces(request, limits=self._settings.limits)
+
+    @abc.abstractmethod
+    def send_pieces(self, pieces: Sequence[Bytes]) -> None:
+        """Send the pieces of whole frames. Their buffers must not change any more."""
+
+    @abc.abstractmethod
+    def abort(self, reason: str = "aborted here") -> None:
+        """Close now; what was not written is lost."""
+
+    # Waiting
+
+    def _begin_asking(self) -> None:
+        """The peer is known: requests can be sent."""
+        self._pending = PendingRequests(
+            self._loop, self.remote, self._settings.pending_requests, self._was_late
+        )
+        self._last_read = self._monotonic()
+
+    def _was_late(self, waited: float) -> None:
+        """A request was not answered; give up a peer of which nothing at all is heard.
+
+        A connection whose other side vanished without a word - power, a cable, a firewall that
+        forgot it - takes requests for ever. Late answers to some requests are no reason: others
+        are heard meanwhile.
+        """
+        if self._silence is None:
+            return
+        now = self._monotonic()
+        if self._last_read > now - waited:
+            return
+        if self._silent_since < self._last_read:
+            self._silent_since = now - waited
+        if now - self._silent_since >= self._silence:
+            self.abort(f"nothing was heard of it for {now - self._silent_since:.1f} s")
+
+    def was_late_from_thread(self, waited: float) -> None:
+        """A request of a thread was not answered."""
+        if self._silence is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._was_late, waited)
+
+    def _next_opaque(self) -> int:
+        return next(self._opaques) & 0x7FFFFFFF
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise ConnectionLost(self.remote, self.reason)

@@ -1,0 +1,334 @@
+"""What a broker with accounts says on its own goes only to those for whom it is meant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.access import Reason
+from orbitmq.broker.settings import AccessSettings
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.wire.acl import Credentials, sign
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.bodies.membership import LockBatch, LockedQueues
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.stats import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
+from tests.support.access import account, wanting
+from tests.support.broker import GROUP, RawClient, until
+from tests.support.delivery import AskedProducer, HandBroker, hand_broker, record_of, send_half
+
+DENIED = int(ResponseCode.NO_PERMISSION)
+MAKER = account("maker-key", "maker-s3cr3t")
+OTHER = account("other-key", "other-s3cr3t")
+TAKER = account("taker-key", "taker-s3cr3t")
+RIVAL = account("rival-key", "rival-s3cr3t")
+ADMIN = account("admin-key", "admin-s3cr3t")
+REPLIES = "DefaultCluster_REPLY_TOPIC"
+
+
+def listed(credentials: Credentials, rights: str = "") -> str:
+    return (
+        f'[[accounts]]\naccessKey = "{credentials.access_key}"\n'
+        f'secretKey = "{credentials.secret_key}"\n{rights}\n'
+    )
+
+
+MAKES = f'topicPerms = ["orders=PUB", "{REPLIES}=PUB"]'
+TAKES = f'topicPerms = ["orders=SUB"]\ngroupPerms = ["{GROUP}=SUB"]'
+
+
+@dataclass
+class Guarded:
+    """A broker with accounts, and whoever came to it."""
+
+    broker: HandBroker
+    accounts: Path
+    _clients: list[RawClient] = field(default_factory=list)
+
+    async def producer(self, who: Credentials, client_id: str) -> AskedProducer:
+        producer = await AskedProducer.join(
+            self.broker.broker, client_id, prepare=lambda command: sign(command, who)
+        )
+        self._clients.append(producer)
+        return producer
+
+    async def client(self, who: Credentials) -> RawClient:
+        client = await RawClient.open(self.broker.broker, lambda command: sign(command, who))
+        self._clients.append(client)
+        return client
+
+    async def consumer(self, who: Credentials, client_id: str) -> tuple[RawClient, list[Command]]:
+        """A member of the group, and what it is told and asked."""
+        told: list[Command] = []
+
+        def answer(_: Connection, request: Command) -> Command:
+            told.append(request)
+            return request.answer(0)
+
+        codes = (
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            RequestCode.GET_CONSUMER_RUNNING_INFO,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        )
+        connection = await connect(
+            self.broker.broker.address,
+            owner=Dispatcher(dict.fromkeys(codes, answer)),
+            prepare=lambda command: sign(command, who),
+        )
+        client = RawClient(connection, told)
+        self._clients.append(client)
+        assert (await client.heartbeat(client_id, wanting("orders"))).code == 0
+        return client, told
+
+    def allow(self, *accounts: str) -> None:
+        """Have these accounts from now on."""
+        self.accounts.write_text("".join(accounts))
+        self.broker.parts.access.refresh()
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    file = tmp_path / "accounts.toml"
+    file.write_text(
+        listed(MAKER, MAKES)
+        + listed(OTHER)
+        + listed(TAKER, TAKES)
+        + listed(RIVAL, TAKES)
+        + listed(ADMIN, "admin = true")
+    )
+    async with hand_broker(tmp_path / "broker", access=AccessSettings(accounts=file)) as (
+        broker,
+        _,
+    ):
+        guarded = Guarded(broker, file)
+        try:
+            yield guarded
+        finally:
+            await guarded.close()
+
+
+def check(guarded: Guarded) -> None:
+    """Let the broker ask about transactions that were left open."""
+    broker = guarded.broker
+    broker.clock.advance(60.0)
+    broker.parts.transactions.step(broker.clock.now())
+    broker.parts.turns.finish()
+
+
+async def told(producer: AskedProducer, client_id: str) -> list[bytes]:
+    """The bodies that a producer was asked about; what it is told has come before this answer."""
+    await producer.heartbeat(client_id, producers=("makers",))
+    return [record_of(question).body for question in producer.questions]
+
+
+# Transactions.
+
+
+async def test_only_a_producer_that_may_send_to_the_topic_is_asked_about_its_half_messages(
+    guarded: Guarded,
+) -> None:
+    spies = [await guarded.producer(OTHER, f"spy@{number}") for number in range(3)]
+    maker = await guarded.producer(MAKER, "maker@1")
+    for number in range(4):
+        await send_half(maker, "orders", b"%d" % number, guarded.broker)
+
+    check(guarded)
+
+    assert await told(maker, "maker@1") == [b"0", b"1", b"2", b"3"]
+    assert [await told(spy, f"spy@{number}") for number, spy in enumerate(spies)] == [[], [], []]
+
+
+async def test_with_nobody_who_may_be_asked_nobody_is_asked(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    spy = await guarded.producer(OTHER, "spy@1")
+    await send_half(await guarded.client(MAKER), "orders", b"card number", guarded.broker)
+
+    check(guarded)
+
+    assert await told(spy, "spy@1") == []
+    assert "nobody to ask about a transaction" in caplog.text
+
+
+async def test_a_right_that_was_taken_away_is_gone_before_the_next_question(
+    guarded: Guarded,
+) -> None:
+    maker = await guarded.producer(MAKER, "maker@1")
+    await send_half(maker, "orders", b"x", guarded.broker)
+
+    guarded.allow(listed(MAKER), listed(ADMIN, "admin = true"))
+    check(guarded)
+
+    assert await told(maker, "maker@1") == []
+
+
+async def test_a_connection_has_the_rights_of_its_last_heartbeat_and_not_of_an_earlier_one(
+    guarded: Guarded,
+) -> None:
+    who = [MAKER]
+    turncoat = await AskedProducer.join(
+        guarded.broker.broker, "maker@1", prepare=lambda command: sign(command, who[0])
+    )
+    await send_half(turncoat, "orders", b"x", guarded.broker)
+
+    who[0] = OTHER
+    await turncoat.heartbeat("maker@1", producers=("makers",))
+    check(guarded)
+
+    assert await told(turncoat, "maker@1") == []
+    await turncoat.close()
+
+
+# Client ids.
+
+
+async def test_the_client_id_of_another_account_is_refused_while_that_is_connected(
+    guarded: Guarded,
+) -> None:
+    maker = await guarded.producer(MAKER, "maker@1")
+    spy = await guarded.client(OTHER)
+
+    refused = await spy.heartbeat("maker@1", producers=("makers",))
+    await maker.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+    afterwards = await spy.heartbeat("maker@1", producers=("makers",))
+
+    assert refused.code == DENIED
+    assert "client id 'maker@1' is in use by another account" in (refused.remark or "")
+    assert guarded.broker.parts.access.refused[Reason.CLIENT_TAKEN] == 1
+    assert afterwards.code == 0
+
+
+async def test_a_client_that_comes_back_over_another_connection_keeps_its_id(
+    guarded: Guarded,
+) -> None:
+    await guarded.producer(MAKER, "maker@1")
+    again = await guarded.client(MAKER)
+
+    assert (await again.heartbeat("maker@1", producers=("makers",))).code == 0
+
+
+async def test_a_connection_keeps_no_more_than_its_last_client_id_from_others(
+    guarded: Guarded,
+) -> None:
+    squatter = await guarded.client(OTHER)
+    for number in range(10):
+        await squatter.heartbeat(f"maker@{number}", producers=("any",))
+    maker = await guarded.client(MAKER)
+
+    codes = [(await maker.heartbeat(f"maker@{n}", producers=("makers",))).code for n in range(10)]
+
+    assert codes == [0] * 9 + [DENIED]
+
+
+async def test_a_reply_goes_to_the_client_that_asked_and_not_to_who_takes_its_name(
+    guarded: Guarded,
+) -> None:
+    asker = await guarded.producer(MAKER, "asker@1")
+    spy = await guarded.producer(OTHER, "spy@1")
+    await spy.heartbeat("asker@1", producers=("makers",))
+    replier = await guarded.client(MAKER)
+
+    properties = {"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": "asker@1"}
+    answer = await replier.send(
+        REPLIES, b"42", properties=properties, code=RequestCode.SEND_REPLY_MESSAGE_V2
+    )
+
+    assert answer.code == 0, answer.remark
+    assert [bytes(reply.body) for reply in asker.replies] == [b"42"]
+    assert spy.replies == []
+
+
+async def test_the_locks_of_a_client_are_not_given_back_by_another_account(
+    guarded: Guarded,
+) -> None:
+    taker, _ = await guarded.consumer(TAKER, "taker@1")
+    rival, _ = await guarded.consumer(RIVAL, "rival@1")
+    queue = MessageQueue(broker_name="broker-a", queue_id=0, topic="orders")
+
+    def batch(client_id: str) -> bytes:
+        body = LockBatch(client_id=client_id, consumer_group=GROUP, mq_set=(queue,))
+        return encode_body(body)
+
+    locked = await taker.connection.request(RequestCode.LOCK_BATCH_MQ, body=batch("taker@1"))
+    stolen = await rival.connection.request(RequestCode.UNLOCK_BATCH_MQ, body=batch("taker@1"))
+    tried = await rival.connection.request(RequestCode.LOCK_BATCH_MQ, body=batch("rival@1"))
+
+    assert decode_body(LockedQueues, locked.body).lock_ok_mq_set == (queue,)
+    assert stolen.code == DENIED
+    assert decode_body(LockedQueues, tried.body).lock_ok_mq_set == ()
+
+
+# Members of groups.
+
+
+async def test_a_member_without_rights_by_now_is_neither_told_nor_asked_anything(
+    guarded: Guarded,
+) -> None:
+    maker, admin = await guarded.client(MAKER), await guarded.client(ADMIN)
+    place = await maker.stored("orders", b"secret")
+    taker, told_taker = await guarded.consumer(TAKER, "taker@1")
+    _, told_rival = await guarded.consumer(RIVAL, "rival@1")
+    await until(lambda: len(told_taker) == 2)
+    told_taker.clear()
+    told_rival.clear()
+
+    guarded.allow(listed(TAKER), listed(RIVAL, TAKES), listed(ADMIN, "admin = true"))
+    await guarded.consumer(RIVAL, "rival@2")
+    asked = [
+        await admin.connection.request(
+            RequestCode.CONSUME_MESSAGE_DIRECTLY,
+            ConsumeDirectlyRequest(consumer_group=GROUP, client_id=who, msg_id=place.msg_id),
+        )
+        for who in ("taker@1", "rival@1")
+    ]
+    await taker.heartbeat("taker@1", producers=("any",))
+
+    assert [answer.code for answer in asked] == [ResponseCode.SYSTEM_ERROR, ResponseCode.SUCCESS]
+    assert "<taker@1> not online" in (asked[0].remark or "")
+    assert told_taker == []
+    assert [each.code for each in told_rival] == [40, RequestCode.CONSUME_MESSAGE_DIRECTLY]
+
+
+async def test_members_of_a_group_may_ask_each_other_what_they_hold_and_others_may_not(
+    guarded: Guarded,
+) -> None:
+    await guarded.consumer(TAKER, "taker@1")
+    rival, _ = await guarded.consumer(RIVAL, "rival@1")
+    spy = await guarded.client(OTHER)
+    header = GetConsumerRunningInfoRequest(consumer_group=GROUP, client_id="taker@1")
+
+    answers = [
+        await each.connection.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        for each in (rival, spy)
+    ]
+
+    assert [answer.code for answer in answers] == [0, DENIED]
+
+
+async def test_who_comes_from_a_trusted_host_is_asked_without_an_account(tmp_path: Path) -> None:
+    file = tmp_path / "accounts.toml"
+    file.write_text('globalWhiteRemoteAddresses = ["127.0.0.1"]\n')
+    async with (
+        hand_broker(tmp_path / "broker", access=AccessSettings(accounts=file)) as (broker, _),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        maker = await AskedProducer.join(broker.broker, "maker@1")
+        stack.push_async_callback(maker.close)
+        await send_half(maker, "orders", b"x", broker)
+
+        check(Guarded(broker, file))
+
+        assert await told(maker, "maker@1") == [b"x"]

@@ -1,0 +1,158 @@
+"""A peer of which nothing is heard is given up, and reached anew; one that is only slow is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.channels import Channels
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Handler
+from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut, SettingError
+from orbitmq.remoting.settings import ChannelSettings
+from orbitmq.wire.command import Command, command_pieces
+from tests.support.remoting import DEADLINE, serving, until
+
+ANSWERED = 10
+HELD = 11
+
+QUICK = ChannelSettings(silence=0.2, settled=0.0)
+
+
+def _fine(_: Connection, request: Command) -> Command:
+    return request.answer(0)
+
+
+HANDLERS: dict[int, Handler] = {ANSWERED: _fine, HELD: lambda _, __: LATER}
+
+
+@contextlib.asynccontextmanager
+async def silent_peer() -> AsyncIterator[tuple[Address, list[asyncio.StreamWriter]]]:
+    """Takes connections and everything that is sent, and says nothing."""
+    taken: list[asyncio.StreamWriter] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taken.append(writer)
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    try:
+        yield Address(*server.sockets[0].getsockname()[:2]), taken
+    finally:
+        server.close()
+        for writer in taken:
+            writer.transport.abort()
+
+
+@pytest.fixture
+async def channels() -> AsyncIterator[Channels]:
+    made = Channels(QUICK)
+    yield made
+    await made.close()
+
+
+async def test_a_connection_without_any_answer_is_made_anew(channels: Channels) -> None:
+    async with silent_peer() as (address, taken):
+        first = await channels.get(address)
+
+        with pytest.raises(RequestTimedOut):
+            await channels.request(address, ANSWERED, timeout=0.3)
+
+        assert not first.is_open
+        assert "nothing was heard" in first.reason
+        assert await channels.get(address) is not first
+        await until(lambda: len(taken) == 2, "a second connection")
+
+
+async def test_others_who_wait_on_it_hear_of_it(channels: Channels) -> None:
+    async with silent_peer() as (address, _):
+        connection = await channels.get(address)
+        patient = asyncio.create_task(connection.request(HELD, timeout=DEADLINE))
+
+        with pytest.raises(RequestTimedOut):
+            await connection.request(ANSWERED, timeout=0.3)
+
+        with pytest.raises(ConnectionLost):
+            await asyncio.wait_for(patient, DEADLINE)
+
+
+async def test_many_short_waits_are_as_good_as_a_long_one(channels: Channels) -> None:
+    async with silent_peer() as (address, _):
+        connection = await channels.get(address)
+        asked = 0
+
+        async with asyncio.timeout(DEADLINE):
+            while connection.is_open:
+                with contextlib.suppress(RequestTimedOut, ConnectionLost):
+                    await connection.request(ANSWERED, timeout=0.02)
+                asked += 1
+
+        assert asked > 1
+
+
+async def test_one_short_wait_is_no_reason() -> None:
+    channels = Channels(ChannelSettings(silence=DEADLINE))
+    async with silent_peer() as (address, _):
+        connection = await channels.get(address)
+
+        with pytest.raises(RequestTimedOut):
+            await connection.request(ANSWERED, timeout=0.02)
+
+        assert connection.is_open
+        await channels.close()
+
+
+async def test_a_peer_that_answers_others_is_kept(channels: Channels) -> None:
+    async with serving(HANDLERS) as server:
+        connection = await channels.get(server.address)
+        held = asyncio.create_task(connection.request(HELD, timeout=0.5))
+
+        async with asyncio.timeout(DEADLINE):
+            while not held.done():
+                await connection.request(ANSWERED, timeout=DEADLINE)
+                await asyncio.sleep(0.01)
+            with pytest.raises(RequestTimedOut):
+                await held
+
+        assert connection.is_open
+
+
+async def test_a_quiet_connection_is_kept_when_nothing_was_asked(channels: Channels) -> None:
+    async with serving(HANDLERS) as server:
+        connection = await channels.get(server.address)
+        await asyncio.sleep(3 * QUICK.silence)  # silence, which nobody minds
+
+        answer = await connection.request(ANSWERED, timeout=DEADLINE)
+
+        assert answer.code == 0
+        assert connection.is_open
+
+
+async def test_threads_give_a_silent_peer_up_as_well(channels: Channels) -> None:
+    async with silent_peer() as (address, _):
+        connection = await channels.get(address)
+        side = connection.for_threads()
+
+        def ask() -> None:
+            side.ask(
+                ANSWERED,
+                lambda opaque: command_pieces(Command.request(ANSWERED, None, opaque=opaque)),
+                0.3,
+            )
+
+        with pytest.raises(RequestTimedOut):
+            await asyncio.to_thread(ask)
+
+        await until(lambda: not connection.is_open, "the end of the connection")
+
+
+def test_a_silence_of_nothing_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"channel\.silence"):
+        ChannelSettings(silence=0)

@@ -1,0 +1,243 @@
+"""Files with flipped bits and torn, lost and misplaced parts: nothing bad is served as good.
+
+ORBITMQ_ROUNDS says how many stores are damaged. What RocketMQ's format protects is the body of a
+message (a checksum) and its place (numbers that are written twice): nothing else of a record can be
+checked, and nothing of a JSON document that stays one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.configfile import ConfigFile, Origin
+from orbitmq.broker.progress import ProgressFile
+from orbitmq.message.stored import decode_message
+from orbitmq.store.errors import StoreError
+from orbitmq.store.settings import RetentionSettings
+from orbitmq.store.store import Store
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.errors import BodyError
+from tests.support.damage import damage, damage_some
+from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
+
+ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "100"))
+QUEUES = 3
+
+#: Queue, number in it -> body.
+Known = dict[tuple[int, int], bytes]
+
+
+def opened(root: Path) -> Store:
+    return Store(root, SMALL, clock=HandClock(), files=QuickFiles(), background=False)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Known]:
+    """A store that was killed, part of it durable, part not; and what is in it."""
+    root = tmp_path_factory.mktemp("original") / "store"
+    clock = HandClock()
+    store = Store(root, SMALL, clock=clock, files=QuickFiles(), background=False)
+    dice = random.Random(7)
+    known: Known = {}
+
+    def fill(count: int) -> None:
+        for number in range(count):
+            queue_id = dice.randrange(QUEUES)
+            body = b"%06d" % number + dice.randbytes(dice.randrange(300))
+            _, offset = put(store, "T", queue_id, body, {"KEYS": f"k{number}", "TAGS": "A"})
+            known[queue_id, offset] = body
+        store.write()
+
+    fill(90)
+    for _ in range(4):
+        clock.advance(11)
+        store.tick()
+    fill(40)
+    assert 0 < store.statistics().durable < store.statistics().log_end
+    copy = root.with_name("copy")
+    shutil.copytree(root, copy)
+    store.abandon()
+    return copy, known
+
+
+@pytest.mark.timeout(1200)
+def test_a_damaged_store_serves_what_was_stored_or_says_what_is_missing(
+    tmp_path: Path, original: tuple[Path, Known], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "orbitmq")  # every bad record is logged, with its traceback
+    source, known = original
+    outcomes = {"refused": 0, "complete": 0, "incomplete": 0}
+    for round_number in range(ROUNDS):
+        dice = random.Random(round_number)
+        root = tmp_path / "store"
+        shutil.copytree(source, root)
+        if dice.random() < 0.5:
+            (root / "abort").unlink()  # as if it had been closed in order
+        damaged = damage_some(root, dice)
+
+        try:
+            outcome = served(root, known)
+        except AssertionError as error:
+            names = ", ".join(str(path.relative_to(root)) for path in damaged)
+            error.add_note(f"round {round_number}: damaged {names}")
+            raise
+        outcomes[outcome] += 1
+        shutil.rmtree(root)
+
+    assert all(outcomes.values()), f"every outcome must have been seen: {outcomes}"
+
+
+def served(root: Path, known: Known) -> str:
+    """Read everything, as a consumer would, and what is more, twice; how it went."""
+    try:
+        store = opened(root)
+    except StoreError:
+        return "refused"
+    try:
+        first, is_told = read_all(store, known)
+        again, _ = read_all(store, known)
+        assert first == again
+        for body in list(known.values())[:10]:
+            for record in store.lookup("T", f"k{int(body[:6])}"):
+                # Found without a queue, there is nothing to compare its number with.
+                assert decode_message(record).stored_body in known.values()
+        # Below the durable part only the disk can have done it, and somebody has to be told.
+        if first != known:
+            is_tail = all(number >= end_of(first, queue) for queue, number in known.keys() - first)
+            assert is_told or is_tail, "something in the middle is missing, and nobody is told"
+        place, number = put(store, "T", 0, b"still alive")
+        store.write()
+        assert decode_message(bytes(store.message_at(place))).body == b"still alive"
+        assert number >= end_of(first, 0)
+    finally:
+        store.abandon()
+    # What was repaired stays repaired.
+    store = opened(root)
+    try:
+        assert read_all(store, {**known, (0, number): b"still alive"})[0].items() >= first.items()
+    finally:
+        store.abandon()
+    return "complete" if first == known else "incomplete"
+
+
+def read_all(store: Store, known: Known) -> tuple[Known, bool]:
+    """What is served, and whether anything was said to be missing."""
+    found: Known = {}
+    is_told = bool(store.recovery.damage)
+    for state in store.queues():
+        offset = state.min_offset
+        is_told = is_told or offset > 0
+        while offset < state.max_offset:
+            result = store.read(state.topic, state.queue_id, offset)
+            is_told = is_told or bool(result.damaged)
+            for message in messages_of(result):
+                place = (state.queue_id, message.queue_offset)
+                assert known.get(place) == message.stored_body, f"{place} is served wrongly"
+                found[place] = message.stored_body
+            assert result.next_offset > offset
+            offset = result.next_offset
+    return found, is_told
+
+
+def end_of(found: Known, queue_id: int) -> int:
+    return max((number + 1 for queue, number in found if queue == queue_id), default=0)
+
+
+@pytest.mark.parametrize("offset", [1 << 60, -(1 << 63), 1 << 40])
+def test_an_entry_that_points_outside_of_the_log_is_told_and_not_passed_over(
+    tmp_path: Path, offset: int
+) -> None:
+    store = opened(tmp_path)
+    for number in range(5):
+        put(store, "T", 0, b"%d" % number)
+    store.write()
+    store.close()
+    file = tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}"
+    entries = bytearray(file.read_bytes())
+    entries[2 * 20 : 2 * 20 + 8] = offset.to_bytes(8, "big", signed=True)
+    file.write_bytes(entries)
+
+    store = opened(tmp_path)
+    result = store.read("T", 0, 0)
+
+    assert [message.body for message in messages_of(result)] == [b"0", b"1", b"3", b"4"]
+    assert result.damaged == (2,)
+    store.abandon()
+
+
+@pytest.mark.timeout(600)
+def test_a_damaged_table_is_read_from_its_backup_and_never_half(tmp_path: Path) -> None:
+    older = ProgressFile(offset_table={f"T{n}@g": {0: n, 1: n} for n in range(40)})
+    newer = ProgressFile(offset_table={f"T{n}@g": {0: n + 1, 1: n + 1} for n in range(40)})
+    origins = set()
+    for round_number in range(ROUNDS):
+        dice = random.Random(round_number)
+        file = ConfigFile(tmp_path / f"{round_number}.json", ProgressFile)
+        file.save(older)
+        file.save(newer)
+        before = file.path.read_bytes()
+        file.path.write_bytes(damage(before, dice))
+        is_json_still = _is_document(file.path.read_bytes())
+
+        loaded = ConfigFile(file.path, ProgressFile).load()
+
+        origins.add(loaded.origin)
+        if not is_json_still:
+            assert loaded.origin is Origin.BACKUP
+            assert loaded.value is not None
+            assert encode_body(loaded.value) == encode_body(older)
+            assert len(loaded.set_aside) == 1
+            assert loaded.set_aside[0].read_bytes() != before
+        else:
+            assert loaded.origin is Origin.CURRENT
+    assert origins == {Origin.CURRENT, Origin.BACKUP}
+
+
+def _is_document(data: bytes) -> bool:
+    try:
+        decode_body(ProgressFile, data)
+    except BodyError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [44, 53, 63])
+def test_a_damaged_entry_does_not_hide_or_delete_those_before_it(
+    tmp_path: Path, number: int
+) -> None:
+    retention = RetentionSettings(max_bytes=12_000, full_ratio=1.0, forced_ratio=1.0)
+    settings = replace(SMALL, retention=retention)
+    clock = HandClock()
+
+    def open_again() -> Store:
+        return Store(tmp_path, settings, clock=clock, files=QuickFiles(), background=False)
+
+    store = open_again()
+    for each in range(70):
+        put(store, "T", 0, b"%d" % each * 60)
+        store.write()
+    store.close()
+    base = number // 32 * 32
+    file = tmp_path / "consumequeue" / "T" / "0" / f"{base * 20:020d}"
+    entries = bytearray(file.read_bytes())
+    entries[(number - base) * 20 : (number - base) * 20 + 8] = bytes(8)
+    file.write_bytes(entries)
+
+    store = open_again()
+    before = store.statistics().log_start
+    store.clean()
+
+    # The log was shortened, and the queue begins with the first message that is left in it.
+    start = store.statistics().log_start
+    assert start > before
+    first = decode_message(store.message_at(start)).queue_offset
+    assert store.min_offset("T", 0) == first < number
+    assert len(bodies(store, "T", 0)) == 70 - first - 1
+    store.abandon()
