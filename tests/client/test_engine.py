@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import (
+    AlreadyRunning,
+    BrokerRefused,
+    NotRunning,
+    SettingError,
+    WrongUse,
+)
 from orbitmq.client.serving import NOT_MINE, MemberHandler, NotMine
 from orbitmq.client.settings import ClientSettings
 from orbitmq.remoting.address import Address
@@ -330,7 +336,7 @@ async def test_before_the_start_and_after_the_stop_the_engine_refuses() -> None:
     with pytest.raises(NotRunning, match="start it"):
         engine.join(MemberStub())
     await engine.start()
-    with pytest.raises(WrongUse, match="started already"):
+    with pytest.raises(AlreadyRunning, match="running already"):
         await engine.start()
     await engine.stop()
 

@@ -18,10 +18,12 @@ from orbitmq.client.errors import (
     SendFailed,
     UsedAfterFork,
 )
+from orbitmq.client.producer.errors import RecallUnsupported, TimesUnsupported
 from orbitmq.errors import OrbitError
 from orbitmq.message.errors import BodyTooLarge
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.errors import ConnectFailed, RequestTimedOut
+from orbitmq.wire.versions import Release
 
 HERE = Address("127.0.0.1", 9876)
 
@@ -35,6 +37,8 @@ ERRORS = [
     BrokerRefused(17, "no such topic", HERE, 10),
     SendFailed("orders", 3, RequestTimedOut(HERE, 10, 3.0)),
     MessageRefused("tags", "must be a text"),
+    TimesUnsupported("delay", "broker-a", Release(4, 9, 7)),
+    RecallUnsupported(BrokerRefused(3, "not supported", HERE, 370), "broker-a"),
     ConnectFailed(HERE, "refused", retry_in=1.5),
     BodyTooLarge(10),
 ]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import Credentials
-from orbitmq.client.rangepulls import _COUNT_MARK, _OFFSET_MARK, _OPAQUE_MARK, Pulls
+from orbitmq.client.rangepulls import _COUNT_MARK, _OFFSET_MARK, _OPAQUE_MARK, ANSWER_BYTES, Pulls
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.wire.acl import is_signed_by
 from orbitmq.wire.codes import RequestCode
@@ -58,6 +58,7 @@ def test_a_pull_is_what_the_ordinary_encoder_makes(
         sub_version=0,
         subscription=expression,
         expression_type=kind,
+        max_msg_bytes=ANSWER_BYTES,
     )
     pulls = Pulls(group, RangeFilter(expression, kind), None)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
 from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from tests.interop.session import Running, Session, body
 from tests.support.client import quick_settings
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 
 DEADLINE = 60.0
 
-#: A Java client of 5.x answers from as many threads as it sees processors, and waits for the broker
-#: meanwhile: as many questions at once block it for seconds (see `consumer.handover`). Members that
-#: hand queues over ask such questions; the machine of a test may have two processors.
-PROCESSORS = "-XX:ActiveProcessorCount=8"
-
-OFTEN = RebalanceSettings(persist=0.5)
 #: A broker of the new line tells of a reset when it answers the next pull.
 SHORT_HOLDS = PullSettings(hold=3.0)
 
@@ -80,11 +73,11 @@ class Beside:
     def consumer(self, topic: str, group: str, handler: Any, **settings: Any) -> AsyncConsumer:
         """Ours, from the first message on, unless `settings` say otherwise; to be entered.
 
-        It reports its progress and asks anew often, because tests wait for that.
+        It asks anew often, because tests wait for that.
         """
         client = settings.pop("client", None) or self.settings()
         by = {name: settings.pop(name) for name in ("tags", "sql") if name in settings}
-        given = {"consume_from": "first", "rebalance": OFTEN, "pull": SHORT_HOLDS, **settings}
+        given = {"consume_from": "first", "pull": SHORT_HOLDS, **settings}
         consumer = AsyncConsumer(group, client=client, **given)
         consumer.on(topic, **by)(handler)
         return consumer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.interop.apache import VERSIONS, Broker, NameServer, Release, Unavailable
-from tests.interop.beside import PROCESSORS, Beside
+from tests.interop.beside import Beside
 from tests.interop.session import Session
 
 if TYPE_CHECKING:
@@ -46,6 +46,6 @@ def beside(
     settings = {"recallMessageEnable": "true", "waitTimeMillsInSendQueue": 10_000}
     with (
         Broker.running(release, home / "broker", name_server.address, settings=settings),
-        Session.running(release, home / "client", name_server.address, PROCESSORS) as session,
+        Session.running(release, home / "client", name_server.address) as session,
     ):
         yield Beside(release, name_server.address, session)

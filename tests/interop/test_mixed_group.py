@@ -21,7 +21,7 @@ from orbitmq.client.consumer.allocation import share, strategy_named
 from orbitmq.client.queue import Queue
 from orbitmq.errors import OrbitError
 from orbitmq.testing import EmbeddedCluster
-from tests.interop.beside import PROCESSORS, Beside, Taken, eventually, until
+from tests.interop.beside import Beside, Taken, eventually, until
 from tests.interop.session import Session
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def place(
     home = tmp_path_factory.mktemp("mixed")
     with (
         EmbeddedCluster() as cluster,
-        Session.running(release, home, cluster.name_server, PROCESSORS) as session,
+        Session.running(release, home, cluster.name_server) as session,
     ):
         yield Beside(release, cluster.name_server, session)
 
@@ -148,7 +148,8 @@ class MixedGroup:
             return held == shares
 
         try:
-            # Many questions at once block a Java client (see `handover`): not too often.
+            # As many questions at once as it has processors block a Java client (see `handover`):
+            # one at a time, and not too often.
             await eventually(is_settled, pause=0.5)
         except TimeoutError:
             assert held == shares

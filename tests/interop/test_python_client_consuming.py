@@ -13,7 +13,14 @@ from orbitmq.client.admin import DeadLetterFilter, ResendResult, ResetTo
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
+from orbitmq.client.engine import Engine
 from orbitmq.client.queue import Queue
+from orbitmq.remoting.address import parse_address
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.offsets import ConsumerOffsets
+from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
 from tests.interop.beside import Beside, Taken, eventually, number_in, until
 
 if TYPE_CHECKING:
@@ -269,6 +276,35 @@ async def test_every_broadcast_consumer_gets_everything(
     wanted = [f"{prefix}-{n}" for prefix in ("body", "more", "last") for n in range(6)]
     assert Counter(taken["one"].texts) == Counter(wanted)
     assert Counter(taken["two"].texts) == Counter(wanted[:12])
+
+
+@pytest.mark.feature("J2")
+async def test_routes_and_offsets_are_read_as_each_line_writes_them(beside: Beside) -> None:
+    await beside.create_topic("OurTables", queues=3)
+    taken = Taken()
+    async with beside.consumer("OurTables", "our-tables", taken), beside.producer() as producer:
+        for queue in await producer.queues("OurTables"):
+            await producer.send("OurTables", f"body-{queue.id}", queue=queue)
+        await taken.until_count(3)
+    await beside.until_all_consumed("our-tables", "OurTables")
+
+    async with Engine(beside.settings()) as engine:
+        asked = GetRouteInfoRequest(topic="OurTables")
+        answer = await engine.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked)
+        old_route, old_text = decode_body(TopicRouteData, answer.body), bytes(answer.body)
+        asked = GetRouteInfoRequest(topic="OurTables", accept_standard_json_only=True)
+        answer = await engine.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked)
+        route, text = decode_body(TopicRouteData, answer.body), bytes(answer.body)
+        (broker,) = route.broker_datas
+        where = parse_address(broker.broker_addrs[0])
+        answer = await engine.ask(where, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        offsets = decode_body(ConsumerOffsets, answer.body)
+
+    # Integers as keys are quoted where standard JSON can be asked for, and bare elsewhere.
+    assert b'{"0":' in text
+    assert b"{0:" in bytes(answer.body)
+    assert old_route == route, old_text
+    assert offsets.offset_table["OurTables@our-tables"] == {0: 1, 1: 1, 2: 1}
 
 
 async def test_only_messages_with_a_wanted_tag_come(beside: Beside) -> None:

@@ -6,6 +6,7 @@ Every message is accounted for, as in the tests of the Java client with our brok
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ import pytest
 
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.message import Message
+from orbitmq.client.producer.errors import RecallUnsupported, TimesUnsupported
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.results import SendResult
 from orbitmq.client.producer.settings import Compression, SendSettings
@@ -260,10 +262,11 @@ async def test_a_message_with_a_delay_level_comes_when_it_is_due(
 
 @pytest.mark.parametrize("how", ["delay", "deliver_at"])
 async def test_a_message_comes_at_any_time_that_it_names(beside: Beside, how: str) -> None:
-    if beside.release.is_old_line:
-        pytest.skip("brokers of the old line know delay levels only")
     topic = f"OurAnyTime-{how}"
     await beside.create_topic(topic, queues=2)
+    if beside.release.is_old_line:
+        await _check_refused(beside, topic, how)
+        return
     async with (
         beside.java_consumer(topic, f"java-any-{how}") as java,
         beside.producer() as producer,
@@ -280,10 +283,27 @@ async def test_a_message_comes_at_any_time_that_it_names(beside: Beside, how: st
         assert 2000 <= line["storeTimestamp"] - line["bornTimestamp"] < 12_500
 
 
+async def _check_refused(beside: Beside, topic: str, how: str) -> None:
+    """Brokers of the old line know delay levels only, and would deliver at once."""
+    due = {"delay": 2.5} if how == "delay" else {"deliver_at": time.time() + 2.5}
+    taken = Taken()
+    async with beside.consumer(topic, f"ours-{topic}", taken), beside.producer() as producer:
+        with pytest.raises(TimesUnsupported, match=r"4\.9.*delay_level"):
+            await producer.send(Message(topic, "body-0", **due))  # type: ignore[arg-type]
+        await producer.send(Message(topic, "body-1", delay_level=1))
+        await taken.until_count(1)
+
+    assert taken.texts == ["body-1"]
+
+
 async def test_a_message_that_waits_is_taken_back(beside: Beside) -> None:
-    if beside.release.is_old_line:
-        pytest.skip("brokers of the old line take nothing back")
     await beside.create_topic("OurRecalled", queues=1)
+    if beside.release.is_old_line:
+        handle = base64.urlsafe_b64encode(b"v1 OurRecalled broker-a 1700000000000 7F00").decode()
+        async with beside.producer() as producer:
+            with pytest.raises(RecallUnsupported, match="takes no messages back"):
+                await producer.recall("OurRecalled", handle)
+        return
     async with (
         beside.java_consumer("OurRecalled", "java-recalled") as java,
         beside.producer() as producer,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -43,3 +45,43 @@ class EndingSignals:
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self._ended.set()
+
+
+class LoopEndingSignals:
+    """The same for the running event loop. Left alone where a loop cannot have signals."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._handled: list[int] = []
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDINGS:
+                with contextlib.suppress(NotImplementedError, ValueError):
+                    self._loop.add_signal_handler(number, self._ended.set)
+                    self._handled.append(number)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Let signals do again what they did before."""
+        for number in self._handled:
+            self._loop.remove_signal_handler(number)
+        self._handled.clear()
+
+    async def or_event(self, other: asyncio.Event) -> None:
+        """Returns when a signal came, or the event was set."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (self._ended, other)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

@@ -15,7 +15,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
-from orbitmq.client.errors import BrokerRefused, NotRunning, SettingError, WrongUse
+from orbitmq.client.backgroundtasks import BackgroundTasks
+from orbitmq.client.errors import AlreadyRunning, BrokerRefused, NotRunning, SettingError, WrongUse
 from orbitmq.client.heartbeats import Heartbeats, Member
 from orbitmq.client.identity import ProcessCheck, make_client_id
 from orbitmq.client.nameservers import NameServers
@@ -98,7 +99,7 @@ class Engine:
         )
         self._open: dict[Address, Connection] = {}
         self._on_connected: list[Connected] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = BackgroundTasks()
         self._check_process = ProcessCheck("this client")
         self._state = _State.NEW
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,7 +124,7 @@ class Engine:
         """Belong to the running loop from now on. Connects to nobody yet."""
         self._check_process()
         if self._state is _State.RUNNING:
-            raise WrongUse("this client was started already; start it once")
+            raise AlreadyRunning("this client")
         if self._state is not _State.NEW:
             raise NotRunning("this client", was_stopped=True)
         self._loop = asyncio.get_running_loop()
@@ -147,18 +148,16 @@ class Engine:
             async with asyncio.timeout(self.settings.stop_timeout):
                 await self._heartbeats.leave_all()
         except TimeoutError:
-            log.info("not all brokers heard of the stop", extra={"client": self.client_id})
+            log.info(
+                "not all brokers heard of the stop of %s",
+                self.client_id,
+                extra={"client": self.client_id},
+            )
         finally:
             await self._end()
 
     async def _end(self) -> None:
-        tasks = self._tasks - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, unwilling = await asyncio.wait(tasks, timeout=self.settings.stop_timeout)
-            for task in unwilling:
-                log.error("task %r does not end", task.get_name())
+        await self._background.end(self.settings.stop_timeout)
         await self.routes.stop()
         await self._serving.dispatcher.stop()
         await self._channels.close()
@@ -301,7 +300,9 @@ class Engine:
             try:
                 callback(where)
             except Exception:
-                log.exception("a callback failed on a connection", extra={"broker": str(where)})
+                log.exception(
+                    "a callback failed on the connection to %s", where, extra={"broker": str(where)}
+                )
 
     def _lost(self, where: Address, connection: Connection) -> None:
         if self._open.get(where) is not connection:
@@ -362,10 +363,7 @@ class Engine:
         except OrbitError:
             coroutine.close()
             raise
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-        return task
+        return self._background.spawn(coroutine, name)
 
     def every(
         self, interval: float, work: Work, *, first: float | None = None, name: str
@@ -374,11 +372,6 @@ class Engine:
         periodic = Periodic(interval, work, first=first, name=name)
         periodic.start(self.spawn)
         return periodic
-
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task %r failed", task.get_name(), exc_info=error)
 
     # ---- inside
 

@@ -141,7 +141,13 @@ class Heartbeats:
                 timeout=self._engine.settings.stop_timeout,
             )
         except RemotingError as error:
-            log.info("leaving was not heard: %s", error, extra={"broker": str(where)})
+            log.info(
+                "broker %s has not heard that %s leaves: %s",
+                where,
+                producer or consumer,
+                error,
+                extra={"broker": str(where)},
+            )
 
     # ---- heartbeats
 
@@ -238,7 +244,9 @@ class Heartbeats:
             self._versions[where] = outcome.version
             if outcome.code == ResponseCode.SUCCESS:
                 if self._failing.pop(where, None) is not None:
-                    log.info("broker takes heartbeats again", extra={"broker": str(where)})
+                    log.info(
+                        "broker %s takes heartbeats again", where, extra={"broker": str(where)}
+                    )
                 return
             error: OrbitError = BrokerRefused(
                 outcome.code, outcome.remark, where, RequestCode.HEART_BEAT
@@ -246,7 +254,7 @@ class Heartbeats:
         else:
             error = outcome
         if where not in self._failing:
-            log.warning("heartbeat failed: %s", error, extra={"broker": str(where)})
+            log.warning("heartbeat to %s failed: %s", where, error, extra={"broker": str(where)})
         self._failing[where] = error
 
     async def _return_to(self, where: Address) -> None:
@@ -268,7 +276,7 @@ class Heartbeats:
     def _drop_others(self, wanted: frozenset[Address]) -> None:
         """Close what leads to brokers that no route names any more."""
         for where in self._known - self._engine.routes.addresses():
-            log.info("broker is in no route any more", extra={"broker": str(where)})
+            log.info("broker %s is in no route any more", where, extra={"broker": str(where)})
             self._engine.drop(where)
             self._failing.pop(where, None)
             self._greetings.pop(where, None)

@@ -168,7 +168,7 @@ class Idempotence:
                 else:
                     self.store.release(key)
             except Exception:  # a failing store must not repeat what was consumed
-                log.exception("what was consumed could not be noted", extra={"key": key})
+                log.exception("that %r was consumed could not be noted", key, extra={"key": key})
 
     def _name(self, group: str, message: ReceivedMessage) -> str | None:
         key = self._key(message)

@@ -227,15 +227,27 @@ class LogDeliveries:
         self._log = logger or log
 
     def before(self, delivery: Delivery) -> None:
-        self._log.debug("%s begins", delivery.handler, extra=self._fields(delivery))
+        self._log.debug("%s begins", self._what(delivery), extra=self._fields(delivery))
 
     def after(self, delivery: Delivery) -> None:
-        self._log.info("%s is done", delivery.handler, extra=self._fields(delivery))
+        self._log.info("%s is done", self._what(delivery), extra=self._fields(delivery))
 
     def on_failure(self, delivery: Delivery, error: BaseException | None) -> None:
         failure = delivery.outcome.failure
-        what = error if error is not None else failure.reason if failure else None
-        self._log.warning("%s failed: %s", delivery.handler, what, extra=self._fields(delivery))
+        why = error if error is not None else failure.reason if failure else None
+        self._log.warning("%s failed: %s", self._what(delivery), why, extra=self._fields(delivery))
+
+    @staticmethod
+    def _what(delivery: Delivery) -> str:
+        messages = delivery.messages
+        if not messages:
+            return f"{delivery.handler} (group {delivery.group}, {delivery.queue})"
+        first = messages[0]
+        return (
+            f"{delivery.handler} (group {delivery.group}, {len(messages)} message(s) of "
+            f"{delivery.queue} from offset {first.queue_offset}, message {first.msg_id}, "
+            f"attempt {first.attempt})"
+        )
 
     @staticmethod
     def _fields(delivery: Delivery) -> dict[str, object]:

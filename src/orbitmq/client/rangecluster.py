@@ -16,7 +16,7 @@ from typing import Generic, Self, TypeVar
 
 from orbitmq.client.consumer.brokerprogress import BrokerProgress
 from orbitmq.client.consumer.members import GroupMembers
-from orbitmq.client.consumer.starting import end_offset, first_offset, offset_at
+from orbitmq.client.consumer.starting import end_offset, first_offset
 from orbitmq.client.engine import Engine
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
@@ -24,6 +24,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangemember import RangeMember
 from orbitmq.client.ranges import RangeFilter
+from orbitmq.client.rangetimes import first_at
 from orbitmq.client.topicroute import TopicRoute
 from orbitmq.errors import OrbitError
 from orbitmq.wire.bodies.base import decode_body
@@ -152,10 +153,7 @@ class RangeCluster:
         """The first message stored at a time or later; None where no message is that young."""
 
         async def ask(engine: Engine, queue: Queue) -> int | None:
-            found, end = await asyncio.gather(
-                offset_at(engine, queue, times[queue]), end_offset(engine, queue)
-            )
-            return found if found < end else None
+            return await first_at(engine, queue, times[queue], self._group)
 
         return self._of_all(times, ask)
 
@@ -192,6 +190,8 @@ class RangeCluster:
             engine.join(self._member)
         else:
             self._member.subscribe(topics, wanted)
+        # Who is told is known by the routes. Of what cannot be asked now, with the next heartbeat.
+        await asyncio.gather(*map(engine.routes.get, topics), return_exceptions=True)
         await engine.heartbeat()
 
     def others(self, topic: str) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
 
 _BROUGHT_SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
+#: What one answer may have. OrbitMQ's brokers then give more messages at a time than they usually
+#: do; Apache's have limits of their own, whatever is asked (`maxTransferBytesOnMessageInMemory`).
+ANSWER_BYTES: Final = 1024 * 1024
 _pack_prefix = struct.Struct(">iI").pack
 
 #: Stand for what differs until it is filled in. No name or expression is likely to have them; one
@@ -79,5 +82,6 @@ class Pulls:
             sub_version=0,
             subscription=self._wanted.expression,
             expression_type=self._wanted.kind,
+            max_msg_bytes=ANSWER_BYTES,
         )
         return Command.request(_PULL, header, opaque=opaque)

@@ -39,7 +39,7 @@ _USUAL_ANSWER: Final = 32
 #: Taken for the size of a message before any was seen.
 _USUAL_MESSAGE: Final = KIB
 #: Whole answers between two attempts to get more into one; doubles while that fails.
-_FIRST_PATIENCE: Final = 8
+_FIRST_PATIENCE: Final = 2
 _LAST_PATIENCE: Final = 1024
 
 _read_size = struct.Struct(">i").unpack_from
@@ -54,7 +54,7 @@ class WindowLimits:
 
     requests: int = 64  #: pulls on their way, or answered and not yet taken
     bytes: int = 8 * MIB  #: expected size of them all; one pull is made in any case
-    messages: int = 1024  #: asked for in one pull; brokers mostly give less
+    messages: int = 2048  #: asked for in one pull; brokers mostly give less
 
     def __post_init__(self) -> None:
         Fields(self, "window").whole("requests", "bytes", "messages")

@@ -25,8 +25,8 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.errors import OrbitError
 from orbitmq.message.batch import BatchElement, encode_batch
-from orbitmq.message.properties import ITEM_END, NAME_END
-from orbitmq.message.wellknown import UNIQ_KEY, WAIT
+from orbitmq.message.properties import ITEM_END, NAME_END, decode_properties
+from orbitmq.message.wellknown import TIMER_DELIVER_MS, UNIQ_KEY, WAIT
 from orbitmq.wire.codes import RequestCode
 
 KIB: Final = 1024
@@ -36,6 +36,8 @@ MIB: Final = 1024 * KIB
 _ONE_ATTEMPT: Final = 5.0
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
+#: As properties of a batch: its answer comes when the messages are safe.
+_WAITS: Final = f"{WAIT}{NAME_END}true{ITEM_END}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class RangeWriter:
         self._thread = LoopThread("orbitmq-writing")
         self._producer: AsyncProducer | None = None
         self._turns: dict[Queue, asyncio.Lock] = {}
+        self._is_old_topic: dict[str, bool] = {}
         self._on_their_way: dict[concurrent.futures.Future[None], int] = {}
         self._ahead = 0
         self._failure: OrbitError | None = None
@@ -147,6 +150,8 @@ class RangeWriter:
     async def _attempt(self, draft: Draft, queue: Queue, *, is_bound: bool) -> None:
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.timeout
+        if draft.is_batch and await self._is_old(draft.topic):
+            draft = _batch(draft.topic, draft.body, _WAITS, draft.unique_id)
         if is_bound:
             await self._insist(draft, queue, deadline)
             return
@@ -156,6 +161,18 @@ class RangeWriter:
         except SendFailed:
             left = deadline - now()
             await self._started.publisher.send(Sending(draft, now=now(), timeout=left))
+
+    async def _is_old(self, topic: str) -> bool:
+        """Whether a broker of the topic is of RocketMQ 4.
+
+        Such a broker puts the properties of a batch behind those of each message in it, and with
+        them the id of the batch: all its messages would have the same.
+        """
+        known = self._is_old_topic.get(topic)
+        if known is None:
+            known = await self._started.publisher.is_before_5(topic, self._settings.timeout)
+            self._is_old_topic[topic] = known
+        return known
 
     async def _insist(self, draft: Draft, queue: Queue, deadline: float) -> None:
         """Send to one queue until it has answered, or time is up.
@@ -189,19 +206,23 @@ class RangeWriter:
 def _draft(frame: Frame) -> Draft:
     if frame.is_alone:
         (element,) = frame.elements
+        text = element.properties.decode()
         return Draft(
             frame.queue.topic,
             bytes(element.body),
-            element.properties.decode(),
+            text,
             frame.unique_id,
             flag=element.flag,
+            wish="deliver_at" if TIMER_DELIVER_MS in decode_properties(text) else None,
         )
-    properties = {UNIQ_KEY: frame.unique_id, WAIT: "true"}
-    return Draft(
+    return _batch(
         frame.queue.topic,
         encode_batch(frame.elements),
-        "".join(f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items()),
+        f"{UNIQ_KEY}{NAME_END}{frame.unique_id}{ITEM_END}{_WAITS}",
         frame.unique_id,
-        code=int(RequestCode.SEND_BATCH_MESSAGE),
-        is_batch=True,
     )
+
+
+def _batch(topic: str, body: bytes, properties: str, unique_id: str) -> Draft:
+    code = int(RequestCode.SEND_BATCH_MESSAGE)
+    return Draft(topic, body, properties, unique_id, code=code, is_batch=True)

@@ -280,7 +280,11 @@ class Routes:
             try:
                 callback(route.topic, route)
             except Exception:
-                log.exception("a callback failed on a route", extra={"topic": route.topic})
+                log.exception(
+                    "a callback failed on the route of %s",
+                    route.topic,
+                    extra={"topic": route.topic},
+                )
         return route
 
     def _collect_brokers(self) -> None:

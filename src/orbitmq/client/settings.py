@@ -37,7 +37,8 @@ class ClientSettings:
     route_refresh: float = 30.0  #: how often routes are asked for anew
     heartbeat: float = 30.0  #: how often brokers are told that this client lives
     stop_timeout: float = 3.0  #: how long a stop waits for brokers to hear of it
-    channel: ChannelSettings = field(default_factory=ChannelSettings)
+    #: A broker that listens again is found within `longest_pause`.
+    channel: ChannelSettings = field(default_factory=lambda: ChannelSettings(longest_pause=0.8))
 
     def __post_init__(self) -> None:
         fields = Fields(self, "client")

@@ -7,19 +7,16 @@ rates without asking, the progress of a sample ago tells a stalled group from on
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
+from orbitmq.client.admin.progresstables import decode_progress_tables
 from orbitmq.client.engine import Engine
 from orbitmq.client.queue import Queue
 from orbitmq.remoting.address import Address
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.stats import (
     ConsumeStats,
-    ConsumeStatsList,
     ConsumeTimeSpans,
     QueueProgress,
     QueueTimeSpan,
@@ -41,9 +38,6 @@ TIMEOUT = 5.0
 _LARGE = 100_000
 
 _THERE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
-
-#: A queue as the key of a table: an object, which is not JSON. Made a text it can be read fast.
-_KEY = re.compile(rb'\{"brokerName":"([^"\\ ]*)","queueId":(\d+),"topic":"([^"\\ ]*)"\}:')
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +66,6 @@ class Content:
     #: The sum of the next offsets: how many messages it has ever had.
     total: int
     last_stored_at: float | None
-
-
-class _Stats(msgspec.Struct, rename="camel"):
-    #: By `broker queue topic`.
-    offset_table: dict[str, QueueProgress] = msgspec.field(default_factory=dict)
-
-
-class _StatsList(msgspec.Struct, rename="camel"):
-    consume_stats_list: tuple[dict[str, tuple[_Stats, ...]], ...] = ()
-
-
-_decode = msgspec.json.Decoder(_StatsList, strict=False).decode
 
 
 class BrokerTables:
@@ -196,38 +178,10 @@ def decode_places(data: bytes, known: dict[str, Queue] | None = None) -> Places:
 
     `known` has the queues of earlier answers, and gets those of this one.
     """
-    queues = {} if known is None else known
-    if b'"$ref"' not in data:
-        try:
-            table = _decode(_KEY.sub(rb'"\1 \2 \3":', data or b"{}"))
-            return {
-                group: {
-                    queues.get(key) or _queue(key, queues): _place(place)
-                    for part in stats
-                    for key, place in part.offset_table.items()
-                }
-                for entry in table.consume_stats_list
-                for group, stats in entry.items()
-            }
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            # Another writer's spelling: read in the general way, which is slow.
-            pass
-    general = decode_body(ConsumeStatsList, data or b"{}")
     return {
-        group: {
-            Queue(key.topic, key.broker_name, key.queue_id): _place(place)
-            for part in stats
-            for key, place in part.offset_table.items()
-        }
-        for entry in general.consume_stats_list
-        for group, stats in entry.items()
+        group: {queue: _place(place) for table in tables for queue, place in table.places.items()}
+        for group, tables in decode_progress_tables(data, known).items()
     }
-
-
-def _queue(key: str, known: dict[str, Queue]) -> Queue:
-    broker, number, topic = key.split(" ")
-    queue = known[key] = Queue(topic, broker, int(number))
-    return queue
 
 
 def _place(place: QueueProgress) -> Place:

@@ -141,8 +141,8 @@ class EmbeddedCluster:
     def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:
         """Wait until the group's progress at the brokers has reached the end of the topic.
 
-        Progress gets there when consumers report it: every five seconds, and when they stop. With
-        `Consumer(..., rebalance=RebalanceSettings(persist=0.1))` a test waits less.
+        Progress gets there when consumers report it: those that are pushed to soon after they have
+        nothing left to do, pull consumers every five seconds, and all of them when they stop.
         """
         self._run(self._cluster.until_consumed(group, topic, timeout=timeout))
 

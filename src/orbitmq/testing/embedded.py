@@ -169,7 +169,8 @@ class AsyncEmbeddedCluster:
     async def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:  # noqa: ASYNC109  # named in the error
         """Wait until the group's progress at the brokers has reached the end of the topic.
 
-        Progress gets there when consumers report it: every five seconds, and when they stop.
+        Progress gets there when consumers report it: those that are pushed to soon after they have
+        nothing left to do, pull consumers every five seconds, and all of them when they stop.
         """
         try:
             async with asyncio.timeout(timeout):

@@ -406,11 +406,12 @@ async def test_cloning_skipping_and_pausing_are_shown_first_and_leave_a_line(
         for record in caplog.records
         if record.name.startswith("orbitmq.client.admin")
     ]
+    cloned = f"progress of group audit in orders moved to where group {GROUP} is"
     assert lines == [
-        ("progress moved", "audit"),
-        ("progress moved", GROUP),
-        ("group paused", GROUP),
-        ("group resumed", GROUP),
+        (f"{cloned}: 10 skipped, 0 replayed", "audit"),
+        (f"progress of group {GROUP} in orders moved to the end: 4 skipped, 0 replayed", GROUP),
+        (f"group {GROUP} paused at broker-a, broker-b", GROUP),
+        (f"group {GROUP} resumed at broker-a, broker-b", GROUP),
     ]
     assert caplog.records[-3].__dict__["skipped"] == 4
 

@@ -31,6 +31,7 @@ from orbitmq.wire.headers.stats import (
 from tests.support.client import running_engine
 from tests.support.consumers import consumer_of, send, until_owned
 from tests.support.consuming import DEADLINE, until
+from tests.support.prometheus import parse_metrics
 
 
 @pytest.fixture
@@ -118,6 +119,12 @@ class TestRunningInfo:
             await until(lambda: consumer.statistics().sent_back == 1)
             info = await running_info(cluster, tool, consumer)
             here = consumer.statistics().topics["orders"]
+            metrics = parse_metrics(consumer.metrics().encode())
+            labels = {
+                "client_id": consumer.client_id,
+                "group": consumer.group,
+                "topic": "orders",
+            }
 
         assert (here.consumed, here.failed, here.pulled) == (2, 1, 3)
         assert here.consume_time >= 0.002
@@ -130,6 +137,15 @@ class TestRunningInfo:
         assert told.pull_tps > 0
         assert told.pull_rt > 0
         assert info.user_consumer_info["sentBack"] == "1"
+        for name, value in (
+            ("consumed_total", 2),
+            ("failed_total", 1),
+            ("pulled_total", 3),
+        ):
+            assert metrics[f"orbitmq_consumer_{name}"].value(**labels) == value
+        for name in ("consumed_per_second", "failed_per_second", "pulled_per_second"):
+            assert metrics[f"orbitmq_consumer_{name}"].value(**labels) > 0
+        assert metrics["orbitmq_consumer_pull_seconds"].value(**labels) > 0
 
     async def test_coroutine_handlers_are_in_the_stacks(
         self, cluster: AsyncEmbeddedCluster, tool: Engine

@@ -287,7 +287,7 @@ class TestLife:
         async with consumer:
             queue = Queue("orders", "broker-a", 0)
             await send(cluster, "orders", ["a"], queue=queue)
-            await until(lambda: "progress could not be noted" in caplog.text)
+            await until(lambda: "could not be noted: offset" in caplog.text)
             await send(cluster, "orders", ["b"], queue=queue)
             await until(lambda: consumer.positions().get(queue) == 2)
 

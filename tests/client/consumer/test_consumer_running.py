@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from orbitmq.client.idempotence import Idempotence
 from orbitmq.client.middleware import Delivery
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.timelimit import TimeLimit
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consumers import (
     consumer_of,
@@ -21,6 +23,7 @@ from tests.support.consumers import (
     own_queues,
     send,
     until_owned,
+    until_retry_is_owned,
 )
 from tests.support.consuming import DEADLINE, until
 
@@ -176,6 +179,46 @@ class TestMiddleware:
         assert told == [
             *("before bill orders", "in", "good", "out", "after"),
             *("before bill orders", "in", "bad", "failure bad order"),
+        ]
+
+    @pytest.mark.feature("P4")
+    async def test_a_time_limit_ends_a_call_and_middleware_sees_which_attempt_it_is(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        told: list[tuple[str, int, object]] = []
+        current: contextvars.ContextVar[str] = contextvars.ContextVar("current")
+
+        @contextmanager
+        def numbered(delivery: Delivery) -> Any:
+            (message,) = delivery.messages
+            token = current.set(f"{delivery.group}/{message.msg_id}")
+            try:
+                yield
+            except TimeoutError as error:
+                told.append(("too slow", message.attempt, type(error)))
+                raise
+            finally:
+                current.reset(token)
+
+        consumer = consumer_of(cluster, middleware=[numbered, TimeLimit(0.2)])
+
+        @consumer.on("orders")
+        async def bill(message: ReceivedMessage) -> None:
+            if message.attempt == 1:
+                await asyncio.sleep(DEADLINE)
+            told.append(("done", message.attempt, current.get()))
+
+        async with consumer:
+            await send(cluster, "orders", ["x"])
+            await until(lambda: consumer.statistics().sent_back == 1)
+            await until_retry_is_owned(consumer)
+            cluster.advance(3600)
+            await until(lambda: len(told) == 2)
+
+        (message,) = cluster.messages("orders")
+        assert told == [
+            ("too slow", 1, TimeoutError),
+            ("done", 2, f"{consumer.group}/{message.msg_id}"),
         ]
 
     async def test_what_a_producer_sends_twice_is_handled_once(

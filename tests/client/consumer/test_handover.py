@@ -23,7 +23,7 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.testing.clock import MovableClock
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import ConsumerList
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import (
@@ -390,6 +390,74 @@ async def test_a_member_that_does_not_answer_is_not_pressed(
         assert other.questions == 1
 
 
+async def test_a_java_member_is_asked_only_what_it_answers_from_memory(
+    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
+) -> None:
+    """As many other questions at once as it has processors block it."""
+    await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
+    other.holds = set(QUEUES)
+    consumer = await group.join()
+    own = set(QUEUES[COUNT // 2 :])
+    await until(lambda: other.harmless_questions >= 3, DEADLINE)
+    assert consumer.owned == set()
+    assert consumer.rebalancer.claimed == own
+
+    other.holds = set(QUEUES[: COUNT // 2 + 1])
+    await until(lambda: len(consumer.owned) == COUNT // 2 - 1, DEADLINE)
+    other.holds = set(QUEUES[: COUNT // 2])
+    await until(lambda: consumer.owned == own, DEADLINE)
+
+    assert other.questions == 0
+    assert consumer.rebalancer.counts.overdue == 0
+
+
+async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_moment_later(
+    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
+) -> None:
+    """It names no queue that has no progress yet."""
+    await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
+    monotonic = asyncio.get_running_loop().time
+    before = monotonic()
+
+    consumer = await group.join()
+    await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+
+    assert monotonic() - before >= 0.3
+    assert other.questions == 0
+
+
+async def test_where_languages_are_not_told_everybody_is_asked_alike(
+    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
+) -> None:
+    await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
+    other.holds = set(QUEUES)
+    with refusing(cluster.brokers[0], RequestCode.GET_CONSUMER_CONNECTION_LIST):
+        consumer = await group.join()
+        await until(lambda: other.questions >= 1, DEADLINE)
+        assert consumer.owned == set()
+        other.holds = set()
+        await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+
+
+async def test_members_that_may_not_be_asked_are_waited_for_no_longer_than_an_answer(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbid(_: Connection, request: Command) -> Command:
+        return request.answer(ResponseCode.NO_PERMISSION, remark="no Get for you")
+
+    settings = RebalanceSettings(interval=60.0, handover=3600.0, answer=0.2)
+    with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_RUNNING_INFO, forbid):
+        async with Group(cluster.name_server, settings=settings) as group:
+            first = await group.join()
+            await until(lambda: len(first.owned) == COUNT, DEADLINE)
+            second = await group.join()
+            await until(lambda: len(second.owned) == COUNT // 2, DEADLINE)
+
+    told = [each for each in caplog.records if "may not ask each other" in each.getMessage()]
+    assert len(told) == 1
+    assert "no Get for you" in told[0].getMessage()
+
+
 async def test_a_member_that_does_not_answer_holds_up_only_the_queues_that_it_had(
     cluster: AsyncEmbeddedCluster, other: OtherMember
 ) -> None:
@@ -503,7 +571,7 @@ async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(
         lost_at = consumer.engine.clock.monotonic()
         lost.close()
         await until(lambda: consumer.engine.open_connection(where) not in (None, lost), DEADLINE)
-        await until(lambda: consumer.rebalancer._returned_at >= lost_at, DEADLINE)
+        await until(lambda: consumer.rebalancer._survey._returned_at >= lost_at, DEADLINE)
 
         await other.leave()
         await until(lambda: len(consumer.owned) > COUNT // 2, DEADLINE)

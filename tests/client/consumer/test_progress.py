@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -383,14 +383,21 @@ async def test_only_changed_positions_are_reported(
 class ApacheOffsets:
     """Keeps positions as Apache's brokers do: whoever finds no table puts one in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Collection[int] = (), *, is_silent: bool = False) -> None:
+        """It refuses reports of queues of these numbers; one that is silent answers none."""
         self.table: dict[int, int] | None = None
         self.reports: list[int] = []
+        self._refused = refused
+        self._is_silent = is_silent
 
     async def take(self, _: Connection, request: Command) -> Command:
         report = request.header(UpdateConsumerOffsetRequest)
         assert report.queue_id is not None
         self.reports.append(report.queue_id)
+        if self._is_silent:
+            await asyncio.sleep(DEADLINE)
+        if report.queue_id in self._refused:
+            return request.answer(ResponseCode.SYSTEM_ERROR, remark="told to")
         found = self.table
         await asyncio.sleep(0.01)  # another thread's turn
         if found is None:
@@ -412,6 +419,40 @@ async def test_first_reports_at_the_same_time_are_not_lost_in_a_broker_that_make
         await progress.persist(QUEUES)
 
     assert apache.table == dict.fromkeys(range(4), 10)
+
+
+async def test_first_reports_go_one_by_one_until_one_of_them_was_taken(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    await group_exists(cluster)
+    apache = ApacheOffsets(refused={0, 1})
+    progress = BrokerProgress(engine, GROUP)
+
+    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, apache.take):
+        # Also where several callers report at the same time.
+        outcomes = await asyncio.gather(
+            progress.store(dict.fromkeys(QUEUES, 10)), progress.store(dict.fromkeys(QUEUES, 11))
+        )
+
+    for failed in outcomes:
+        assert {queue.id for queue in failed} == {0, 1}
+        assert all(isinstance(error, BrokerRefused) for error in failed.values())
+    assert apache.table is not None
+    assert set(apache.table) == {2, 3}
+
+
+async def test_first_reports_to_a_broker_that_is_away_do_not_wait_one_after_the_other(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    await group_exists(cluster)
+    silent = ApacheOffsets(is_silent=True)
+    progress = BrokerProgress(engine, GROUP, timeout=0.2)
+
+    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, silent.take):
+        failed = await progress.store(dict.fromkeys(QUEUES, 10))
+
+    assert set(failed) == set(QUEUES)
+    assert len(silent.reports) == 1
 
 
 async def test_first_reports_of_several_members_are_repeated_and_then_believed(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, until
-from tests.support.pulling import GROUP, TOPIC, Taker, pulling
+from tests.support.pulling import FAST, GROUP, TOPIC, Taker, pulling
 
 DEADLINE = 20.0
 
@@ -258,6 +259,26 @@ async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition
         await until(lambda: len(member.taker.messages) == 8, DEADLINE)
         await again.close()
         assert sorted(member.taker.bodies) == [b"after"] * 4 + [b"before"] * 4
+
+
+async def test_a_lost_connection_is_not_waited_for_longer_than_until_it_is_back(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    # A pull that failed is tried again in an hour, unless there is news.
+    patient = replace(FAST, error_delay=3600.0)
+    async with pulling(cluster.name_server, settings=patient) as member:
+        for number in range(4):
+            member.own(queue(number))
+        await sender.stored(TOPIC, b"before")
+        await until(lambda: len(member.taker.messages) == 1, DEADLINE)
+
+        await cluster.restart_broker()
+        again = await RawClient.open(cluster.brokers[0])
+        for number in range(4):
+            await again.stored(TOPIC, b"after", queue_id=number)
+
+        await until(lambda: len(member.taker.messages) == 5, DEADLINE)
+        await again.close()
 
 
 @pytest.mark.feature("B14")

@@ -414,7 +414,7 @@ async def test_the_application_hears_of_every_change_of_its_queues(
 
     assert {(topic, queues) for topic, queues, _ in heard} == {(TOPIC, tuple(QUEUES))}
     assert heard_async[-1] == ()
-    assert "the assignment listener failed" in caplog.text
+    assert "the assignment listener of group billing failed on orders" in caplog.text
 
 
 async def test_others_are_told_what_a_consumer_holds(

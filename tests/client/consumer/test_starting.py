@@ -18,7 +18,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies.membership import ConsumeFromWhere
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.offsets import OffsetResponse
 from tests.support.broker import RawClient, until
@@ -204,6 +204,21 @@ def test_beginnings_are_read_in_every_form_users_know() -> None:
     local = datetime(2026, 1, 31, 12, 0, 1)  # noqa: DTZ001
     assert consume_from("20260131120001").time == local.timestamp()
     assert consume_from(ConsumeFrom.FIRST) is ConsumeFrom.FIRST
+
+
+async def test_who_may_consume_and_not_ask_begins_at_0_as_java_clients_do(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    def forbid(_: Connection, request: Command) -> Command:
+        return request.answer(ResponseCode.NO_PERMISSION, remark="only Sub")
+
+    with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, forbid):
+        assert await starting(engine, ConsumeFrom.FIRST).offset(ORDINARY) == 0
+    with (
+        answering(cluster.brokers[0], RequestCode.GET_MAX_OFFSET, forbid),
+        pytest.raises(BrokerRefused),
+    ):
+        await starting(engine, ConsumeFrom.LAST).offset(ORDINARY)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.errors import BrokerRefused, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.errors import RecallHandleInvalid
+from orbitmq.client.producer.errors import (
+    RecallHandleInvalid,
+    RecallUnsupported,
+    TimesUnsupported,
+)
+from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.recalling import decode_recall_handle
+from orbitmq.client.producer.settings import SendSettings
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.wire.versions import Release, ordinal_of
+from tests.support.client import quick_settings
 from tests.support.producing import scripted_cluster
 from tests.support.remoting import until
 
@@ -164,3 +174,82 @@ async def test_the_missing_handle_of_a_delay_level_is_explained(producer: AsyncP
 
 async def test_a_message_for_now_has_no_handle(producer: AsyncProducer) -> None:
     assert (await producer.send("orders", b"x")).recall_handle is None
+
+
+OLD = ordinal_of(Release(4, 9, 7))
+
+
+@pytest.mark.parametrize("wish", [{"delay": 60.0}, {"deliver_at": 2_000_000_000.0}])
+async def test_a_broker_of_the_old_line_gets_nothing_for_later(wish: dict[str, float]) -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        cluster.brokers["a"].version = OLD
+        (name,) = wish
+
+        with pytest.raises(TimesUnsupported, match=r"4\.9\.7.* delay_level") as raised:
+            await producer.send("orders", b"x", **wish)  # type: ignore[arg-type]
+        with pytest.raises(TimesUnsupported):
+            await (await producer.submit("orders", b"x", **wish))  # type: ignore[arg-type]
+        with pytest.raises(TimesUnsupported):
+            await producer.send_one_way("orders", b"x", **wish)  # type: ignore[arg-type]
+        with pytest.raises(TimesUnsupported):
+            await producer.request("orders", b"x", **wish)  # type: ignore[arg-type]
+        await producer.send("orders", b"now")
+        await producer.send("orders", b"level", delay_level=3)
+
+    assert (raised.value.field, raised.value.broker) == (name, "a")
+    assert [sent.body for sent in cluster.sent] == [b"now", b"level"]
+
+
+async def test_the_blocking_face_refuses_as_well_also_on_a_connection_that_is_there() -> None:
+    async with scripted_cluster("a") as cluster:
+        cluster.brokers["a"].version = OLD
+
+        def use() -> None:
+            client = quick_settings(cluster.name_server.address)
+            with Producer("svc", client=client) as producer:
+                producer.send("orders", b"now")
+                with pytest.raises(TimesUnsupported):
+                    producer.send("orders", b"x", delay=1)
+                with pytest.raises(TimesUnsupported):
+                    producer.submit("orders", b"x", delay=1).result(10)
+                with pytest.raises(TimesUnsupported):
+                    producer.send_one_way("orders", b"x", delay=1)
+
+        await asyncio.to_thread(use)
+
+    assert [sent.body for sent in cluster.sent] == [b"now"]
+
+
+async def test_a_broker_that_does_not_say_its_version_gets_nothing_for_later() -> None:
+    patient = SendSettings(timeout=1.0)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=patient) as producer:
+        cluster.brokers["a"].is_mute = True
+
+        with pytest.raises(SendFailed, match="has not said its version"):
+            await producer.send("orders", b"x", delay=60)
+        await producer.send("orders", b"now")
+
+    assert [sent.body for sent in cluster.sent] == [b"now"]
+
+
+async def test_a_broker_that_was_replaced_by_a_newer_one_keeps_times() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        broker = cluster.brokers["a"]
+        broker.version = OLD
+        with pytest.raises(TimesUnsupported):
+            await producer.send("orders", b"x", delay=60)
+        broker.version = ordinal_of(Release(5, 3, 0))
+        for connection in broker.connections:
+            connection.abort("restarted")
+        engine = producer._core.engine
+        await until(lambda: set(engine.broker_versions.values()) == {broker.version})
+        await producer.send("orders", b"later", delay=60)
+
+    assert [sent.body for sent in cluster.sent] == [b"later"]
+
+
+async def test_a_broker_that_takes_nothing_back_is_named() -> None:
+    handle = base64.urlsafe_b64encode(b"v1 orders a 1700000000000 7F0000010000").decode()
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        with pytest.raises(RecallUnsupported, match=r"'a'.*takes no messages back"):
+            await producer.recall("orders", handle)

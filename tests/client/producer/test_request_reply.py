@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import MessageRefused
+from orbitmq.client.errors import MessageRefused, NoNameServer, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.errors import NoReply, NotARequest
@@ -19,7 +19,8 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing.background import EmbeddedCluster
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
-from tests.support.client import quick_settings
+from orbitmq.wire.codes import ResponseCode
+from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.remoting import DEADLINE, until
 
 #: Replies to a request, given the replier's producer.
@@ -119,6 +120,35 @@ async def test_a_request_without_a_reply_ends_at_its_timeout(
     async with AsyncProducer("asker", name_server=cluster.name_server) as producer:
         with pytest.raises(NoReply, match=r"'questions' within 0\.2 s"):
             await producer.request("questions", b"anybody?", timeout=0.2)
+
+
+async def test_a_request_without_a_name_server_takes_its_time_as_a_send_does() -> None:
+    async with AsyncProducer(client=quick_settings("127.0.0.1:1")) as producer:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(SendFailed, match="before its first attempt: no name server") as failed:
+            await producer.request("questions", b"x", timeout=0.4)
+        lasted = asyncio.get_running_loop().time() - began
+
+    assert lasted >= 0.4
+    assert isinstance(failed.value.cause, NoNameServer)
+
+
+async def test_a_request_waits_for_a_name_server_that_is_not_ready(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    name_server = ScriptedNameServer(refusal=ResponseCode.SERVICE_NOT_AVAILABLE)
+    name_server.routes["questions"] = topic_route({"broker-a": {0: cluster.brokers[0].address}})
+    async with (
+        name_server.serving(),
+        AsyncProducer(client=quick_settings(name_server.address)) as producer,
+        _replying(cluster, _echo),
+    ):
+        asking = asyncio.create_task(producer.request("questions", b"x", timeout=DEADLINE))
+        await until(lambda: name_server.asked("questions") > 1)
+        name_server.refusal = None
+        reply = await asking
+
+    assert reply.body == b"re: x"
 
 
 async def test_a_late_reply_is_no_error_for_who_replied(cluster: AsyncEmbeddedCluster) -> None:

@@ -13,7 +13,7 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NoRoute, NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import AlreadyRunning, NoRoute, NotRunning, SettingError, WrongUse
 from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.errors import OffsetOutOfRange, QueueNotAssigned
 from orbitmq.client.pullconsumer.settings import PollSettings
@@ -618,7 +618,7 @@ async def test_a_consumer_says_when_it_is_not_running(cluster: AsyncEmbeddedClus
     with pytest.raises(NotRunning, match="start it"):
         await reader.poll()
     await reader.start()
-    with pytest.raises(WrongUse, match="started already"):
+    with pytest.raises(AlreadyRunning):
         await reader.start()
     await reader.stop()
     await reader.stop()

@@ -30,6 +30,8 @@ RESENT_FROM = "DLQ_RESENT_FROM"
 RESENT_TIMES = "DLQ_RESENT_TIMES"
 
 UNKNOWN_REASON = "unknown"
+#: Characters of a reason that name a pile.
+LONGEST_NAME = 200
 #: Letters are counted by their age up to these seconds.
 AGES: tuple[tuple[str, float], ...] = (
     ("last hour", 3600.0),
@@ -67,6 +69,12 @@ class DeadLetter:
         return self.message.get(DLQ_REASON, UNKNOWN_REASON)
 
     @property
+    def pile(self) -> str:
+        """The letters that it lies with: the first line of its reason names them."""
+        lines = self.reason.strip().splitlines()
+        return lines[0].strip()[:LONGEST_NAME] if lines else UNKNOWN_REASON
+
+    @property
     def attempts(self) -> int:
         """How often it was tried."""
         return self.message.reconsume_times
@@ -95,6 +103,7 @@ class DeadLetterFilter:
     keys: Collection[str] = ()  #: has one of these keys
     topic: str | None = None  #: was sent to this topic
     reason: str | None = None  #: its reason contains this, in any case
+    pile: str | None = None  #: the first line of its reason is this, as `DeadLetter.pile` has it
     min_attempts: int | None = None
     max_attempts: int | None = None
     ids: Collection[str] = ()  #: is one of these letters, by `DeadLetter.id` or unique id
@@ -119,6 +128,8 @@ class DeadLetterFilter:
         if self.topic is not None and letter.topic != self.topic:
             return False
         if self.reason is not None and self.reason.lower() not in letter.reason.lower():
+            return False
+        if self.pile is not None and letter.pile != self.pile:
             return False
         if self.min_attempts is not None and letter.attempts < self.min_attempts:
             return False
@@ -200,7 +211,7 @@ class AsyncDeadLetterReading:
         count = 0
         async for letter in self.list(group, where):
             count += 1
-            reasons.add(letter.reason, letter)
+            reasons.add(letter.pile, letter)
             topics.add(letter.topic or UNKNOWN_REASON, letter)
             age = now - letter.died_at
             ages.add(next(name for name, limit in AGES if age < limit), letter)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgspec
 
-from orbitmq.client.admin import findings
 from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicNotFound
 from orbitmq.client.admin.groupconfigs import GroupConfigs, compared, group_settings
+from orbitmq.client.admin.grouplooking import GroupLooking
 from orbitmq.client.admin.groupvalues import (
     GroupDetails,
     GroupProgress,
@@ -26,14 +26,13 @@ from orbitmq.client.admin.groupvalues import (
 )
 from orbitmq.client.admin.listing import Listing
 from orbitmq.client.admin.members import AsyncConsumers
-from orbitmq.client.admin.membervalues import Finding, Members, RunningInfo
+from orbitmq.client.admin.membervalues import Finding
 from orbitmq.client.admin.progress import Progress
 from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.admin.topicstatus import TopicInsight
 from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.names import check_group, dead_letter_topic, is_system_group, retry_topic
-from orbitmq.client.queue import Queue
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers.topics import DeleteGroupRequest
@@ -70,7 +69,7 @@ class AsyncGroups:
         self._consumers = consumers
         self._progress = progress
         self._topics = topics
-        self._insight = TopicInsight(asking, directory)
+        self._looking = GroupLooking(asking, consumers, progress, TopicInsight(asking, directory))
         self._configs = GroupConfigs(asking)
 
     # Listing.
@@ -157,87 +156,18 @@ class AsyncGroups:
         """
         topology = await self._directory.look()
         await self._configs.of(topology.readers(), group)
-        members, _ = await self._consumers.look(group, topology)
-        running = await self._running(members, topology) if owners else {}
-        return await self._progress.of_group(
-            group,
-            topic=topic,
-            subscribed=_subscribed(members),
-            topology=topology,
-            owners=_owners(running),
-        )
+        return await self._looking.progress(group, topology, topic=topic, owners=owners)
 
     async def describe(self, group: str) -> GroupDetails:
         """Settings, members, findings and progress of a group. Raises `GroupNotFound`."""
         topology = await self._directory.look()
         found = await self._configs.of(topology.readers(), group)
-        members, told = await self._consumers.look(group, topology)
-        running = await self._running(members, topology)
-        progress = await self._progress.of_group(
-            group,
-            subscribed=_subscribed(members),
-            topology=topology,
-            owners=_owners(running),
-        )
-        return GroupDetails(
-            group,
-            {node.broker: group_settings(config) for node, config in found.items()},
-            members,
-            self._found(members, told, running, progress),
-            progress,
-            await self._dead_letters(topology, group),
-        )
+        configured = {node.broker: group_settings(config) for node, config in found.items()}
+        return await self._looking.describe(group, topology, configured)
 
     async def findings(self, group: str) -> tuple[Finding, ...]:
         """What is wrong inside a group: differing subscriptions, duplicate ids, stuck queues."""
         return (await self.describe(group)).findings
-
-    def _found(
-        self,
-        members: Members | None,
-        told: Sequence[str],
-        running: Mapping[str, RunningInfo],
-        progress: GroupProgress,
-    ) -> tuple[Finding, ...]:
-        if members is None:
-            return ()
-        found = {
-            (each.kind, each.topic, each.client_id): each for each in findings.told_findings(told)
-        }
-        # What Apache's brokers do not look for; ours has said it already.
-        for each in (
-            *findings.duplicate_clients(members),
-            *findings.different_subscriptions(members.group, running),
-        ):
-            found.setdefault((each.kind, each.topic, each.client_id), each)
-        queues: tuple[Finding, ...] = ()
-        # Whether a queue has an owner is known only when every member has said what it owns, which
-        # is what members that are pushed to do.
-        is_shared = (members.model, members.consume_type) == ("clustering", "push")
-        if is_shared and running.keys() >= set(members.client_ids):
-            queues = findings.queue_findings(progress, running, self._asking.clock.now())
-        return (*found.values(), *queues)
-
-    async def _running(self, members: Members | None, topology: Topology) -> dict[str, RunningInfo]:
-        """What members say of themselves; those that do not answer are missing."""
-        if members is None:
-            return {}
-        nodes = topology.readers()
-
-        async def ask(client_id: str) -> RunningInfo:
-            return await self._consumers.running_info_of(nodes, members.group, client_id)
-
-        return dict((await self._asking.each(members.client_ids, ask)).done)
-
-    async def _dead_letters(self, topology: Topology, group: str) -> int:
-        topic = dead_letter_topic(group)
-
-        async def count(node: BrokerNode) -> int:
-            stats = await self._insight.stats(node, topic)
-            bounds = () if stats is None else stats.offset_table.values()
-            return sum(max(0, each.max_offset - each.min_offset) for each in bounds)
-
-        return sum((await self._asking.each(topology.readers(), count)).done.values())
 
     # Making and changing.
 
@@ -302,13 +232,23 @@ class AsyncGroups:
     async def pause(self, group: str) -> dict[str, GroupSettings]:
         """Stop a group from pulling, on every broker; its members stay connected and wait."""
         paused = await self.update(group, enabled=False)
-        log.info("group paused", extra={"group": group, "brokers": sorted(paused)})
+        log.info(
+            "group %s paused at %s",
+            group,
+            ", ".join(sorted(paused)),
+            extra={"group": group, "brokers": sorted(paused)},
+        )
         return paused
 
     async def resume(self, group: str) -> dict[str, GroupSettings]:
         """Let a group pull again."""
         resumed = await self.update(group, enabled=True)
-        log.info("group resumed", extra={"group": group, "brokers": sorted(resumed)})
+        log.info(
+            "group %s resumed at %s",
+            group,
+            ", ".join(sorted(resumed)),
+            extra={"group": group, "brokers": sorted(resumed)},
+        )
         return resumed
 
     async def delete(
@@ -360,19 +300,6 @@ class AsyncGroups:
         if problems:
             raise NotEffective(f"configuring group {group!r}", problems)
         return {node.broker: group_settings(wanted[node]) for node in after}
-
-
-def _subscribed(members: Members | None) -> tuple[str, ...]:
-    return () if members is None else tuple(each.topic for each in members.subscriptions)
-
-
-def _owners(running: Mapping[str, RunningInfo]) -> dict[Queue, str]:
-    return {
-        each.queue: client_id
-        for client_id, info in running.items()
-        for each in info.queues
-        if not each.is_dropped
-    }
 
 
 def _merge(into: dict[str, TopicLag], more: Mapping[str, TopicLag]) -> None:

@@ -156,7 +156,12 @@ class Progress:
             )
         except (BrokerRefused, ConnectionLost) as error:
             # Not known there, or more than a frame can hold.
-            log.info("groups are asked for one by one: %s", error, extra={"broker": node.broker})
+            log.info(
+                "groups are asked for one by one at %s: %s",
+                node.broker,
+                error,
+                extra={"broker": node.broker},
+            )
             return await self._one_by_one(node, groups)
         return decode_lags(answer.body)
 

@@ -102,7 +102,13 @@ class AsyncProgress(AsyncPlanning):
         outcomes.sort(key=lambda outcome: outcome.move.queue)
         report = ResetReport(plan, tuple(outcomes))
         log.info(
-            "progress moved" if report.is_effective else "progress could not be moved",
+            "progress of group %s in %s %s to %s: %d skipped, %d replayed",
+            plan.group,
+            plan.topic,
+            "moved" if report.is_effective else "could not be moved",
+            plan.to if plan.source is None else f"where group {plan.source} is",
+            plan.skipped,
+            plan.replayed,
             extra={"group": plan.group, "topic": plan.topic, "to": str(plan.to)}
             | {"skipped": plan.skipped, "replayed": plan.replayed, "source": plan.source},
         )

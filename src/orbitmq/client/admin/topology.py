@@ -60,6 +60,11 @@ class Topology:
     ) -> tuple[BrokerNode, ...]:
         """The masters of all names, of those given, or of a cluster. Raises `BrokerUnavailable`."""
         in_cluster = self.nodes
+        if not in_cluster and not brokers and cluster is None:
+            # A change that nobody makes would pass for one that is made.
+            raise BrokerUnavailable(
+                "any", "none is registered with the name servers; start one, or wait for it"
+            )
         if cluster is not None:
             in_cluster = tuple(node for node in self.nodes if node.cluster == cluster)
             if not in_cluster:

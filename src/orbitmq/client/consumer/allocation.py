@@ -116,7 +116,11 @@ def checked_place(
     try:
         return client_ids.index(me)
     except ValueError:
-        log.info("not a member", extra={"client": me, "strategy": strategy})
+        log.info(
+            "%s is not a member of its group (yet): no queues",
+            me,
+            extra={"client": me, "strategy": strategy},
+        )
         return None
 
 

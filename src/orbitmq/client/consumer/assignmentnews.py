@@ -72,5 +72,8 @@ class AssignmentNews:
                     await told
             except Exception:
                 log.exception(
-                    "the assignment listener failed", extra={"group": self._group, "topic": topic}
+                    "the assignment listener of group %s failed on %s",
+                    self._group,
+                    topic,
+                    extra={"group": self._group, "topic": topic},
                 )

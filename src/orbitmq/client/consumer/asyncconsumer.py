@@ -4,48 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from orbitmq.client.checks import kind, switch
-from orbitmq.client.consumer.allocation import Strategy, strategy_named
-from orbitmq.client.consumer.core import ConsumerCore, ConsumerOptions
-from orbitmq.client.consumer.flowcontrol import FlowSettings
-from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.core import ConsumerCore
+from orbitmq.client.consumer.metricstext import metrics_text
+from orbitmq.client.consumer.options import checked_group, checked_options, one_or_several
 from orbitmq.client.consumer.registering import Registrations
-from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.consumer.starting import Beginning, consume_from
-from orbitmq.client.consumer.statistics import ConsumerStatistics
-from orbitmq.client.endingsignals import ENDINGS
+from orbitmq.client.endingsignals import LoopEndingSignals
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import AlreadyRunning, NotRunning, SettingError, WrongUse
 from orbitmq.client.identity import ProcessCheck
-from orbitmq.client.names import check_group
 from orbitmq.client.namespaces import wrap_group
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.wire.bodies.membership import MessageModel
 
 if TYPE_CHECKING:
+    from orbitmq.client.consumer.allocation import Strategy
     from orbitmq.client.consumer.assignmentnews import AssignmentListener
+    from orbitmq.client.consumer.flowcontrol import FlowSettings
     from orbitmq.client.consumer.handlers import HandlerFunction, ListenerFunction
+    from orbitmq.client.consumer.locks import LockSettings
     from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.pullsettings import PullSettings
+    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.settings import ConsumeSettings
+    from orbitmq.client.consumer.starting import Beginning
+    from orbitmq.client.consumer.statistics import ConsumerStatistics
     from orbitmq.client.queue import Queue
     from orbitmq.wire.bodies.stats import ConsumerRunningInfo
 
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-S = TypeVar("S")
-
-#: Apache's clients refuse it: it is what a group is called that has no name yet.
-_NO_GROUP: Final = "DEFAULT_CONSUMER"
-_MODELS: Final = {model.value.lower(): model for model in MessageModel}
 
 
 class AsyncConsumer:
@@ -94,31 +85,30 @@ class AsyncConsumer:
         number at the broker; in order there is no limit by default. `on_assignment` is called with
         a topic, all its queues and the own ones whenever these change.
         """
-        self.group = _checked_group(group)
-        settings = resolve(_servers(name_server), client)
-        consume = _object(consume, "consume", ConsumeSettings)
-        changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
-        given = {name: value for name, value in changes.items() if value is not None}
-        consume = replace(consume, **given)
-        self.options = ConsumerOptions(
-            model=_model(model),
-            ordered=switch(ordered, "ordered"),
-            consume_from=_beginning(consume_from),
-            strategy=strategy_named(strategy),
+        self.group = checked_group(group)
+        settings = resolve(one_or_several(name_server), client)
+        self.options = checked_options(
+            model=model,
+            ordered=ordered,
+            consume_from=consume_from,
+            strategy=strategy,
             progress=progress,
-            strict_last=switch(strict_last, "strict_last"),
+            strict_last=strict_last,
+            workers=workers,
+            batch_size=batch_size,
+            max_retries=max_retries,
             consume=consume,
-            flow=_object(flow, "flow", FlowSettings),
-            pull=_object(pull, "pull", PullSettings),
-            rebalance=_object(rebalance, "rebalance", RebalanceSettings),
-            locks=_object(locks, "locks", LockSettings),
+            flow=flow,
+            pull=pull,
+            rebalance=rebalance,
+            locks=locks,
             on_assignment=on_assignment,
         )
         self._settings = settings
         self._registrations = Registrations(
             group,
             namespace=settings.namespace,
-            batch_size=consume.batch_size,
+            batch_size=self.options.consume.batch_size,
             middleware=middleware,
         )
         self._check_process = ProcessCheck("this consumer")
@@ -294,7 +284,11 @@ class AsyncConsumer:
             await core.stop()
         except Exception:
             # Maybe nobody waits for it any more.
-            log.exception("a consumer did not stop in order", extra={"group": self.group})
+            log.exception(
+                "a consumer of group %s did not stop in order",
+                self.group,
+                extra={"group": self.group},
+            )
             raise
         finally:
             try:
@@ -321,32 +315,12 @@ class AsyncConsumer:
 
     async def run(self) -> None:
         """Consume until `stop` is called, the task is cancelled, or SIGINT or SIGTERM comes."""
-        loop = asyncio.get_running_loop()
-        signalled = asyncio.Event()
-        handled = []
-        if threading.current_thread() is threading.main_thread():
-            for number in ENDINGS:
-                with suppress(NotImplementedError, ValueError):
-                    loop.add_signal_handler(number, signalled.set)
-                    handled.append(number)
-        try:
+        with LoopEndingSignals() as signals:
             async with self:
                 assert self._ended is not None  # noqa: S101  # made by `start`
-                waits = [
-                    asyncio.ensure_future(signalled.wait()),
-                    asyncio.ensure_future(self._ended.wait()),
-                ]
-                try:
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for wait in waits:
-                        wait.cancel()
+                await signals.or_event(self._ended)
                 # The next signal ends the program at once.
-                for number in handled:
-                    loop.remove_signal_handler(number)
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
+                signals.restore()
 
     # ---- while it runs
 
@@ -367,6 +341,10 @@ class AsyncConsumer:
     def statistics(self) -> ConsumerStatistics:
         """What was consumed, how fast, and what went wrong."""
         return self._running.snapshot()
+
+    def metrics(self) -> str:
+        """The same in the text format of Prometheus, for the program's own metrics page."""
+        return metrics_text(self.group, self.client_id, self.statistics())
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """What administration tools are shown."""
@@ -408,33 +386,3 @@ class AsyncConsumer:
             raise WrongUse(
                 "handlers are registered before the start; while it runs, use `subscribe`"
             )
-
-
-def _servers(name_server: str | Iterable[str] | None) -> str | tuple[str, ...] | None:
-    if name_server is None or isinstance(name_server, str):
-        return name_server
-    return tuple(name_server)
-
-
-def _object(given: S | None, name: str, wanted: type[S]) -> S:
-    """Settings as they were given, or the usual ones."""
-    return wanted() if given is None else kind(given, name, wanted)
-
-
-def _checked_group(group: str) -> str:
-    if check_group(group) == _NO_GROUP:
-        raise SettingError(f"group {_NO_GROUP} is reserved; give your consumers a name")
-    return group
-
-
-def _model(model: str) -> MessageModel:
-    try:
-        return _MODELS[model.lower()]
-    except (KeyError, AttributeError):
-        raise SettingError(
-            f"model must be one of {', '.join(sorted(_MODELS))}, got {model!r}"
-        ) from None
-
-
-#: Its name is that of a parameter where it is needed.
-_beginning = consume_from

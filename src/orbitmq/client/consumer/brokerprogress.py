@@ -12,22 +12,23 @@ all the same, so that members who meet there know of each other; but what it say
 The first positions of a group in a topic need care. Apache's brokers keep them in one table for
 both, which they make when the first report comes; of two first reports at the same time each finds
 no table and makes one, and the one that is put in its place last is all that remains. Both were
-answered with success. So the first report of a topic goes alone, and because other members may have
-made theirs at the same time, the first report of every queue is repeated with the next. (Java
-clients report everything every five seconds, whether it has changed or not.)
+answered with success. So reports of a topic go one after the other until one was taken; and because
+other members may have made theirs at the same time, the first report of every queue is repeated
+with the next. (Java clients report everything every five seconds, whether it has changed or not.)
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from orbitmq.client.consumer.progress import TrackedProgress
 from orbitmq.client.errors import BrokerUnavailable, ClientError
 from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
-from orbitmq.remoting.errors import ConnectFailed
+from orbitmq.remoting.errors import ConnectFailed, RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import (
     OffsetResponse,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 _ANSWERS = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
 _DONE = frozenset({int(ResponseCode.SUCCESS)})
+
+#: A broker and a topic, for which a broker has one table of a group's positions.
+_Table: TypeAlias = tuple[str, str]
 
 
 class ProgressUnknown(ClientError):
@@ -79,7 +83,9 @@ class BrokerProgress(TrackedProgress):
         self._set_zero = False if strict_last else None
         self._timeout = timeout
         #: Brokers and topics of which the broker has a table.
-        self._tables: set[tuple[str, str]] = set()
+        self._tables: set[_Table] = set()
+        #: Held by whoever makes one.
+        self._making: dict[_Table, asyncio.Lock] = {}
         #: Queues that were reported once, and those of which that is certain to count.
         self._reported_once: set[Queue] = set()
         self._certain: set[Queue] = set()
@@ -114,13 +120,28 @@ class BrokerProgress(TrackedProgress):
         return offset
 
     async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        by_table: dict[_Table, dict[Queue, int]] = {}
+        for queue, offset in changed.items():
+            by_table.setdefault(_table(queue), {})[queue] = offset
+        failed = await asyncio.gather(*(self._store(*each) for each in by_table.items()))
+        return {queue: error for some in failed for queue, error in some.items()}
+
+    async def _store(self, table: _Table, changed: dict[Queue, int]) -> dict[Queue, Exception]:
+        """Report positions of one table: one after the other until the table is there."""
         failed: dict[Queue, Exception] = {}
-        firsts = {_table(queue): queue for queue in changed if _table(queue) not in self._tables}
-        others = [queue for queue in changed if queue not in firsts.values()]
-        for queues in (list(firsts.values()), others):
-            outcomes = await asyncio.gather(*(self._report(each, changed[each]) for each in queues))
-            failed |= {queue: error for queue, error in zip(queues, outcomes, strict=True) if error}
-        return failed
+        rest = list(changed)
+        if table not in self._tables:
+            async with self._making.setdefault(table, asyncio.Lock()):
+                while rest and table not in self._tables:
+                    queue = rest.pop(0)
+                    error = await self._report(queue, changed[queue])
+                    if error is not None:
+                        failed[queue] = error
+                    if isinstance(error, RemotingError):
+                        # Nobody is there, and each of the others would wait as long for that.
+                        return failed | {queue: copy.copy(error) for queue in rest}
+        outcomes = await asyncio.gather(*(self._report(each, changed[each]) for each in rest))
+        return failed | {queue: error for queue, error in zip(rest, outcomes, strict=True) if error}
 
     def forget(self, queue: Queue) -> None:
         super().forget(queue)
@@ -180,5 +201,5 @@ class BrokerProgress(TrackedProgress):
         raise refused or BrokerUnavailable(queue.broker, "no route has it")
 
 
-def _table(queue: Queue) -> tuple[str, str]:
+def _table(queue: Queue) -> _Table:
     return queue.broker, queue.topic

@@ -229,8 +229,11 @@ class ConcurrentConsumption(Consuming):
         ]
         if self._sending_back is None:
             log.warning(
-                "broadcasting: %d failed message(s) dropped",
+                "group %s is broadcast to: %d failed message(s) of %s from offset %d are dropped",
+                self._group,
                 len(failed),
+                owned.queue,
+                min(failed),
                 extra={"group": self._group, "queue": str(owned.queue), "offset": min(failed)},
             )
             return done + sorted(failed)
@@ -312,9 +315,15 @@ class ConcurrentConsumption(Consuming):
         call.is_given_up = True
         self.statistics.timed_out += len(call.messages)
         log.warning(
-            "%s takes longer than %g s; its messages go back",
+            "%s takes longer than %g s; its %d message(s) go back (group %s, %s, from offset %d, "
+            "message %s)",
             call.binding.name,
             limit,
+            len(call.messages),
+            self._group,
+            owned.queue,
+            call.messages[0].queue_offset,
+            call.messages[0].msg_id,
             extra={
                 "group": self._group,
                 "queue": str(owned.queue),

@@ -270,6 +270,10 @@ class Consumer:
         """What was consumed, how fast, and what went wrong."""
         return self._call(self._consumer.statistics)
 
+    def metrics(self) -> str:
+        """The same in the text format of Prometheus, for the program's own metrics page."""
+        return self._call(self._consumer.metrics)
+
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """What administration tools are shown."""
         return self._call(lambda: self._consumer.running_info(with_stacks=with_stacks))

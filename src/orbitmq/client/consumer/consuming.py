@@ -144,8 +144,9 @@ class Consuming(ABC):
         late = await self.crew.stop(WORKERS_END)
         if late:
             log.warning(
-                "%d handler calls did not end; their messages are delivered again",
+                "%d handler calls of group %s did not end; their messages are delivered again",
                 late,
+                self._group,
                 extra={"group": self._group},
             )
 
@@ -177,7 +178,10 @@ class Consuming(ABC):
         except Exception:
             # The application's own store. What is done stays done, and the next report says more.
             log.exception(
-                "progress could not be noted",
+                "progress of group %s in %s could not be noted: offset %d",
+                self._group,
+                owned.queue,
+                position,
                 extra={"group": self._group, "queue": str(owned.queue), "offset": position},
             )
         self.has_room(owned)
@@ -201,10 +205,15 @@ class Consuming(ABC):
         first = outcome.failed[0]
         log.log(
             logging.INFO if failure.error is None else logging.WARNING,
-            "%s failed on %d message(s): %s",
+            "%s of group %s failed on %d message(s) of %s from offset %d (id %s, attempt %d): %s",
             handler,
+            self._group,
             len(outcome.failed),
-            failure.reason,
+            owned.queue,
+            first.queue_offset,
+            first.msg_id,
+            first.attempt,
+            failure.reason or "no reason given",
             exc_info=failure.error,
             extra={
                 "group": self._group,

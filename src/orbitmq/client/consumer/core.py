@@ -10,84 +10,45 @@ and acknowledged, locks are given back, and only then brokers hear that this mem
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orbitmq.client.consumer.allocation import Averagely, Strategy, name_of
-from orbitmq.client.consumer.assignmentnews import AssignmentListener
 from orbitmq.client.consumer.brokerprogress import BrokerProgress
 from orbitmq.client.consumer.brokerrequests import BrokerRequests
 from orbitmq.client.consumer.concurrent import ConcurrentConsumption
-from orbitmq.client.consumer.consuming import Bindings, Parts
-from orbitmq.client.consumer.flowcontrol import FlowSettings
+from orbitmq.client.consumer.consuming import Parts
+from orbitmq.client.consumer.groupmember import GroupMember
 from orbitmq.client.consumer.localprogress import LocalFileProgress, progress_path
-from orbitmq.client.consumer.locks import LockSettings, QueueLocks
+from orbitmq.client.consumer.locks import QueueLocks
 from orbitmq.client.consumer.orderly import OrderlyConsumption
 from orbitmq.client.consumer.pulling import Puller
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.rebalancing import Rebalancer
 from orbitmq.client.consumer.receiving import IntoWindow
-from orbitmq.client.consumer.runninginfo import Particulars, describe
 from orbitmq.client.consumer.sendback import SendingBack
-from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.consumer.starting import ConsumeFrom
-from orbitmq.client.consumer.statistics import ConsumerStatistics, Statistics
-from orbitmq.client.consumer.subscription import Subscription, Subscriptions
+from orbitmq.client.consumer.statistics import ConsumerStatistics
 from orbitmq.client.consumer.subscriptioncheck import check_subscriptions
-from orbitmq.client.names import retry_topic
 from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.wire.bodies.membership import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.calls import DirectCall
+    from orbitmq.client.consumer.options import ConsumerOptions
     from orbitmq.client.consumer.owned import OwnedQueue
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.pullanswers import Pulled
     from orbitmq.client.consumer.registering import Registration
+    from orbitmq.client.consumer.releasing import Draining
+    from orbitmq.client.consumer.subscription import Subscription
     from orbitmq.client.engine import Engine
-    from orbitmq.client.queue import Queue
     from orbitmq.client.received import ReceivedMessage
     from orbitmq.wire.bodies.stats import ConsumerRunningInfo
-
-log = logging.getLogger(__name__)
 
 #: The producer of what no broker takes back, as Apache's clients call it.
 _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
-    """Everything about a consumer but its group, its handlers and its client."""
-
-    model: MessageModel = MessageModel.CLUSTERING
-    ordered: bool = False
-    consume_from: ConsumeFrom = ConsumeFrom.LAST
-    strategy: Strategy = field(default_factory=Averagely)
-    #: The application's own; None: the broker, or a local file for broadcasting.
-    progress: ProgressStore | None = None
-    #: Begin at the end of a young topic as well, where brokers say that a group begins at 0.
-    strict_last: bool = False
-    consume: ConsumeSettings = field(default_factory=ConsumeSettings)
-    flow: FlowSettings = field(default_factory=FlowSettings)
-    pull: PullSettings = field(default_factory=PullSettings)
-    rebalance: RebalanceSettings = field(default_factory=RebalanceSettings)
-    locks: LockSettings = field(default_factory=LockSettings)
-    on_assignment: AssignmentListener | None = None
-
-    @property
-    def is_broadcasting(self) -> bool:
-        return self.model is MessageModel.BROADCASTING
-
-
-class ConsumerCore:
+class ConsumerCore(GroupMember):
     """One member of a consumer group. Belongs to the loop of its engine; started once."""
-
-    producer_group: str | None = None
 
     def __init__(
         self,
@@ -97,21 +58,9 @@ class ConsumerCore:
         options: ConsumerOptions,
     ) -> None:
         """On a running engine; `group` as brokers know it."""
-        self.engine = engine
-        self.group = group
-        self.options = options
-        self.is_ordered = options.ordered
-        self.subscriptions = Subscriptions(engine.clock.now)
-        for registration in registrations:
-            self.subscriptions.put(registration.subscription)
-        self.bindings = Bindings(
-            {registration.topic: registration.binding for registration in registrations}, group
-        )
-        if not options.is_broadcasting:
-            self.subscriptions.put(Subscription(retry_topic(group)))
+        super().__init__(engine, group, registrations, options)
         own = options.progress
         self.progress: ProgressStore = self._default_progress() if own is None else own
-        self.statistics = Statistics(engine.clock.monotonic)
         self._producer = _InnerProducer(engine)
         self.consumption = self._consumption()
         self.puller = Puller(
@@ -123,7 +72,7 @@ class ConsumerCore:
             options.pull,
             is_broadcasting=options.is_broadcasting,
         )
-        self.consumption.has_room = self.puller.has_room
+        self.consumption.has_room = self._has_room
         self.locks = QueueLocks(engine, group, options.locks) if self._needs_locks else None
         self.rebalancer = Rebalancer(
             engine,
@@ -141,7 +90,10 @@ class ConsumerCore:
         )
         self.puller.rebuild = self.rebalancer.rebuild
         self._requests = BrokerRequests(engine, self)
-        self._started_at = engine.clock.now()
+
+    @property
+    def _draining(self) -> Draining:
+        return self.consumption
 
     @property
     def _needs_locks(self) -> bool:
@@ -186,10 +138,7 @@ class ConsumerCore:
         self.engine.join(self)
         self._requests.start()
         await self.rebalancer.start()
-        log.info(
-            "consumer started",
-            extra={"group": self.group, "client": self.engine.client_id},
-        )
+        self._tell_start("consumer")
 
     async def stop(self) -> None:
         """Give everything back, in bounded time. See the head of the module."""
@@ -200,10 +149,7 @@ class ConsumerCore:
             rest.callback(self._requests.stop)
             rest.callback(self.puller.stop)
             await self.rebalancer.stop()
-        log.info(
-            "consumer stopped",
-            extra={"group": self.group, "client": self.engine.client_id},
-        )
+        self._tell_stop("consumer")
 
     async def abandon(self) -> None:
         """End what is here and nowhere else: workers, the inner producer, the hold on a file."""
@@ -213,16 +159,6 @@ class ConsumerCore:
         finally:
             if isinstance(self.progress, LocalFileProgress):
                 self.progress.close()
-
-    def consumer_data(self) -> ConsumerData:
-        """What heartbeats say."""
-        return ConsumerData(
-            group_name=self.group,
-            consume_type=ConsumeType.CONSUME_PASSIVELY,
-            message_model=self.options.model,
-            consume_from_where=self.options.consume_from.wire_name,
-            subscription_data_set=self.subscriptions.to_data(),
-        )
 
     # ---- while it runs
 
@@ -246,45 +182,23 @@ class ConsumerCore:
         await self.engine.heartbeat()
         self.rebalancer.wake()
 
-    async def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on from other offsets: what runs is waited for, in bounded time, and no longer."""
-        owned = [
-            self.rebalancer.owned[queue] for queue in offsets if queue in self.rebalancer.owned
-        ]
-        limit = self.options.rebalance.handover
-        await asyncio.gather(*(self.consumption.drain(each, limit) for each in owned))
-        await self.rebalancer.reset(offsets)
-
     async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
         """Call a handler once, with a message that an administrator chose."""
         return await self.consumption.consume_directly(message)
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """What the consumer is and does."""
-        options, crew = self.options, self.consumption.crew
-        particulars = Particulars(
-            group=self.group,
-            name_servers=self.engine.settings.name_servers,
-            model=options.model,
-            begins=options.consume_from.wire_name,
-            strategy=name_of(options.strategy),
-            is_ordered=options.ordered,
-            started_at=self._started_at,
-            consume=options.consume,
-            pull=options.pull,
-            flow=options.flow,
-        )
-        return describe(
-            self.rebalancer.running_info(),
-            particulars,
-            self.subscriptions,
-            self.statistics,
-            workers=crew.size,
-            stacks=crew.stacks() if with_stacks else None,
-        )
+        crew = self.consumption.crew
+        return self._described(workers=crew.size, stacks=crew.stacks() if with_stacks else None)
 
     def snapshot(self) -> ConsumerStatistics:
         return self.statistics.snapshot()
+
+    def _has_room(self, owned: OwnedQueue) -> None:
+        """Messages of a queue are done with."""
+        self.puller.has_room(owned)
+        if not len(owned.window):
+            self.rebalancer.reporting.became_empty()
 
     def _lock_lapsed(self, _: OwnedQueue) -> None:
         """Have the locks looked at now: one that lapsed is noticed by its renewal."""

@@ -215,7 +215,9 @@ class Gaining:
         for claim in overdue:
             self._ownership.counts.overdue += 1
             log.warning(
-                "somebody else does not let go of a queue; it is begun all the same",
+                "somebody else does not let go of %s; group %s begins it here all the same",
+                claim.queue,
+                self._group,
                 extra={"group": self._group, "queue": str(claim.queue)},
             )
         return free + overdue

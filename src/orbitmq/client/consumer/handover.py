@@ -20,11 +20,18 @@ What ends the wait otherwise: a member that holds a queue longer than it may (`h
 little; and one that does not answer. The latter is waited for as long as that only if the queue was
 its own before, by the strategy; else for one `answer`.
 
-One that does not answer is left alone for a while (`silence`). A Java client of 5.x answers from as
-many threads as it has processors, asks the broker itself while it answers (for progress that it
-does not remember, five seconds long), and needs one of these threads to hear the broker's answer.
-As many questions at once as it has processors therefore block it; repeated, they block it for good,
-until the broker thinks it dead.
+Java members are asked otherwise. A Java client of 5.x answers from as many threads as it has
+processors, asks the broker itself while it describes what it does (for progress that it does not
+remember, five seconds long), and needs one of these threads to hear the broker's answer: as many
+such questions at once as it has processors block it, and repeated, for good. So it is asked for its
+positions (GET_CONSUMER_STATUS_FROM_CLIENT), which it answers from memory. A position is there
+before a queue is begun, and goes after the queue was let go and reported. Only a queue without any
+progress, of which the broker did not say 0, has none while it is consumed. Because of those, a
+queue that a Java member had before is begun a moment after it was claimed (`_UNLISTED`), by when
+the member has heard of the change as well.
+
+One that does not answer is left alone for a while (`silence`). Where accounts are checked, and the
+group's may not ask (in ACL 2.0 that is Get on the group), a claim waits for one `answer`, no more.
 """
 
 from __future__ import annotations
@@ -48,6 +55,8 @@ log = logging.getLogger(__name__)
 
 #: What is added to the longest hand-over, for the way of the last report and the next question.
 _ALLOWANCE = 1.0
+#: How long a claim waits when its queue was a Java member's, which does not name it.
+_UNLISTED = 0.3
 
 
 class Inquiry:
@@ -71,6 +80,8 @@ class Inquiry:
         self._settings = settings
         self._clock = clock
         self._cleared: set[str] = set()
+        #: The members of which it is known, and whether they are Java push consumers.
+        self._is_java: dict[str, bool] = {}
         #: When those who did not answer may be asked again.
         self._silent_until: dict[str, float] = {}
         self._time = 0
@@ -87,11 +98,13 @@ class Inquiry:
 
         `others` are the other members, `queues` all of the topic.
         """
-        time = self._time
+        time, others = self._time, tuple(others)
         concerned = [member for member in dict.fromkeys(others) if member not in self._cleared]
         asked = [member for member in concerned if not self._is_left_alone(member)]
+        await self._find_java(asked)
         answers = await asyncio.gather(*(self._holdings(member) for member in asked))
-        claims = list(claims)
+        claims, queues = list(claims), tuple(queues)
+        java = [member for member in dict.fromkeys(others) if self._is_java.get(member)]
         wanted = {claim.queue for claim in claims}
         held: set[Queue] = set()
         silent = [member for member in concerned if member not in asked]
@@ -108,7 +121,11 @@ class Inquiry:
         now = self._clock.monotonic()
         for claim in claims:
             waited = now - claim.since
-            is_blocked = claim.queue in held or self._may_be_held(claim, silent, queues, waited)
+            is_blocked = (
+                claim.queue in held
+                or self._may_be_held(claim, silent, queues, waited)
+                or (waited < _UNLISTED and self._was_owned(java, claim, queues))
+            )
             if not is_blocked:
                 free.append(claim)
             elif waited >= self._settings.handover + _ALLOWANCE:
@@ -118,8 +135,21 @@ class Inquiry:
     def _is_left_alone(self, member: str) -> bool:
         return self._clock.monotonic() < self._silent_until.get(member, 0.0)
 
+    async def _find_java(self, members: list[str]) -> None:
+        """Learn which members are Java's; if nobody can say, they are asked as ours are."""
+        if all(member in self._is_java for member in members):
+            return
+        try:
+            java = await self._members.java(self._topic)
+        except OrbitError as error:
+            log.debug("the languages of members are not known: %s", error)
+            return
+        self._is_java.update({member: member in java for member in members})
+
     async def _holdings(self, member: str) -> frozenset[Queue] | None:
         try:
+            if self._is_java.get(member):
+                return await self._members.begun(member, self._topic)
             return await self._members.holdings(member, self._topic)
         except OrbitError as error:
             log.debug("%s does not say what it holds: %s", member, error)
@@ -133,7 +163,13 @@ class Inquiry:
             return False
         if waited < self._settings.answer:
             return True
-        return any(self._was_owner(member, claim, queues) for member in silent)
+        if not self._members.may_ask:
+            # They would be waited for as long as can be, whenever anybody comes or goes.
+            return False
+        return self._was_owned(silent, claim, queues)
+
+    def _was_owned(self, members: list[str], claim: Claim, queues: Iterable[Queue]) -> bool:
+        return any(self._was_owner(member, claim, queues) for member in members)
 
     def _was_owner(self, member: str, claim: Claim, queues: Iterable[Queue]) -> bool:
         if member not in claim.former:

@@ -230,7 +230,11 @@ class QueueLocks:
         del self._locks[lock.queue]
         self.lost += 1
         log.warning(
-            "order lock lost: %s", why, extra={"group": self._group, "queue": str(lock.queue)}
+            "order lock of %s lost by group %s: %s",
+            lock.queue,
+            self._group,
+            why,
+            extra={"group": self._group, "queue": str(lock.queue)},
         )
         if self.on_lost is not None:
             self.on_lost(lock.queue)
@@ -266,7 +270,9 @@ class QueueLocks:
                 )
             except OrbitError as error:
                 log.warning(
-                    "queues could not be unlocked, and are free in %g s: %s",
+                    "queues of group %s could not be unlocked at %s, and are free in %g s: %s",
+                    self._group,
+                    broker,
                     BROKER_LOCK_LIFE,
                     error,
                     extra={"group": self._group, "broker": broker},

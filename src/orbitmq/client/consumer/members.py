@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError
 from orbitmq.client.queue import Queue
 from orbitmq.client.topicroute import MASTER
 from orbitmq.remoting.errors import ConnectFailed
 from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import ConsumerList
+from orbitmq.wire.bodies.membership import (
+    ConsumerConnection,
+    ConsumerList,
+    ConsumeType,
+    LanguageName,
+)
+from orbitmq.wire.bodies.offsets import ConsumerStatus
 from orbitmq.wire.bodies.stats import ConsumerRunningInfo
-from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.membership import GetConsumerListRequest
-from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.membership import (
+    GetConsumerConnectionRequest,
+    GetConsumerListRequest,
+)
+from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest, GetConsumerStatusRequest
 
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
@@ -25,8 +35,20 @@ if TYPE_CHECKING:
     from orbitmq.wire.command import Command
     from orbitmq.wire.headers.base import Header
 
+log = logging.getLogger(__name__)
+
 #: A property of running info: the queues that a member is about to begin (see `handover`).
 CLAIMS: Final = "orbitmq.claims"
+
+
+class MemberSilent(ClientError):
+    """A member that was asked through a broker, and did not say anything."""
+
+    retriable = True
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        super().__init__(f"member {client_id!r} did not say what it holds")
 
 
 class GroupMembers:
@@ -36,6 +58,8 @@ class GroupMembers:
         self._engine = engine
         self._group = group
         self._answer_within = answer_within
+        #: Whether brokers allow members to be asked, as far as is known.
+        self.may_ask = True
 
     async def of(self, topic: str) -> tuple[str, ...]:
         """The client ids that a broker of the topic lists, as it lists them. Raises."""
@@ -47,17 +71,71 @@ class GroupMembers:
         )
         return decode_body(ConsumerList, answer.body).consumer_id_list
 
+    async def java(self, topic: str) -> frozenset[str]:
+        """The members that are push consumers of Apache's Java client. Raises."""
+        answer = await self._ask(
+            topic,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            GetConsumerConnectionRequest(consumer_group=self._group),
+            self._engine.settings.request_timeout,
+        )
+        found = decode_body(ConsumerConnection, answer.body)
+        if found.consume_type is not ConsumeType.CONSUME_PASSIVELY:
+            return frozenset()
+        return frozenset(
+            each.client_id
+            for each in found.connection_set
+            if each.client_id is not None and each.language is LanguageName.JAVA
+        )
+
+    async def begun(self, client_id: str, topic: str) -> frozenset[Queue]:
+        """The queues in which a Java member has a position. Raises when it does not say."""
+        answer = await self._ask_member(
+            topic,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+            GetConsumerStatusRequest(topic=topic, group=self._group, client_addr=client_id),
+        )
+        tables = decode_body(ConsumerStatus, answer.body).consumer_table or {}
+        if client_id not in tables:
+            raise MemberSilent(client_id)
+        return frozenset(
+            Queue(each.topic, each.broker_name, each.queue_id) for each in tables[client_id]
+        )
+
     async def holdings(self, client_id: str, topic: str) -> frozenset[Queue]:
         """The queues that a member holds, or is about to begin. Raises when it does not say."""
-        answer = await self._ask(
+        answer = await self._ask_member(
             topic,
             RequestCode.GET_CONSUMER_RUNNING_INFO,
             GetConsumerRunningInfoRequest(consumer_group=self._group, client_id=client_id),
-            self._answer_within,
         )
         info = decode_body(ConsumerRunningInfo, answer.body)
         held = {Queue(each.topic, each.broker_name, each.queue_id) for each in info.mq_table}
         return frozenset(held.union(_claims_in(info.properties.get(CLAIMS, ""))))
+
+    async def _ask_member(self, topic: str, code: RequestCode, header: Header) -> Command:
+        try:
+            answer = await self._ask(topic, code, header, self._answer_within)
+        except BrokerRefused as refused:
+            if refused.code == ResponseCode.NO_PERMISSION:
+                self._is_forbidden(refused)
+            raise
+        self.may_ask = True
+        return answer
+
+    def _is_forbidden(self, refused: BrokerRefused) -> None:
+        if not self.may_ask:
+            return
+        self.may_ask = False
+        log.warning(
+            "members of group %s may not ask each other what they hold, so a queue that changes "
+            "hands is begun after %g s, whether or not a handler of its former owner still runs; "
+            "allow them Get on the group beside Sub: %s",
+            self._group,
+            self._answer_within,
+            refused,
+            extra={"group": self._group},
+        )
 
     async def _ask(self, topic: str, code: RequestCode, header: Header, within: float) -> Command:
         """Ask any broker of a topic; another one only when nobody can be reached there."""

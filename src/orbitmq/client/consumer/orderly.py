@@ -158,7 +158,9 @@ class OrderlyConsumption(Consuming):
     def _lost_lock(self, line: _Line) -> None:
         owned = line.owned
         log.warning(
-            "the order lock is held no more, consumption stops",
+            "the order lock of %s is held no more by group %s: its consumption stops",
+            owned.queue,
+            self._group,
             extra={"group": self._group, "queue": str(owned.queue)},
         )
         self._close(line)
@@ -232,8 +234,10 @@ class OrderlyConsumption(Consuming):
         else:
             if last.verdict is not Verdict.SUCCESS:
                 log.warning(
-                    "%s without auto_commit = False counts as success",
+                    "%s without auto_commit = False counts as success (group %s, %s)",
                     last.verdict.name,
+                    self._group,
+                    owned.queue,
                     extra={"group": self._group, "queue": str(owned.queue)},
                 )
             self._commit(owned)
@@ -283,11 +287,17 @@ class OrderlyConsumption(Consuming):
     async def _give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
         if self._sending_back is None:
             log.warning(
-                "broadcasting: a failed message dropped",
+                "group %s is broadcast to: message %s (offset %d of %s) failed and is dropped: %s",
+                self._group,
+                message.msg_id,
+                message.queue_offset,
+                message.queue,
+                failure.reason or "no reason given",
                 extra={
                     "group": self._group,
                     "queue": str(message.queue),
                     "offset": message.queue_offset,
+                    "message_id": message.msg_id,
                 },
             )
             return True

@@ -12,6 +12,7 @@ again from the same offset. Nothing is ever skipped to get on.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.subscription import Subscriptions
     from orbitmq.client.engine import Engine
     from orbitmq.client.queue import Queue
+    from orbitmq.remoting.address import Address
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +78,16 @@ class Puller:
         self.shared = SharedWaits(engine)
         self._pulls: dict[OwnedQueue, QueuePull] = {}
         self._counts: dict[Queue, SetbackCounts] = {}
+        self._end_watch: Callable[[], None] | None = None
+        #: When the offset of a queue was last corrected.
+        self._corrected: dict[Queue, float] = {}
 
     def begin(self, owned: OwnedQueue) -> None:
         """Pull a queue from its `next_offset` on, for as long as it is ours."""
         if owned in self._pulls:
             return
+        if self._end_watch is None:
+            self._end_watch = self.engine.on_connected(self._connected)
         counts = self._counts.setdefault(owned.queue, SetbackCounts())
         pull = self._pulls[owned] = QueuePull(self, owned, counts)
         self.receiver.queues_changed(len(self._pulls))
@@ -128,6 +135,9 @@ class Puller:
         """End all pulls."""
         for owned in tuple(self._pulls):
             self.end(owned)
+        if self._end_watch is not None:
+            self._end_watch()
+            self._end_watch = None
 
     @property
     def queues(self) -> tuple[OwnedQueue, ...]:
@@ -146,6 +156,10 @@ class Puller:
             for setback, count in counts.totals().items()
         }
 
+    def _connected(self, where: Address) -> None:
+        for pull in tuple(self._pulls.values()):
+            pull.is_connected(where)
+
     # ---- for the pulls
 
     def correct(self, owned: OwnedQueue) -> None:
@@ -155,12 +169,20 @@ class Puller:
         self.engine.spawn(self._correct(owned), f"correct the progress of {owned.queue}")
 
     async def _correct(self, owned: OwnedQueue) -> None:
+        monotonic = self.engine.clock.monotonic
+        last = self._corrected.get(owned.queue)
+        if last is not None:
+            # A broker that says so again and again is not to be pressed.
+            await asyncio.sleep(last + self.settings.correction_delay - monotonic())
+        self._corrected[owned.queue] = monotonic()
         try:
             await self.progress.persist([owned.queue])
         except OrbitError as error:
             # Begun anew from what the store has, the queue is told the same again.
             log.warning(
-                "corrected progress could not be stored: %s",
+                "corrected progress of group %s in %s could not be stored: %s",
+                self.group,
+                owned.queue,
                 error,
                 extra={"group": self.group, "queue": str(owned.queue)},
             )

@@ -23,6 +23,9 @@ class PullSettings:
     busy_delay: float = 0.02  #: after a broker that asks for less (FLOW_CONTROL)
     flow_delay: float = 0.05  #: while too much is cached
     paused_delay: float = 1.0  #: while the application wants nothing
+    #: Between two corrections of an illegal offset of one queue; the first is made at once. (Java
+    #: clients wait as long before each, because handlers that run could undo it. Here they cannot.)
+    correction_delay: float = 10.0
     #: Send the subscription with every pull: brokers then serve groups that they do not know.
     post_subscription: bool = False
 
@@ -32,7 +35,7 @@ class PullSettings:
         fields.whole("batch_bytes", most=1024 * KIB * KIB)
         fields.durations("hold", least=0, most=3600)
         fields.durations("interval", least=0, most=65.535)
-        delays = ("error_delay", "busy_delay", "flow_delay", "paused_delay")
+        delays = ("error_delay", "busy_delay", "flow_delay", "paused_delay", "correction_delay")
         fields.durations(*delays, least=0.001, most=3600)
         fields.durations("timeout")
         fields.switches("post_subscription")

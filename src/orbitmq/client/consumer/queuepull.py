@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from orbitmq.client.consumer.pullanswers import (
     MENDED_BY_HEARTBEAT,
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Seconds over which the first pulls after a lost connection are spread.
+_RETURN_SPREAD: Final = 0.05
+
 
 class QueuePull:
     """A pull, recycled: at any time it is on its way, waits for a timer, or for a connection."""
@@ -41,6 +44,7 @@ class QueuePull:
         "_connection",
         "_counts",
         "_has_gone_back",
+        "_has_lost_broker",
         "_is_held_back",
         "_is_over",
         "_loop",
@@ -62,6 +66,8 @@ class QueuePull:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._has_gone_back = False
+        #: Whether it waits because there is no connection.
+        self._has_lost_broker = False
         #: Whether it waits because too much is cached.
         self._is_held_back = False
         # Of the request that is on its way.
@@ -88,12 +94,24 @@ class QueuePull:
         if self._is_held_back and self._puller.receiver.held_back(self.owned) is None:
             self.wake()
 
+    def is_connected(self, where: Address) -> None:
+        """A broker was connected to: if it is the one that was lost, pull soon, not at the timer.
+
+        Queues of one broker do not all pull in the same instant, nor do all clients.
+        """
+        if not self._has_lost_broker or self._timer is None:
+            return
+        engine = self._puller.engine
+        if where in engine.routes.brokers.get(self.owned.queue.broker, {}).values():
+            self._set_timer(_RETURN_SPREAD * engine.chance.random())
+
     # ---- asking
 
     def step(self) -> None:
         """Send the next request, if nothing speaks against it."""
         self._timer = None
         self._is_held_back = False
+        self._has_lost_broker = False
         if not self._goes_on():
             return
         try:
@@ -270,7 +288,10 @@ class QueuePull:
             return
         self._has_gone_back = True
         log.warning(
-            "the broker goes back: asked for offset %d it names %d as next",
+            "broker %s goes back in %s for group %s: asked for offset %d it names %d as next",
+            self._address,
+            self.owned.queue,
+            self._puller.group,
             pulled.offset,
             pulled.next_offset,
             extra={
@@ -283,8 +304,10 @@ class QueuePull:
     def _note_illegal(self, pulled: Pulled) -> None:
         self._counts.note(Setback.ILLEGAL_OFFSET)
         log.warning(
-            "offset %d is %s, the queue has %d to %d: going on from %d",
+            "offset %d of group %s in %s is %s, the queue has %d to %d: going on from %d",
             pulled.offset,
+            self._puller.group,
+            self.owned.queue,
             "replaced by an administrator" if pulled.is_reset else "illegal",
             pulled.min_offset,
             pulled.max_offset,
@@ -295,11 +318,15 @@ class QueuePull:
     def _broker_is_lost(self) -> None:
         """Do not insist on a slave that is gone, and find out whether the queue has moved."""
         self._broker_id = MASTER
+        self._has_lost_broker = True
         self._puller.shared.refresh_route(self.owned.queue.topic)
 
     def _failed(self, error: Exception) -> None:
         log.error(
-            "pulling failed; trying again",
+            "pulling %s for group %s failed; trying again: %s",
+            self.owned.queue,
+            self._puller.group,
+            error,
             exc_info=error,
             extra={"group": self._puller.group, "queue": str(self.owned.queue)},
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orbitmq.client.checks import Fields
 
-_MAY_BE_ZERO = ("handover", "return_grace", "spacing", "silence")
+_MAY_BE_ZERO = ("handover", "return_grace", "spacing", "silence", "persist_idle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class RebalanceSettings:
     silence: float = 5.0  #: how long one that did not say is left alone (see `handover`)
     stalled: float = 120.0  #: an owned queue that was not pulled for so long is begun anew
     persist: float = 5.0  #: how often progress is put by
+    #: Also when a queue had nothing to do for so long (see `reporting`); 0: only as often as that.
+    persist_idle: float = 0.2
     #: After a broker connection was lost and made again, members that are missing are waited for.
     return_grace: float = 3.0
     #: A queue that somebody else still holds is asked for again after so long, and slower then.

@@ -23,10 +23,10 @@ from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.ownership import Ownership, RebalanceCounts
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.releasing import Draining, Releasing
+from orbitmq.client.consumer.reporting import Reporting
 from orbitmq.client.consumer.spells import Spells
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting
-from orbitmq.client.errors import BrokerRefused, NoNameServer, NoRoute
-from orbitmq.client.names import is_retry_topic
+from orbitmq.client.consumer.survey import Survey
 from orbitmq.client.serving import NOT_MINE, NotMine
 from orbitmq.errors import OrbitError
 from orbitmq.wire.bodies.base import encode_body
@@ -53,8 +53,6 @@ log = logging.getLogger(__name__)
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = View((), ())
-#: What trouble with them is about.
-_NAME_SERVERS = "name servers"
 
 
 class Rebalancer:
@@ -118,18 +116,26 @@ class Rebalancer:
         )
         if self._locks is not None:
             self._locks.on_lost = self._lock_lost
+        self.reporting = Reporting(
+            engine,
+            group,
+            progress,
+            self._ownership.owned,
+            interval=settings.persist,
+            when_idle=settings.persist_idle,
+        )
         self._spells = Spells(log)
+        self._survey = Survey(
+            engine, self._members, self._spells, return_grace=settings.return_grace
+        )
         self._views: dict[str, View] = {}
         self._tracked: set[str] = set()
         #: How often a topic was looked for in vain.
         self._missing: dict[str, int] = {}
         self._is_stopping = False
-        self._timers: list[Periodic] = []
         self._rounds: Periodic | None = None
         self._last_round = float("-inf")
         self._undo: list[Callable[[], None]] = []
-        self._connected_to: set[Address] = set()
-        self._returned_at = float("-inf")
 
     # ---- life
 
@@ -144,17 +150,14 @@ class Rebalancer:
         ]
         self._track(set(self._topics()))
         # Others must be able to find us before we look at them: see `handover`.
-        await asyncio.gather(*(self._queues(topic) for topic in self._tracked))
+        await asyncio.gather(*(self._survey.queues(topic) for topic in self._tracked))
         await engine.heartbeat()
         if self._locks is not None:
             self._locks.start()
         self._rounds = engine.every(
             settings.interval, self._round, first=0.0, name=f"rebalance {self._group}"
         )
-        self._timers = [
-            self._rounds,
-            engine.every(settings.persist, self._persist, name=f"progress of {self._group}"),
-        ]
+        self.reporting.start()
 
     async def stop(self, *, within: float | None = None) -> None:
         """Give everything up: handlers finish, progress is reported, locks are given back.
@@ -163,8 +166,9 @@ class Rebalancer:
         order, their queues stay locked until the broker's lock lapses.
         """
         self._is_stopping = True
-        for timer in self._timers:
-            timer.stop()
+        if self._rounds is not None:
+            self._rounds.stop()
+        self.reporting.stop()
         try:
             await self._gaining.stop()
             await self._releasing.release_all("the consumer stops", within=within)
@@ -218,6 +222,7 @@ class Rebalancer:
         try:
             await self._progress.persist(mine)
         finally:
+            self.reporting.let_be_seen(mine)
             going = [
                 self._releasing.release(each, "its progress was reset", reports=False)
                 for queue, each in mine.items()
@@ -248,7 +253,7 @@ class Rebalancer:
     async def _balance(self, topic: str) -> float:
         """Look at a topic; in how many seconds it should be looked at again."""
         settings = self._settings
-        queues = await self._queues(topic)
+        queues = await self._survey.queues(topic)
         if queues is None:
             self.counts.failed_rounds += 1
             # A topic that is made on demand comes soon after its first user, or not for long.
@@ -256,7 +261,7 @@ class Rebalancer:
             return min(settings.interval, settings.retry * (1 << min(times - 1, 10)))
         self._missing.pop(topic, None)
         try:
-            members = await self._member_ids(topic)
+            members = await self._survey.members(topic, self._views.get(topic, _NOBODY).members)
             if members is None:
                 return settings.retry
             own = (
@@ -275,51 +280,6 @@ class Rebalancer:
             return settings.interval
         is_done = self._apply(topic, View(tuple(in_order(queues)), members), own)
         return settings.interval if is_done else settings.retry
-
-    async def _queues(self, topic: str) -> tuple[Queue, ...] | None:
-        about = ("route", topic)
-        try:
-            queues = await self._engine.routes.subscribe_queues(topic)
-        except NoRoute as error:
-            if is_retry_topic(topic):
-                # Brokers make it when they hear of the group, which is just now.
-                log.debug("%s", error)
-            else:
-                self._spells.trouble(about, "%s", error)
-            return None
-        except NoNameServer as error:
-            # Once for all topics: it is the same for each of them.
-            self._spells.trouble(
-                _NAME_SERVERS, "nothing new is consumed until a name server answers: %s", error
-            )
-            return None
-        except OrbitError as error:
-            self._spells.trouble(about, "the route of %s cannot be had: %s", topic, error)
-            return None
-        self._spells.over(about)
-        self._spells.over(_NAME_SERVERS)
-        return queues
-
-    async def _member_ids(self, topic: str) -> tuple[str, ...] | None:
-        """The members of the group; None when it is better to wait for some of them."""
-        if self._members is None:
-            return ()
-        try:
-            members = await self._members.of(topic)
-        except BrokerRefused:
-            # So Apache's brokers say that there is nobody in the group, not even us.
-            members = ()
-        if self._engine.client_id not in members:
-            # A broker that was restarted, or has thought us dead, hears of us before we believe it.
-            await self._engine.heartbeat()
-            members = await self._members.of(topic)
-        missing = set(self._views.get(topic, _NOBODY).members) - set(members)
-        since_return = self._engine.clock.monotonic() - self._returned_at
-        if missing and since_return < self._settings.return_grace:
-            # The broker knows those who have returned to it. Its list is no proof yet that the
-            # others are gone, and they go on consuming what they own.
-            return None
-        return members
 
     def _apply(self, topic: str, view: View, own: tuple[Queue, ...]) -> bool:
         """Release and claim; whether nothing is left to be done."""
@@ -385,9 +345,7 @@ class Rebalancer:
             self.wake()
 
     def _connected(self, where: Address) -> None:
-        if where in self._connected_to:
-            self._returned_at = self._engine.clock.monotonic()
-        self._connected_to.add(where)
+        self._survey.connected(where)
         self.wake()
 
     def _lock_lost(self, queue: Queue) -> None:
@@ -398,16 +356,6 @@ class Rebalancer:
     def _released(self, topic: str) -> None:
         self._news.changed(topic)
         self.wake()
-
-    # ---- progress
-
-    async def _persist(self) -> None:
-        try:
-            await self._progress.persist(list(self._ownership.owned))
-        except OrbitError as error:
-            self._spells.trouble("progress", "progress cannot be put by: %s", error)
-        else:
-            self._spells.over("progress")
 
     def _assignment(self, topic: str) -> tuple[tuple[Queue, ...], tuple[Queue, ...]]:
         own = in_order(owned.queue for owned in self._ownership.of(topic))

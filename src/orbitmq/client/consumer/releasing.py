@@ -143,7 +143,9 @@ class Releasing:
                 if self._locks is None or self._is_stopping:
                     return False
                 log.info(
-                    "a handler still runs on a queue that is to be given up",
+                    "a handler of group %s still runs on %s, which is to be given up",
+                    self._group,
+                    owned.queue,
                     extra={"group": self._group, "queue": str(owned.queue)},
                 )
             return True
@@ -158,8 +160,10 @@ class Releasing:
             return
         self.left_busy.add(owned.queue)
         log.warning(
-            "a handler still runs at the stop; its queue stays locked until the lock lapses, %g s "
-            "after its last renewal",
+            "a handler of group %s still runs at the stop; its queue %s stays locked until the "
+            "lock lapses, %g s after its last renewal",
+            self._group,
+            owned.queue,
             BROKER_LOCK_LIFE,
             extra={"group": self._group, "queue": str(owned.queue)},
         )
@@ -173,7 +177,9 @@ class Releasing:
                 return
             if self._is_stopping or self._engine.clock.monotonic() >= until:
                 log.warning(
-                    "progress could not be reported, its messages come again: %s",
+                    "progress of group %s in %s could not be reported, its messages come again: %s",
+                    self._group,
+                    owned.queue,
                     error,
                     extra={"group": self._group, "queue": str(owned.queue)},
                 )

@@ -115,7 +115,8 @@ class SendingBack:
             await self._ask(message, failure)
         except OrbitError as error:
             log.warning(
-                "the broker did not take a message back, sending it to the retry topic: %s",
+                "the broker did not take %s back, sending it to the retry topic: %s",
+                self._named(message),
                 error,
                 extra=self._fields(message),
             )
@@ -146,7 +147,12 @@ class SendingBack:
         try:
             await self._ask(message, Failure(DEAD, reason=failure.reason))
         except OrbitError as error:
-            log.warning("a message could not be given up: %s", error, extra=self._fields(message))
+            log.warning(
+                "%s could not be given up: %s",
+                self._named(message),
+                error,
+                extra=self._fields(message),
+            )
             return False
         return True
 
@@ -201,7 +207,8 @@ class SendingBack:
             )
         except OrbitError as error:
             log.warning(
-                "a failed message could not be sent to the retry topic: %s",
+                "%s failed and could not be sent to the retry topic: %s",
+                self._named(message),
                 error,
                 extra=self._fields(message),
             )
@@ -222,12 +229,19 @@ class SendingBack:
             extra=self._fields(message),
         )
 
+    def _named(self, message: ReceivedMessage) -> str:
+        return (
+            f"message {message.msg_id} (group {self._group}, offset {message.queue_offset} of "
+            f"{message.queue}, attempt {message.attempt})"
+        )
+
     def _fields(self, message: ReceivedMessage) -> dict[str, object]:
         return {
             "group": self._group,
             "queue": str(message.queue),
             "offset": message.queue_offset,
             "message_id": message.msg_id,
+            "attempt": message.attempt,
         }
 
 

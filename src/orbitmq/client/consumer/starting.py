@@ -23,10 +23,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from orbitmq.client.durations import Instant, epoch
-from orbitmq.client.errors import SettingError
+from orbitmq.client.errors import BrokerRefused, SettingError
 from orbitmq.client.names import is_retry_topic
 from orbitmq.wire.bodies.membership import ConsumeFromWhere
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import (
     GetMaxOffsetRequest,
     GetMinOffsetRequest,
@@ -148,10 +148,20 @@ class Starting:
         if point is _Point.ZERO:
             return 0
         if point is _Point.FIRST:
-            return await first_offset(self._engine, queue)
+            return await self._first(queue)
         if point is _Point.END:
             return await end_offset(self._engine, queue)
         return await offset_at(self._engine, queue, self._begin.time or 0.0)
+
+    async def _first(self, queue: Queue) -> int:
+        try:
+            return await first_offset(self._engine, queue)
+        except BrokerRefused as refused:
+            if refused.code != ResponseCode.NO_PERMISSION:
+                raise
+            # Who may only consume may not ask. Then as Java clients do, who never ask: if there is
+            # nothing at 0 any more, the answer to the first pull says where there is.
+            return 0
 
 
 async def first_offset(engine: Engine, queue: Queue) -> int:

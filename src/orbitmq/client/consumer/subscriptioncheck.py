@@ -48,10 +48,21 @@ async def _check(engine: Engine, group: str, subscription: Subscription) -> None
         where = await engine.routes.broker_of(subscription.topic)
         await engine.ask(where, RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(body))
     except NoRoute as error:
-        log.warning("subscription not checked: %s", error, extra={"group": group})
+        log.warning(
+            "the subscription of group %s to %s was not checked: %s",
+            group,
+            subscription.topic,
+            error,
+            extra={"group": group, "topic": subscription.topic},
+        )
     except BrokerRefused as refused:
         if refused.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            log.info("the broker is too old to check subscriptions", extra={"group": group})
+            log.info(
+                "the broker of %s is too old to check the subscription of group %s",
+                subscription.topic,
+                group,
+                extra={"group": group, "topic": subscription.topic},
+            )
             return
         reason = refused.remark or refused.name
         raise SubscriptionRefused(subscription.topic, subscription.expression, reason) from refused

@@ -66,7 +66,11 @@ class Checks:
                 state = await outcome_of(self._check, message)
             except Exception:
                 log.exception(
-                    "the check of a transaction failed; the broker will ask again",
+                    "the check of the transaction of message %s to %s (group %s) failed; the "
+                    "broker will ask again",
+                    message.msg_id,
+                    message.topic,
+                    self._group,
                     extra={"group": self._group, "topic": message.topic},
                 )
                 state = TransactionState.UNKNOWN
@@ -84,4 +88,10 @@ class Checks:
         try:
             connection.notify(RequestCode.END_TRANSACTION, header)
         except ConnectionLost as error:
-            log.info("nobody to tell of a transaction: %s", error, extra={"group": self._group})
+            log.info(
+                "nobody to tell of the transaction of message %s (group %s): %s",
+                message.msg_id,
+                self._group,
+                error,
+                extra={"group": self._group},
+            )

@@ -12,6 +12,7 @@ from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import (
     AlreadyRunning,
+    BrokerRefused,
     MessageRefused,
     NotRunning,
     SettingError,
@@ -24,7 +25,7 @@ from orbitmq.client.producer.arguments import Body, Call, SendOptions, understan
 from orbitmq.client.producer.batchsending import send_in_batches
 from orbitmq.client.producer.checks import Checks
 from orbitmq.client.producer.drafts import Draft, Drafting
-from orbitmq.client.producer.errors import NoReply
+from orbitmq.client.producer.errors import NoReply, RecallUnsupported
 from orbitmq.client.producer.publishing import Publisher
 from orbitmq.client.producer.recalling import decode_recall_handle
 from orbitmq.client.producer.requestreply import Requests, reply_properties
@@ -38,7 +39,7 @@ from orbitmq.errors import OrbitError
 from orbitmq.message.ids import UniqueIds
 from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.wire.bodies.membership import ConsumerData
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.send import RecallMessageRequest, RecallMessageResponse
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,12 @@ class ProducerCore:
             await self.engine.routes.get(self.settings.auto_create_topic)
             await self.engine.heartbeat()
         except OrbitError as error:  # also an answer that cannot be read
-            log.info("not known to brokers before the first send: %s", error)
+            log.info(
+                "producer group %s is not known to brokers before its first send: %s",
+                self.group,
+                error,
+                extra={"group": self.group},
+            )
 
     def refuse(self) -> bool:
         """Take no more calls; what is under way goes on. Whether it was running."""
@@ -208,7 +214,9 @@ class ProducerCore:
         """A submitted message was not sent, and maybe nobody looks at its future."""
         if count := self._unsent.note(topic):
             log.warning(
-                "a submitted message was not sent (%d so far): %s",
+                "a message submitted to %s by group %s was not sent (%d so far): %s",
+                topic,
+                self.group,
                 count,
                 error,
                 extra={"topic": topic, "group": self.group},
@@ -255,18 +263,26 @@ class ProducerCore:
 
     async def recall(self, topic: str, handle: str) -> str:
         broker = decode_recall_handle(handle).broker
-        await self.queues(topic)  # so that the address of the broker is known
-        answer = await self.engine.ask(
-            self.engine.routes.master(broker),
-            RequestCode.RECALL_MESSAGE,
-            RecallMessageRequest(
-                topic=self._drafting.wire_topic(topic),
-                recall_handle=handle,
-                producer_group=self.producer_group,
-                broker_name=broker,
-            ),
-            timeout=self.settings.timeout,
-        )
+        wire_topic = self._drafting.wire_topic(topic)
+        deadline = self._monotonic() + self.settings.timeout
+        # So that the address of the broker is known.
+        await self.publisher.queues(wire_topic, self.settings.timeout)
+        try:
+            answer = await self.engine.ask(
+                self.engine.routes.master(broker),
+                RequestCode.RECALL_MESSAGE,
+                RecallMessageRequest(
+                    topic=wire_topic,
+                    recall_handle=handle,
+                    producer_group=self.producer_group,
+                    broker_name=broker,
+                ),
+                timeout=max(0.0, deadline - self._monotonic()),
+            )
+        except BrokerRefused as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise RecallUnsupported(error, broker) from error
+            raise
         return answer.header(RecallMessageResponse).msg_id
 
     async def request(
@@ -276,9 +292,9 @@ class ProducerCore:
         call = understand(message, body, options, self.settings.timeout)
         began = self._monotonic()
         topic = self._drafting.wire_topic(call.message.topic)
+        await publisher.queues(topic, call.timeout)
         try:
-            async with asyncio.timeout(call.timeout):
-                await publisher.queues(topic)
+            async with asyncio.timeout(call.timeout - (self._monotonic() - began)):
                 await self._requests.introduce(topic, within=call.timeout / 4)
                 with self._requests.waiting(call.timeout) as (properties, reply):
                     draft = self._drafting.draft(call.message, extra=properties)
@@ -303,10 +319,9 @@ class ProducerCore:
         draft = self._drafting.passed_on(
             topic, content, {**(properties or {}), **system}, code=_REPLY
         )
-        queues = await publisher.queues(topic)
+        limit = self.limit(timeout)
+        queues = await publisher.queues(topic, limit)
         # The asker is known for certain at the broker that took its request.
         nearest = next((q for q in queues if q.broker == request.queue.broker), queues[0])
         now = self._monotonic()
-        return await publisher.send(
-            Sending(draft, now=now, timeout=self.limit(timeout), queue=nearest)
-        )
+        return await publisher.send(Sending(draft, now=now, timeout=limit, queue=nearest))

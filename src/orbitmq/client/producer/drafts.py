@@ -45,6 +45,7 @@ class Draft:
         "sys_flag",
         "topic",
         "unique_id",
+        "wish",
     )
 
     def __init__(
@@ -61,6 +62,7 @@ class Draft:
         message: Message | None = None,
         reconsume_times: int = 0,
         max_reconsume_times: int | None = None,
+        wish: str | None = None,
     ) -> None:
         #: As brokers know it.
         self.topic = topic
@@ -76,6 +78,9 @@ class Draft:
         self.message = message
         self.reconsume_times = reconsume_times
         self.max_reconsume_times = max_reconsume_times
+        #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
+        #: not every broker can do that.
+        self.wish = wish
 
 
 class Drafting:
@@ -115,6 +120,7 @@ class Drafting:
             sys_flag=sys_flag | compression,
             code=code,
             message=message,
+            wish=_wish(message),
         )
 
     def passed_on(
@@ -201,3 +207,9 @@ class Drafting:
                 f"has {len(body)} bytes and may have {limit}; brokers have a limit of their own "
                 "(maxMessageSize), raise both or send less",
             )
+
+
+def _wish(message: Message) -> str | None:
+    if message.delay is not None:
+        return "delay"
+    return None if message.deliver_at is None else "deliver_at"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from orbitmq.client.errors import ClientError, SendFailed
+from orbitmq.client.errors import BrokerRefused, ClientError, MessageRefused, SendFailed
 
 if TYPE_CHECKING:
     from orbitmq.client.producer.results import SendResult
+    from orbitmq.wire.versions import Release
 
 
 class BatchFailed(SendFailed):
@@ -66,3 +67,32 @@ class RecallHandleInvalid(ClientError):
             "message with `delay` or `deliver_at` says (with `delay_level` it is None: such a "
             "message cannot be taken back)"
         )
+
+
+class TimesUnsupported(MessageRefused):
+    """A message for later, and a broker that would deliver it at once."""
+
+    def __init__(self, wish: str, broker: str, release: Release | None) -> None:
+        self.broker = broker
+        self.release = None if release is None else str(release)
+        what = "an old release" if release is None else f"RocketMQ {release}"
+        super().__init__(
+            wish,
+            f"needs brokers of RocketMQ 5.0 or later; {broker!r} is {what} and would deliver the "
+            "message at once; use delay_level= there (1 to 18: 1s 5s 10s 30s 1m 2m ... 2h, unless "
+            "the broker's messageDelayLevel says otherwise)",
+        )
+
+
+class RecallUnsupported(BrokerRefused):
+    """A broker that takes no message back, whatever the handle is."""
+
+    def __init__(self, refused: BrokerRefused, broker: str) -> None:
+        super().__init__(refused.code, refused.remark, refused.address, refused.request_code)
+        self.broker = broker
+        text = (
+            f"broker {broker!r} ({self.address}) takes no messages back: its release of RocketMQ "
+            "does not know how; let consumers drop the message instead, for instance by a key that "
+            "they look up"
+        )
+        self.args = (text,)

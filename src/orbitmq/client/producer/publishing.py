@@ -12,18 +12,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    MessageRefused,
-    NoNameServer,
-    NotRunning,
-)
-from orbitmq.client.nameservers import NOT_NOW
+from orbitmq.client.errors import BrokerUnavailable, NotRunning
+from orbitmq.client.producer.brokerversions import BrokerVersions
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.faults import Faults
 from orbitmq.client.producer.frames import SendFrames
-from orbitmq.client.producer.publications import Publication, Publications
 from orbitmq.client.producer.results import SendResult, SendStatus
 from orbitmq.client.producer.sending import (
     Sending,
@@ -34,6 +27,7 @@ from orbitmq.client.producer.sending import (
     settle,
 )
 from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.producer.targets import Targets
 from orbitmq.client.queue import Queue
 from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
@@ -42,9 +36,8 @@ from orbitmq.remoting.blocking import BlockingSide
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import RemotingError, RequestTimedOut
 from orbitmq.remoting.pending import settling
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.versions import Release, ordinal_of
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +45,6 @@ log = logging.getLogger(__name__)
 Done: TypeAlias = Callable[[SendResult | BaseException], None]
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
-#: Between questions to name servers that do not answer; doubles.
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 0.5
-_NEW_LINE: Final = ordinal_of(Release(5, 0, 0))
 
 
 class Attempt(NamedTuple):
@@ -80,12 +69,13 @@ class Publisher:
             self._monotonic, avoid_failed=settings.avoid_failed, avoid_slow=settings.avoid_slow
         )
         self.frames = SendFrames(group, settings, engine.clock.now)
-        self._publications = Publications(
+        self._targets = Targets(
             engine,
             self._faults,
             default_queues=settings.auto_create_queues,
             changed=self._route_changed,
         )
+        self._versions = BrokerVersions(engine)
         self._connections: dict[str, Connection] = {}
         self._sides: dict[str, BlockingSide] = {}
         self._end_watch = engine.on_connected(self._reached)
@@ -93,7 +83,7 @@ class Publisher:
     def close(self) -> None:
         """Let go of what was kept; what is still under way ends with an error."""
         self._end_watch()
-        self._publications.close()
+        self._targets.publications.close()
         self._connections.clear()
         self._sides.clear()
 
@@ -102,7 +92,7 @@ class Publisher:
     async def send(self, sending: Sending) -> SendResult:
         """Make attempts until one has an outcome that counts. Raises what `settle` raises."""
         while True:
-            queue, others = await self._queue_for(sending)
+            queue, others = await self._targets.choose(sending)
             pause = pause_before(sending, queue.broker, self._settings)
             if pause and not await self._pause(sending, pause):
                 return given_up(sending)
@@ -132,24 +122,26 @@ class Publisher:
         What goes wrong here goes wrong again, and is told, when it is sent.
         """
         try:
-            queue, others = await self._queue_for(sending)
+            queue, others = await self._targets.choose(sending)
             sending.first = queue
             now = self._monotonic()
             limit = attempt_time(sending, now, self._settings, others=others)
             await self._connected(queue, limit)
+            await self._check_times(sending.draft, queue, limit)
         except Exception as error:  # noqa: BLE001  # also a selector's
             log.debug("a send cannot begin at once: %r", error)
 
     def is_ready(self, sending: Sending) -> bool:
         """Whether `begin` would send at once. Otherwise later sends might overtake this one."""
-        publication = self._publications.get(sending.draft.topic)
-        if publication is None:
-            return False
         try:
-            queue = self._choice(sending, publication)
+            chosen = self._targets.choose_known(sending)
         except Exception:  # noqa: BLE001  # a selector's: told when it is sent
             return True
-        sending.first = queue
+        if chosen is None:
+            return False
+        queue = sending.first = chosen[0]
+        if self._is_unsure_of(queue, sending.draft):
+            return False
         connection = self._connections.get(queue.broker)
         return connection is not None and connection.is_open
 
@@ -220,19 +212,22 @@ class Publisher:
 
     def _first(self, sending: Sending) -> tuple[Queue, float] | None:
         """Where a first attempt goes and how long it may take; None when that is not known yet."""
-        publication = self._publications.get(sending.draft.topic)
-        if publication is None:
+        chosen = self._targets.choose_known(sending)
+        if chosen is None:
             return None
-        queue = self._choice(sending, publication)
+        queue, others = chosen
+        if self._is_unsure_of(queue, sending.draft):
+            sending.first = queue
+            return None
         sending.began = self._monotonic()
-        others = publication.has_others
         return queue, attempt_time(sending, sending.began, self._settings, others=others)
 
     async def tell(self, sending: Sending) -> None:
         """Send one-way: one attempt, without an answer. Raises `SendFailed`."""
-        queue, _ = await self._queue_for(sending)
+        queue, _ = await self._targets.choose(sending)
         try:
             connection = await self._connected(queue, sending.timeout)
+            await self._check_times(sending.draft, queue, sending.timeout)
             header = self.frames.header(sending.draft, queue)
             connection.notify(sending.draft.code, header, body=sending.draft.body)
         except (RemotingError, BrokerUnavailable) as error:
@@ -263,75 +258,22 @@ class Publisher:
 
     # ---- queues
 
-    async def queues(self, topic: str) -> tuple[Queue, ...]:
-        """The queues of a topic that can be sent to, as brokers know them."""
-        return (await self._publications.find(topic)).queues
+    async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
+        """The queues of a topic that can be sent to, as brokers know them; see `Targets.queues`."""
+        return await self._targets.queues(topic, within)
 
     async def is_before_5(self, topic: str, timeout: float) -> bool:  # noqa: ASYNC109
         """Whether a broker of the topic is of the old line, as far as they have said so.
 
         What goes wrong here goes wrong again, and is told, when something is sent.
         """
-        versions = self._engine.broker_versions
         try:
             # Half of the time, at most, is for the question: the rest is for sending.
             async with asyncio.timeout(max(0.0, timeout / 2)):
                 brokers = {queue.broker for queue in await self.queues(topic)}
-                masters = {self._engine.routes.master(broker) for broker in brokers}
-                if not masters & versions.keys():
-                    await self._engine.heartbeat()
+                return await self._versions.any_before_5(brokers)
         except (OrbitError, TimeoutError):
             return False
-        return any(versions.get(where, _NEW_LINE) < _NEW_LINE for where in masters)
-
-    async def _queue_for(self, sending: Sending) -> tuple[Queue, bool]:
-        """Where the next attempt goes, and whether there are other brokers."""
-        left = sending.deadline - self._monotonic()
-        try:
-            async with asyncio.timeout(max(0.0, left)):
-                publication = await self._publication(sending)
-        except TimeoutError:
-            if sending.error is None:
-                sending.error = RequestTimedOut(
-                    self._engine.name_servers[0],
-                    RequestCode.GET_ROUTEINFO_BY_TOPIC,
-                    sending.timeout,
-                )
-            raise sending.failed() from sending.error
-        return self._choice(sending, publication), publication.has_others
-
-    async def _publication(self, sending: Sending) -> Publication:
-        """What is known of its topic; without a name server, asked until whoever waits gives up.
-
-        As with brokers: name servers that restart are not seen by callers with the time to wait.
-        """
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                return await self._publications.find(sending.draft.topic)
-            except NoNameServer as error:
-                sending.error = error
-            except BrokerRefused as error:
-                if error.code not in NOT_NOW:
-                    raise
-                sending.error = error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _choice(self, sending: Sending, publication: Publication) -> Queue:
-        bound = sending.queue or sending.first
-        if bound is not None:
-            return bound
-        if sending.select is None:
-            return publication.rotation.choose(publication.queues, self._faults, sending.tried)
-        message = sending.draft.message
-        assert message is not None  # noqa: S101  # only messages of the application have a selector
-        chosen = sending.select(publication.queues, message)
-        if not isinstance(chosen, Queue):
-            raise MessageRefused("queue", f"must be chosen by the selector, got {chosen!r}")
-        # One choice holds for the whole call, also if queues come or go meanwhile.
-        sending.queue = chosen
-        return chosen
 
     def _route_changed(self) -> None:
         # Masters may have changed as well; connections that are still right are found again.
@@ -351,6 +293,7 @@ class Publisher:
     async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Command | OrbitError:
         now = sending.began = self._monotonic()
         limit = attempt_time(sending, now, self._settings, others=others)
+        end = now + limit
         draft = sending.draft
         try:
             if limit <= 0:
@@ -358,7 +301,10 @@ class Publisher:
             connection = self._connections.get(queue.broker)
             if connection is None or not connection.is_open:
                 connection = await self._connected(queue, limit)
-                limit -= self._monotonic() - now
+                limit = end - self._monotonic()
+            if self._is_unsure_of(queue, draft):
+                await self._check_times(draft, queue, limit)
+                limit = end - self._monotonic()
             return await self._ask(connection, draft, queue, limit)
         except (RemotingError, BrokerUnavailable) as error:
             return error
@@ -387,7 +333,7 @@ class Publisher:
         self, sending: Sending, queue: Queue, outcome: Command | OrbitError
     ) -> SendResult | None:
         if isinstance(outcome, OrbitError):
-            self._publications.refresh_soon(sending.draft.topic)
+            self._targets.publications.refresh_soon(sending.draft.topic)
         elif outcome.code == _GO_AWAY:
             connection = self._connections.pop(queue.broker, None)
             self._sides.pop(queue.broker, None)
@@ -401,6 +347,15 @@ class Publisher:
             settings=self._settings,
             faults=self._faults,
         )
+
+    async def _check_times(self, draft: Draft, queue: Queue, within: float) -> None:
+        """Raises `TimesUnsupported` where the broker would deliver at once what is for later."""
+        if draft.wish is not None and not self._versions.keeps_times(queue.broker):
+            await self._versions.check_times(queue.broker, draft.wish, within)
+
+    def _is_unsure_of(self, queue: Queue, draft: Draft) -> bool:
+        """Whether the loop has to find out, or to say, that a broker cannot do what is wished."""
+        return draft.wish is not None and not self._versions.keeps_times(queue.broker)
 
     async def _connected(self, queue: Queue, timeout: float) -> Connection:  # noqa: ASYNC109
         connection = await self._engine.connection(self._address(queue), timeout)

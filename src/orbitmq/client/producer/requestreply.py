@@ -94,7 +94,12 @@ class Requests:
             return NOT_MINE
         if reply is None or reply.done():
             # Whoever replied did his work; that nobody waits any more is no error of his.
-            log.info("a reply came too late", extra={"topic": header.topic})
+            log.info(
+                "a reply came too late: request %s, from %s",
+                number,
+                header.topic,
+                extra={"topic": header.topic},
+            )
         else:
             queue = Queue(header.topic, header.broker_name or "", header.queue_id)
             reply.set_result(ReceivedMessage(stored, queue))

@@ -139,7 +139,12 @@ class Transactions:
             await self._engine.tell(where, RequestCode.END_TRANSACTION, header)
         except OrbitError as error:
             log.warning(
-                "the end of a transaction was not told, the broker will ask: %s",
+                "the end (%s) of the transaction of message %s to %s (group %s) was not told, the "
+                "broker will ask: %s",
+                state.name,
+                sent.msg_id,
+                sent.queue,
+                self._group,
                 error,
                 extra={"group": self._group, "topic": sent.queue.topic},
             )

@@ -83,7 +83,7 @@ class Assigning:
             offset = await self._starting.offset(queue)
         except OrbitError as error:
             log.warning(
-                "where a queue begins cannot be said: %s", error, extra={"queue": str(queue)}
+                "where %s begins cannot be said: %s", queue, error, extra={"queue": str(queue)}
             )
             self._engine.spawn(self._begin_later(queue), f"begin {queue}")
             return
@@ -107,7 +107,12 @@ class Assigning:
         try:
             await self._progress.persist([owned.queue])
         except OrbitError as error:
-            log.warning("progress not reported: %s", error, extra={"queue": str(owned.queue)})
+            log.warning(
+                "progress in %s not reported: %s",
+                owned.queue,
+                error,
+                extra={"queue": str(owned.queue)},
+            )
         self._progress.forget(owned.queue)
         if self._owned.get(owned.queue) is owned:
             del self._owned[owned.queue]

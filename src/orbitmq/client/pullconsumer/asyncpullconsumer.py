@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from orbitmq.client.checks import kind
 from orbitmq.client.consumer.allocation import Strategy, strategy_named
-from orbitmq.client.consumer.starting import (
-    Beginning,
-    consume_from,
-    end_offset,
-    first_offset,
-    offset_at,
-)
+from orbitmq.client.consumer.starting import Beginning, consume_from
 from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.durations import Duration, Instant, epoch, seconds
+from orbitmq.client.durations import Duration, Instant, seconds
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import SettingError
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.names import check_group
 from orbitmq.client.namespaces import wrap_group, wrap_topic
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
+from orbitmq.client.pullconsumer.committing import Commits, is_untroubled, positions_of
 from orbitmq.client.pullconsumer.core import WHAT, PullCore
+from orbitmq.client.pullconsumer.offsets import END, FIRST, Find, at_time, find_offsets, lags
 from orbitmq.client.pullconsumer.settings import PollSettings
 from orbitmq.client.queue import Queue, each_queue
 from orbitmq.client.received import ReceivedMessage
@@ -33,16 +27,14 @@ from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from orbitmq.client.consumer.assignmentnews import AssignmentListener
     from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
     from orbitmq.client.consumer.setbacks import Setback
     from orbitmq.client.pullconsumer.chunks import Chunk
     from orbitmq.clock import Clock
 
-#: What may be committed: positions, or the last message that is done.
-Commits: TypeAlias = Mapping[Queue, int] | ReceivedMessage | Iterable[ReceivedMessage]
+#: Seconds that an iteration waits before it looks whether the consumer was stopped.
+_LONG: Final = 3600.0
 
 
 class AsyncPullConsumer:
@@ -339,20 +331,18 @@ class AsyncPullConsumer:
 
     async def seek_to_begin(self, *queues: Queue) -> None:
         """Go on from the first message that is there; in all assigned queues, or in these."""
-        await self._seek_to(queues, first_offset)
+        await self._seek_to(queues, FIRST)
 
     async def seek_to_end(self, *queues: Queue) -> None:
         """Go on with messages that come from now on."""
-        await self._seek_to(queues, end_offset)
+        await self._seek_to(queues, END)
 
     async def seek_to_time(self, time: Instant, *queues: Queue) -> None:
         """Go on from the first message stored at or after a time; from the end without one."""
-        at = epoch(time, "time")
-        await self._seek_to(queues, lambda engine, queue: offset_at(engine, queue, at))
+        await self._seek_to(queues, at_time(time))
 
-    async def _seek_to(self, queues: Sequence[Queue], find: Callable[..., Any]) -> None:
-        self._core.check_running()
-        await self._core.seek(await self._found(queues or self.assignment(), find))
+    async def _seek_to(self, queues: Sequence[Queue], find: Find) -> None:
+        await self._core.seek(await self._found(queues or None, find))
 
     def pause(self, *queues: Queue | Iterable[Queue]) -> None:
         """Fetch and return nothing of these queues, or of all; they stay assigned.
@@ -369,37 +359,25 @@ class AsyncPullConsumer:
 
     async def first_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
         """Where queues begin: the first message that the broker still has."""
-        return await self._found(queues, first_offset)
+        return await self._found(queues, FIRST)
 
     async def end_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
         """Where queues end: the offset that the next message will get."""
-        return await self._found(queues, end_offset)
+        return await self._found(queues, END)
 
     async def offsets_for_time(
         self, time: Instant, queues: Iterable[Queue] | None = None
     ) -> dict[Queue, int]:
         """The offsets of the first messages stored at or after a time; the end without one."""
-        at = epoch(time, "time")
-        return await self._found(queues, lambda engine, queue: offset_at(engine, queue, at))
+        return await self._found(queues, at_time(time))
 
-    async def _found(
-        self, queues: Iterable[Queue] | None, find: Callable[..., Any]
-    ) -> dict[Queue, int]:
-        self._core.check_running()
-        asked = tuple(self.assignment() if queues is None else queues)
-        engine = self._core.engine
-        for topic in {queue.topic for queue in asked}:
-            await engine.routes.get(topic)
-        offsets = await asyncio.gather(*(find(engine, queue) for queue in asked))
-        return dict(zip(asked, offsets, strict=True))
+    async def _found(self, queues: Iterable[Queue] | None, find: Find) -> dict[Queue, int]:
+        asked = self.assignment() if queues is None else queues
+        return await find_offsets(self._core, asked, find)
 
     def lag(self) -> dict[Queue, int]:
         """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
-        return {
-            queue.owned.queue: max(0, queue.owned.max_offset - queue.returned)
-            for queue in self._core.cache.queues
-            if queue.owned.max_offset is not None and not queue.owned.is_draining
-        }
+        return lags(self._core)
 
     # ---- progress
 
@@ -410,7 +388,7 @@ class AsyncPullConsumer:
         next message to consume; a message stands for everything up to it. Raises what the broker
         refuses with, and `QueueNotAssigned` for a queue that was lost meanwhile.
         """
-        return await self._core.commit(None if done is None else _positions(done))
+        return await self._core.commit(None if done is None else positions_of(done))
 
     async def committed(self, queue: Queue) -> int | None:
         """The group's progress in a queue, as the broker has it; None without any."""
@@ -421,25 +399,3 @@ class AsyncPullConsumer:
     def counts(self) -> dict[tuple[Queue, Setback], int]:
         """How often pulls were put off, by queue and reason."""
         return self._core.puller.counts()
-
-
-def is_untroubled() -> bool:
-    """Whether the caller handles no error, as it does in `except` and, on its way, in `finally`."""
-    return sys.exc_info()[1] is None
-
-
-#: Seconds that an iteration waits before it looks whether the consumer was stopped.
-_LONG = 3600.0
-
-
-def _positions(done: Commits) -> Mapping[Queue, int]:
-    if isinstance(done, Mapping):
-        return done
-    messages = [done] if isinstance(done, ReceivedMessage) else list(done)
-    positions: dict[Queue, int] = {}
-    for message in messages:
-        if not isinstance(message, ReceivedMessage):
-            raise SettingError(f"commit takes offsets by queue, or messages, got {message!r}")
-        queue = message.queue
-        positions[queue] = max(positions.get(queue, 0), message.queue_offset + 1)
-    return positions

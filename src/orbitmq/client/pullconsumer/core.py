@@ -20,7 +20,7 @@ from orbitmq.client.consumer.rebalancing import Rebalancer
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting, end_offset, first_offset
 from orbitmq.client.consumer.subscription import Subscription, Subscriptions
 from orbitmq.client.consumer.subscriptioncheck import check_subscriptions
-from orbitmq.client.errors import NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import AlreadyRunning, NotRunning, SettingError, WrongUse
 from orbitmq.client.pullconsumer.assigning import Assigning
 from orbitmq.client.pullconsumer.cache import Cache
 from orbitmq.client.pullconsumer.draining import Settling
@@ -150,7 +150,7 @@ class PullCore:
     async def start(self) -> None:
         if self._state is not _State.NEW:
             if self.is_running:
-                raise WrongUse(f"{WHAT} was started already; start it once")
+                raise AlreadyRunning(WHAT)
             raise NotRunning(WHAT, was_stopped=True)
         if self._owns_engine:
             await self.engine.start()
@@ -365,4 +365,9 @@ class PullCore:
         try:
             await self.progress.persist(list(self.owned))
         except OrbitError as error:
-            log.warning("automatic commit failed: %s", error, extra={"group": self.group})
+            log.warning(
+                "automatic commit of group %s failed: %s",
+                self.group,
+                error,
+                extra={"group": self.group},
+            )

@@ -13,12 +13,9 @@ from orbitmq.client.durations import Duration, Instant
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.pullconsumer.asyncpullconsumer import (
-    AsyncPullConsumer,
-    Commits,
-    is_untroubled,
-)
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
+from orbitmq.client.pullconsumer.committing import Commits, is_untroubled
 from orbitmq.client.pullconsumer.core import ONE_AT_A_TIME, WHAT
 from orbitmq.errors import OrbitError
 
