@@ -233,7 +233,13 @@ def describe_record(record: type, above: str = "") -> Iterator[FieldDescription]
             yield from describe_record(inner, f"{path}{'[]' if is_list else ''}.")
 
 
-_NAMES: Mapping[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true/false"}
+_NAMES: Mapping[Any, str] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true/false",
+    Any: "any",
+}
 
 
 def _kind(declared: Any) -> tuple[str, type | None, bool]:

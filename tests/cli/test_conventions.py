@@ -54,9 +54,15 @@ WORDS = {
     "produce": ("t", "x"),
     "consume": ("t",),
     "top": ("--once",),
+    "bench produce": ("t",),
+    "bench consume": ("t",),
+    "bench end-to-end": ("t",),
 }
-#: Start servers, or look at the settings.
-SERVING = {"up", "broker", "namesrv", "console", "config show"}
+#: Start servers or Spark, or look at what needs no cluster.
+SERVING = {
+    *("up", "broker", "namesrv", "console", "config show"),
+    *("pipeline run", "pipeline list", "pipeline show"),
+}
 CHANGING = {
     *("topic create", "topic update", "topic delete", "produce", "dlq resend"),
     *("group create", "group update", "group delete", "group pause", "group resume"),

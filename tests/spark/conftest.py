@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.sparksession import running_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -14,20 +15,5 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    from orbitmq.spark.session import local_session
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PySpark's own, at import and start
-        session = local_session(
-            "orbitmq tests",
-            cores=2,
-            attempts=1,
-            settings={
-                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.log.level": "ERROR",
-            },
-        )
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    with running_session("orbitmq tests") as session:
+        yield session

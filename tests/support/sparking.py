@@ -7,21 +7,26 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyarrow import parquet
-
-from orbitmq.testing.background import EmbeddedCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 #: For anything that Spark does; its first batch alone may take many seconds.
-DEADLINE = 60
+DEADLINE = 90
 
 
-def read(spark: SparkSession, cluster: EmbeddedCluster, topic: str, **options: str) -> DataFrame:
+class Cluster(Protocol):
+    """Brokers of any kind."""
+
+    @property
+    def name_server(self) -> str: ...
+
+
+def read(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> DataFrame:
     """A batch read of a topic."""
     reader = spark.read.format("rocketmq").option("nameServer", cluster.name_server)
     schema = options.pop("schema", None)
@@ -31,7 +36,7 @@ def read(spark: SparkSession, cluster: EmbeddedCluster, topic: str, **options: s
     return reader.options(**given).load()
 
 
-def stream(spark: SparkSession, cluster: EmbeddedCluster, topic: str, **options: str) -> DataFrame:
+def stream(spark: SparkSession, cluster: Cluster, topic: str, **options: str) -> DataFrame:
     """A stream of a topic."""
     reader = spark.readStream.format("rocketmq").option("nameServer", cluster.name_server)
     return reader.option("subscribe", topic).options(**options).load()

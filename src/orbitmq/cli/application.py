@@ -40,6 +40,8 @@ WORDS: Mapping[str, Word] = {
     "dlq": Word("deadletters", "Look at dead letters, and send them again."),
     "produce": Word("producing", "Send messages.", True),
     "consume": Word("consuming", "Print messages as they come.", True),
+    "pipeline": Word("pipeline", "Run Spark pipelines: ready ones, and those of your files."),
+    "bench": Word("bench", "Measure what a cluster does: sending, consuming, and both."),
     "top": Word("top", "Watch lag, rates and owners, live.", True),
     "console": Word("console", "Start the web console.", True),
     "doctor": Word("doctor", "Find the usual mistakes, and say what to do about them.", True),

@@ -59,6 +59,10 @@ class Choice:
     reason: Annotated[
         str | None, typer.Option("--reason", help="Its reason contains this, in any case.")
     ] = None
+    pile: Annotated[
+        str | None,
+        typer.Option("--pile", metavar="LINE", help="The first line of its reason is just this."),
+    ] = None
     min_attempts: Annotated[
         int | None, typer.Option("--min-attempts", min=0, help="Tried so often at least.")
     ] = None
@@ -76,6 +80,7 @@ class Choice:
             keys=tuple(self.key or ()),
             topic=self.topic,
             reason=self.reason,
+            pile=self.pile,
             min_attempts=self.min_attempts,
             max_attempts=self.max_attempts,
             ids=tuple(self.letter or ()),

@@ -1,14 +1,15 @@
 """The options that say how the cluster is reached.
 
 Secrets may be given as options, but better in the environment of the driver: options are part of
-the plan that Spark keeps and may show. They travel to the workers inside the reader and are in no
-text that it prints.
+the plan that Spark keeps, and in what it shows of them it hides only names that look like secrets.
+They travel to the workers inside the reader and are in no text that we print. Files (certificates,
+keys) are named, not sent: every machine of a Spark cluster has to have them at the same place.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,13 +32,17 @@ ACCESS_OPTIONS: Final = (
     "tls.verify",
     "tls.verifyHost",
 )
-#: Where secrets are looked for when they are no options.
+#: Where these are looked for when they are no options; as the `orbitmq` command does.
 _VARIABLES: Final = {
+    "nameServer": "ORBITMQ_NAME_SERVER",
     "accessKey": "ORBITMQ_ACCESS_KEY",
     "secretKey": "ORBITMQ_SECRET_KEY",
     "securityToken": "ORBITMQ_SECURITY_TOKEN",
+    "tls.enabled": "ORBITMQ_TLS",
+    "tls.authority": "ORBITMQ_TLS_CA",
+    "tls.certificate": "ORBITMQ_TLS_CERTIFICATE",
+    "tls.key": "ORBITMQ_TLS_KEY",
     "tls.keyPassword": "ORBITMQ_TLS_KEY_PASSWORD",
-    "nameServer": "ORBITMQ_NAME_SERVER",
 }
 
 
@@ -47,10 +52,10 @@ def access_options(
     """How to reach the cluster, by options or else by the environment. Raises `OptionRefused`."""
     variables = os.environ if environment is None else environment
 
-    def secret(option: str) -> str | None:
+    def given(option: str) -> str | None:
         return texts.get(option) or variables.get(_VARIABLES[option]) or None
 
-    name_server = secret("nameServer")
+    name_server = given("nameServer")
     if name_server is None:
         raise OptionRefused("nameServer", None, "host:port, several with ; between them")
     try:
@@ -59,36 +64,42 @@ def access_options(
         raise OptionRefused("nameServer", name_server, f"host:port ({error})") from None
     if not name_servers:
         raise OptionRefused("nameServer", name_server, "host:port, several with ; between them")
-    access_key, secret_key = secret("accessKey"), secret("secretKey")
+    access_key, secret_key = given("accessKey"), given("secretKey")
     if (access_key is None) != (secret_key is None):
         missing = "secretKey" if secret_key is None else "accessKey"
         raise OptionRefused(missing, None, "given with the other of accessKey and secretKey")
     credentials = None
     if access_key is not None and secret_key is not None:
         credentials = Credentials(
-            access_key=access_key, secret_key=secret_key, security_token=secret("securityToken")
+            access_key=access_key, secret_key=secret_key, security_token=given("securityToken")
         )
     return RangeAccess(
         name_servers=name_servers,
         credentials=credentials,
-        tls=_tls(texts, secret("tls.keyPassword")),
+        tls=_tls(texts, given),
         timeout=timeout,
     )
 
 
-def _tls(texts: OptionTexts, password: str | None) -> ClientTls | None:
-    given = [name for name in texts.names() if name.startswith("tls.")]
-    if not texts.flag("tls.enabled", default=bool(given)):
+def _tls(texts: OptionTexts, given: Callable[[str], str | None]) -> ClientTls | None:
+    is_wanted = any(name.startswith("tls.") for name in texts.names())
+    is_wanted = is_wanted or given("tls.authority") is not None or _is_on(given("tls.enabled"))
+    if not texts.flag("tls.enabled", default=is_wanted):
         return None
-    certificate, key = texts.get("tls.certificate"), texts.get("tls.key")
+    certificate, key = given("tls.certificate"), given("tls.key")
     if key is not None and certificate is None:
         raise OptionRefused("tls.certificate", None, "given with tls.key")
-    authority = texts.get("tls.authority")
+    authority = given("tls.authority")
     return ClientTls(
         authority=None if authority is None else Path(authority),
         verify=texts.flag("tls.verify", default=True),
         verify_host=texts.flag("tls.verifyHost", default=True),
         certificate=None if certificate is None else Path(certificate),
         key=None if key is None else Path(key),
-        key_password=password,
+        key_password=given("tls.keyPassword"),
     )
+
+
+def _is_on(text: str | None) -> bool:
+    """Whether a variable says yes, in one of the ways in which that is said."""
+    return text is not None and text.lower() in ("1", "true", "yes", "on")

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from orbitmq.client.errors import SettingError
@@ -71,6 +72,7 @@ _STREAM: Final = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "drainFile",
 )
 _BATCH: Final = (
     "endingOffsets",
@@ -115,7 +117,7 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records: int | None = None
-    pull_size: int = 1024
+    pull_size: int = 2048  #: messages asked for at a time; brokers have limits of their own
     offset_retries: int = 3
     offset_pause: float = 0.01
     route_life: float = 30.0  #: seconds for which a route is believed: new queues show by then
@@ -142,6 +144,8 @@ class StreamOptions:
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_delay: float = 900.0
+    #: While this file exists no batch begins: how a runner lets a stream come to rest.
+    drain_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +205,14 @@ def stream_options(
         raise OptionRefused(
             "minOffsetsPerTrigger", str(least), f"at most maxOffsetsPerTrigger, which is {most}"
         )
+    drain_file = texts.get("drainFile")
     return StreamOptions(
         read=read,
         commit_progress=commit,
         max_offsets=most,
         min_offsets=least,
         max_delay=texts.duration("maxTriggerDelay", 900.0),
+        drain_file=None if drain_file is None else Path(drain_file),
     )
 
 
@@ -280,7 +286,7 @@ def _read_options(
         fail_on_data_loss=texts.flag("failOnDataLoss", default=True),
         min_partitions=texts.count("minPartitions"),
         max_records=texts.count("maxRecordsPerPartition"),
-        pull_size=texts.count("pullBatchSize") or 1024,
+        pull_size=texts.count("pullBatchSize") or 2048,
         offset_retries=_or(texts.count("fetchOffset.numRetries", least=0), 3),
         offset_pause=texts.milliseconds("fetchOffset.retryIntervalMs", 0.01),
         route_life=30.0 if life == "-1" else texts.milliseconds("metadata.cache.ttl.ms", 30.0),

@@ -19,15 +19,17 @@ from orbitmq.spark.java import cache_folder, find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FILE_MANAGER: Final = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_FILE_MANAGER: Final = f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
+#: Where Spark 4.0 has it.
+_OLD_FILE_MANAGER: Final = f"{_STREAMING}.FileSystemBasedCheckpointFileManager"
+_FILE_MANAGER_SETTING: Final = "spark.sql.streaming.checkpointFileManagerClass"
 #: For every session on one machine.
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     # Takes 40 to 50 ms off each Python task, which over TCP wait for delayed acknowledgements.
     "spark.python.unix.domain.socket.enabled": "true",
     # The default starts a process for every write of the logs of a stream. Local checkpoints only.
-    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+    _FILE_MANAGER_SETTING: _FILE_MANAGER,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -44,14 +46,32 @@ def local_session(
     attempts: int = 4,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session in this process's own JVM; a failed task is tried `attempts` times."""
+    """A session in this process's own JVM; a failed task is tried `attempts` times.
+
+    Its queries are reported to the console that the variable ORBITMQ_CONSOLE names, if any.
+    """
     prepare(os.environ)
     from pyspark.sql import SparkSession  # noqa: PLC0415  # reads the environment
 
     builder = SparkSession.builder.master(f"local[{cores},{attempts}]").appName(name)
-    for key, value in {**LOCAL_SETTINGS, **(settings or {})}.items():
+    for key, value in {**settings_for(), **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    if os.environ.get("ORBITMQ_CONSOLE"):
+        from orbitmq.spark.reporting import report_queries  # noqa: PLC0415  # who has a console
+
+        report_queries(session)
+    return session
+
+
+def settings_for(version: str | None = None) -> dict[str, str]:
+    """`LOCAL_SETTINGS` as a version of PySpark wants them, by default the one that is installed."""
+    import pyspark  # noqa: PLC0415  # only where Spark is
+
+    found = dict(LOCAL_SETTINGS)
+    if (version or pyspark.__version__).startswith("4.0."):
+        found[_FILE_MANAGER_SETTING] = _OLD_FILE_MANAGER
+    return found
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:

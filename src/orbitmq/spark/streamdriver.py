@@ -108,6 +108,8 @@ class StreamDriver:
             return to_json(self._first_batch_end(take_all=take_all))
         positions = from_json(start)
         self._report(positions)
+        if self._is_draining():
+            return start
         bounds = self._heads.bounds(fresh=is_new_start)
         self._check(positions, bounds)
         ends = self._ends(positions, bounds, limit, take_all=take_all)
@@ -183,6 +185,14 @@ class StreamDriver:
         if not is_open and not self._gate.opens(waiting, self._monotonic()):
             return positions | new | shortened
         return admit(positions, highs, limit) | new | shortened
+
+    def _is_draining(self) -> bool:
+        """Whether whoever runs the stream wants it to come to rest, to be stopped between batches.
+
+        Spark's own way to stop a stream cuts off the batch that runs.
+        """
+        drain_file = self._options.drain_file
+        return drain_file is not None and drain_file.exists()
 
     def _is_taken(self, queue: Queue) -> bool:
         return self._target is None or queue in self._target

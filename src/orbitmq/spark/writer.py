@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -23,7 +24,7 @@ from pyspark.sql.datasource import (
 from orbitmq.spark.errors import SourceError
 from orbitmq.spark.options import WriteOptions
 from orbitmq.spark.rows import Origin
-from orbitmq.spark.writeschema import check_writable
+from orbitmq.spark.writeschema import check_writable, written_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,17 +117,21 @@ class RocketMQRowStreamWriter(TopicStreamWriter, DataSourceStreamWriter):
 
     def _batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa  # noqa: PLC0415  # tasks only
-        from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = written_columns(self._schema)
         pending: list[dict[str, Any]] = []
         for row in rows:
-            pending.append(row.asDict())
+            pending.append({name: _with_zone(row[name]) for name in schema.names})
             if len(pending) >= _ROWS_AT_ONCE:
                 yield pa.RecordBatch.from_pylist(pending, schema=schema)
                 pending = []
         if pending:
             yield pa.RecordBatch.from_pylist(pending, schema=schema)
+
+
+def _with_zone(value: Any) -> Any:
+    """Times in rows are local ones and do not say so; Arrow would take them for UTC."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
 def stream_writer(

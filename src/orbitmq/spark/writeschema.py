@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -21,6 +21,9 @@ from pyspark.sql.types import (
 
 from orbitmq.spark.errors import SchemaRefused
 from orbitmq.spark.schema import COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _NUMBERS: Final = (IntegerType, LongType, ShortType, ByteType)
 #: What each column may be, and how that is said to a person.
@@ -60,6 +63,28 @@ def check_writable(schema: StructType, *, topic: str | None) -> None:
             raise SchemaRefused(
                 f"column {column.name!r} must be {text}, it is {column.dataType.simpleString()}"
             )
+
+
+def written_columns(schema: StructType) -> pa.Schema:
+    """The columns of a schema that are written, for Arrow.
+
+    Spark's own way to say it has other parameters in every version.
+    """
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    kinds: Mapping[type[DataType], pa.DataType] = {
+        BinaryType: pa.binary(),
+        StringType: pa.string(),
+        ByteType: pa.int8(),
+        ShortType: pa.int16(),
+        IntegerType: pa.int32(),
+        LongType: pa.int64(),
+        TimestampType: pa.timestamp("us", "UTC"),
+        ArrayType: pa.list_(pa.string()),
+        MapType: pa.map_(pa.string(), pa.string()),
+    }
+    written = [column for column in schema.fields if column.name in WRITABLE]
+    return pa.schema([(column.name, kinds[type(column.dataType)]) for column in written])
 
 
 def _holds_texts(kind: DataType) -> bool:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +13,11 @@ from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until
+from tests.support.sparkkilling import Job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parents[3]
 TOPIC = "orders"
 GROUP = "billing"
 QUEUES = 4
@@ -31,44 +26,7 @@ COUNT = 2000
 IN_A_BATCH = 100
 
 
-class Job:
-    """The job, as a process group that can be killed as a whole."""
-
-    def __init__(self, name_server: str, journal: Path) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.support.sparkconsumer"),
-                *(name_server, GROUP, TOPIC, str(journal)),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        self.batches = 0
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def kill(self) -> None:
-        """Driver, JVM and workers, at one instant."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self._end()
-
-    def _end(self) -> None:
-        self.process.wait(60)
-        self._listener.join(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.batches += line.startswith("batch ")
-
-
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_nothing_is_lost_when_the_driver_is_killed_in_a_batch(
     spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
@@ -77,9 +35,9 @@ def test_nothing_is_lost_when_the_driver_is_killed_in_a_batch(
     fill(orbit_cluster.broker_addresses[0], TOPIC, numbered(COUNT, queues=QUEUES))
     journal = Journal(tmp_path / "journal")
 
-    first = Job(orbit_cluster.name_server, journal.path)
+    first = Job("sparkconsumer", orbit_cluster.name_server, GROUP, TOPIC, str(journal.path))
     try:
-        until(lambda: first.batches >= 2, "two batches")
+        first.until_batches(2)
         handled = len(journal.entries())
         until(lambda: len(journal.entries()) > handled, "it is in the middle of the next")
     finally:

@@ -14,7 +14,7 @@ from orbitmq.message.wellknown import (
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
 )
-from orbitmq.spark.consuming.reaching import reach
+from orbitmq.spark.consuming.reaching import options_of, reach
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -90,28 +90,6 @@ def _read(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> D
             cluster.queues([topic])
         except NoRoute:
             return spark.createDataFrame([], full_schema())
-    return (
-        spark.read.format("rocketmq").options(**_options(access)).option("subscribe", topic).load()
-    )
-
-
-def _options(access: RangeAccess) -> dict[str, str]:
-    """How the source reaches the same cluster."""
-    options: dict[str, object] = {"nameServer": ";".join(access.name_servers)}
-    if (credentials := access.credentials) is not None:
-        options |= {
-            "accessKey": credentials.access_key,
-            "secretKey": credentials.secret_key,
-            "securityToken": credentials.security_token,
-        }
-    if (tls := access.tls) is not None:
-        options |= {
-            "tls.enabled": "true",
-            "tls.authority": tls.authority,
-            "tls.certificate": tls.certificate,
-            "tls.key": tls.key,
-            "tls.keyPassword": tls.key_password,
-            "tls.verify": str(tls.verify).lower(),
-            "tls.verifyHost": str(tls.verify_host).lower(),
-        }
-    return {name: str(value) for name, value in options.items() if value is not None}
+    # As the group itself: where there are accounts, others may not read its failures.
+    options = {**options_of(access), "subscribe": topic, "group": group}
+    return spark.read.format("rocketmq").options(**options).load()

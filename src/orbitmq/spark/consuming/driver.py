@@ -14,7 +14,7 @@ from orbitmq.spark.consuming.definition import Definition, Handled, PackedDefini
 from orbitmq.spark.consuming.portions import Planned, Portions
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.core import ConsumerOptions
+    from orbitmq.client.consumer.options import ConsumerOptions
     from orbitmq.client.queue import Queue
     from orbitmq.client.rangeaccess import RangeAccess
     from orbitmq.spark.consuming.reports import PieceReport

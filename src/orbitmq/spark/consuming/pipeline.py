@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from orbitmq.client.consumer.allocation import Strategy, strategy_named
-from orbitmq.client.consumer.core import ConsumerOptions
 from orbitmq.client.consumer.locks import LockSettings
+from orbitmq.client.consumer.options import ConsumerOptions
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.registering import Registrations
 from orbitmq.client.consumer.settings import ConsumeSettings
@@ -22,6 +22,7 @@ from orbitmq.client.errors import NotRunning, SettingError, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.names import check_group
 from orbitmq.spark.consuming.batching import Batching
+from orbitmq.spark.consuming.consolereports import link_to, reported
 from orbitmq.spark.consuming.definition import Handled
 from orbitmq.spark.consuming.driver import Driver
 from orbitmq.spark.consuming.reaching import reach
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import ListenerFunction
     from orbitmq.client.queue import Queue
     from orbitmq.client.rangeaccess import ClientTls, Credentials
+    from orbitmq.spark.consolelink import ConsoleLink
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ def consume(
     locks: LockSettings | None = None,
     on_batch: Callable[[BatchReport], object] | None = None,
     on_assignment: AssignmentListener | None = None,
+    console: str | None = None,
 ) -> ConsumePipeline:
     """A consumer group that runs on Spark; give it handlers, and start it.
 
@@ -78,7 +81,8 @@ def consume(
 
     Everything means what it means for a `Consumer`, and a handler may be used with both. Handlers
     run in Spark's workers: `workers` calls at once in each task. `batch` says how much is done in
-    one Spark job. `on_batch` is called in the driver after every batch.
+    one Spark job. `on_batch` is called in the driver after every batch. `console` is the address
+    of a console that is told how it goes, by default the one that ORBITMQ_CONSOLE names.
     """
     settings = consume or ConsumeSettings()
     changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
@@ -104,6 +108,7 @@ def consume(
         ),
         spark,
         on_batch,
+        link_to(console),
     )
 
 
@@ -115,9 +120,12 @@ class ConsumePipeline:
         driver: Driver,
         spark: SparkSession,
         on_batch: Callable[[BatchReport], object] | None = None,
+        link: ConsoleLink | None = None,
     ) -> None:
         self._driver = driver
-        self._batching = Batching(spark, driver, on_batch)
+        self._link = link
+        self._on_batch = on_batch
+        self._batching = Batching(spark, driver, on_batch if link is None else self._batch_done)
         self._registrations = Registrations(
             driver.group,
             namespace=driver.namespace,
@@ -222,6 +230,8 @@ class ConsumePipeline:
             self._driver.start(self._handled)
             self._batching.start(self._ended)
             self._state = PipelineState.RUNNING
+            if self._link is not None:
+                self._link.watch(self._driver.group, lambda: reported(self.progress()))
 
     def stop(self) -> None:
         """Let the running batch finish, report progress, leave the group. May be repeated.
@@ -240,6 +250,8 @@ class ConsumePipeline:
             if self._state is not PipelineState.STOPPED:
                 failed = self._batching.failure is not None
                 self._state = PipelineState.FAILED if failed else PipelineState.STOPPED
+            if self._link is not None:
+                self._link.stop()
         self._ended.set()
 
     def stop_soon(self) -> None:
@@ -255,6 +267,12 @@ class ConsumePipeline:
             self._ended.wait()
             signals.restore()
         self._batching.raise_failure()
+
+    def _batch_done(self, report: BatchReport) -> None:
+        if self._link is not None:
+            self._link.news()
+        if self._on_batch is not None:
+            self._on_batch(report)
 
     # ---- while it runs
 

@@ -26,3 +26,25 @@ def reach(
         credentials=credentials or found.credentials,
         tls=tls if tls is not None else found.tls,
     )
+
+
+def options_of(access: RangeAccess) -> dict[str, str]:
+    """The same as options of the source."""
+    options: dict[str, object] = {"nameServer": ";".join(access.name_servers)}
+    if (credentials := access.credentials) is not None:
+        options |= {
+            "accessKey": credentials.access_key,
+            "secretKey": credentials.secret_key,
+            "securityToken": credentials.security_token,
+        }
+    if (tls := access.tls) is not None:
+        options |= {
+            "tls.enabled": "true",
+            "tls.authority": tls.authority,
+            "tls.certificate": tls.certificate,
+            "tls.key": tls.key,
+            "tls.keyPassword": tls.key_password,
+            "tls.verify": str(tls.verify).lower(),
+            "tls.verifyHost": str(tls.verify_host).lower(),
+        }
+    return {name: str(value) for name, value in options.items() if value is not None}

@@ -1,0 +1,144 @@
+"""A pipeline as a function: its options are its keyword-only parameters.
+
+    def pipeline(run, *, topic: Annotated[str, "The topic to read."], limit: int = 100): ...
+
+Their types say what may be given, their defaults what is meant otherwise, and a text beside the
+type what they are for. So there is one place to write an option down, and nothing else to learn.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from orbitmq.spark.pipelines.errors import PipelineRefused
+from orbitmq.spark.pipelines.optionkinds import Kind, NotAllowed, kind_of
+
+#: Stands for the default of an option that has none.
+REQUIRED: Final = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a pipeline."""
+
+    name: str
+    about: str
+    kind: Kind
+    default: Any
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is REQUIRED
+
+    @property
+    def default_text(self) -> str | None:
+        """The default as it could be given; None: there is none, or it means nothing."""
+        if self.is_required or self.default is None:
+            return None
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        if isinstance(self.default, tuple):
+            return ",".join(map(str, self.default))
+        return str(self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A pipeline that can be run."""
+
+    name: str
+    function: Callable[..., Any]
+    about: str
+    options: tuple[Option, ...]
+    #: The file that it was read from; None: it is a ready one.
+    file: Path | None = None
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str, file: Path | None = None) -> Definition:
+        """Raises `PipelineRefused` when a function cannot be one."""
+        where = f"{file}: " if file else ""
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise PipelineRefused(f"{where}{name} is not a function: {error}") from error
+        places = [each for each in parameters if each.kind in _PLACES]
+        if len(places) != 1 or any(each.kind in _STARRED for each in parameters):
+            raise PipelineRefused(
+                f"{where}a pipeline is a function with one parameter, the run, and options that "
+                f"are given by name, as in `def pipeline(run, *, topic: str = 'orders')`; "
+                f"{name} is called with {inspect.signature(function)}"
+            )
+        options = tuple(_option(each, function, where) for each in parameters if each not in places)
+        about = inspect.getdoc(function) or ""
+        return cls(name, function, about, options, file)
+
+    def values(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """Options as values, from texts or from what a TOML file has. Raises `PipelineRefused`."""
+        known = {option.name: option for option in self.options}
+        for name in given:
+            if name.replace("-", "_") not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"; do you mean {close[0]}?" if close else f"; there are: {self._names()}"
+                raise PipelineRefused(f"pipeline {self.name!r} has no option {name!r}{hint}")
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            option = known[name.replace("-", "_")]
+            try:
+                found[option.name] = option.kind.read(value)
+            except NotAllowed:
+                raise PipelineRefused(
+                    f"option {option.name} of pipeline {self.name!r} must be "
+                    f"{option.kind.allowed}; got {value!r}"
+                ) from None
+        missing = [
+            each.name for each in self.options if each.is_required and each.name not in found
+        ]
+        if missing:
+            raise PipelineRefused(
+                f"pipeline {self.name!r} needs the option(s) {', '.join(missing)}; give them as "
+                f"in --option {missing[0]}=..."
+            )
+        return found
+
+    def _names(self) -> str:
+        return ", ".join(option.name for option in self.options) or "none"
+
+
+_PLACES: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_STARRED: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _option(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Option:
+    declared = _declared(parameter, function, where)
+    about = ""
+    if typing.get_origin(declared) is typing.Annotated:
+        declared, *notes = typing.get_args(declared)
+        about = next((note for note in notes if isinstance(note, str)), "")
+    try:
+        kind = kind_of(declared)
+    except TypeError as error:
+        raise PipelineRefused(f"{where}option {parameter.name}: {error}") from None
+    return Option(parameter.name, about, kind, parameter.default)
+
+
+def _declared(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:
+    """The type of one parameter; others may have types that are there for a type checker only."""
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        return str
+    if not isinstance(annotation, str):
+        return annotation
+    names = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else {}
+    try:
+        return eval(annotation, {**vars(typing), "Path": Path, **names})  # noqa: S307  # its own code
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise PipelineRefused(
+            f"{where}the type of option {parameter.name}, {annotation!r}, is not known: {error}"
+        ) from error

@@ -1,0 +1,65 @@
+"""The pipeline of a laptop on a standalone Spark cluster, against two brokers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.rangecluster import RangeCluster
+from tests.support.command import Started
+from tests.support.filling import fill, numbered
+from tests.support.sparkcluster import SparkCluster
+from tests.support.sparking import in_files, until
+from tests.support.sparkkilling import Job, python_workers
+
+TOPIC, GROUP = "orders", "archive"
+BROKERS = ("broker-a", "broker-b")
+QUEUES = 4
+COUNT = 2000
+#: Six JVMs on a machine that may be small.
+DEADLINE = 240.0
+
+UP = ("--brokers", "2", "--namesrv-port", "0", "--broker-port", "0")
+
+
+def lag(name_server: str) -> int:
+    with RangeCluster(RangeAccess(name_servers=(name_server,)), GROUP) as cluster:
+        queues = [Queue(TOPIC, broker, number) for broker in BROKERS for number in range(QUEUES)]
+        ends, progress = cluster.ends(queues).or_raise(), cluster.progress(queues).or_raise()
+    return sum(end - (progress[queue] or 0) for queue, end in ends.items())
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_of_the_cluster_dies_and_every_message_is_there_once(tmp_path: Path) -> None:
+    with (
+        Started("up", "--data", str(tmp_path / "data"), *UP) as up,
+        SparkCluster(tmp_path / "spark") as cluster,
+    ):
+        name_server = up.address("name server")
+        addresses = [up.address(broker) for broker in BROKERS]
+
+        def send(first: int) -> None:
+            for place, address in enumerate(addresses):
+                fill(address, TOPIC, numbered(COUNT, queues=QUEUES, first=first + place * COUNT))
+
+        send(0)
+        job = Job("sparkpipeline", name_server, TOPIC, GROUP, str(tmp_path), cluster.master)
+        try:
+            job.until_batches(2, DEADLINE)
+            busy = [bool(python_workers(worker.process.pid)) for worker in cluster.workers]
+            cluster.workers[0].kill()
+            send(2 * COUNT)
+            until(lambda: len(in_files(tmp_path)) >= 4 * COUNT, "all is in the files", DEADLINE)
+            until(lambda: lag(name_server) == 0, "the brokers know of it", DEADLINE)
+        finally:
+            job.kill()
+
+    # Both machines had a part of it, and the one that was left did the rest.
+    assert busy == [True, True]
+    counts = Counter(in_files(tmp_path))
+    assert sorted(counts) == list(range(4 * COUNT))
+    assert set(counts.values()) == {1}

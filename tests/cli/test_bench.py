@@ -1,0 +1,152 @@
+"""`orbitmq bench`: a load, and what is said about it."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.cli.benchcounts import Times
+from orbitmq.cli.benchrecords import brief
+from orbitmq.testing import EmbeddedCluster
+from tests.support.orbitmqcli import Cli
+
+TIMES = ("mean_seconds", "p50_seconds", "p95_seconds", "p99_seconds", "p999_seconds", "max_seconds")
+
+
+def test_produce_makes_the_topic_and_counts_what_brokers_acknowledged(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    words = ("bench", "produce", "load", "--count", "300", "--size", "200", "--queues", "2")
+
+    *_, result = cli.records(*words)
+
+    stored = cluster.messages("load")
+    assert len(stored) == 300
+    assert {len(each.body) for each in stored} == {200}
+    assert (result["event"], result["kind"]) == ("result", "produce")
+    assert (result["messages"], result["bytes"], result["failed"]) == (300, 60_000, 0)
+    assert result["messages_per_second"] == pytest.approx(300 / result["seconds"])
+    values = [result[name] for name in TIMES[1:]]
+    assert values == sorted(values)
+    assert values[0] > 0
+
+
+def test_batches_and_a_rate_end_at_the_count(cluster: EmbeddedCluster, cli: Cli) -> None:
+    words = ("bench", "produce", "batched", "--count", "250", "--batch", "100", "--rate", "5000")
+
+    *_, result = cli.records(*words)
+
+    assert len(cluster.messages("batched")) == result["messages"] == 250
+    # The third batch is due after 200 messages, so it cannot have been sooner.
+    assert result["seconds"] >= 200 / 5000
+
+
+def test_consume_reads_all_that_is_there_and_changes_nobodys_progress(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    cluster.create_topic("read", queues=3)
+    cluster.send("read", *[b"x" * 50] * 120)
+
+    *_, result = cli.records("bench", "consume", "read")
+    table = cli.text("bench", "consume", "read", "--count", "10")
+
+    assert (result["messages"], result["bytes"]) == (120, 6000)
+    assert result["max_seconds"] > 0
+    assert "messages" in table
+    groups = {each["group"] for each in cli.records("group", "list")}
+    assert not any("bench" in group for group in groups)
+
+
+def test_end_to_end_measures_what_it_sent_itself_and_draws_it(
+    cluster: EmbeddedCluster, cli: Cli, tmp_path: Path
+) -> None:
+    cluster.create_topic("there", queues=2)
+    cluster.send("there", *[b"of somebody else"] * 20)
+    picture = tmp_path / "times.svg"
+    words = ("bench", "end-to-end", "there", "--count", "200", "--rate", "1000")
+
+    *_, result = cli.records(*words, "--plot", str(picture))
+
+    assert (result["kind"], result["messages"], result["failed"]) == ("end-to-end", 200, 0)
+    assert 0 < result["p50_seconds"] <= result["max_seconds"]
+    assert "<svg" in picture.read_text()
+
+
+def test_an_embedded_broker_is_measured_without_any_cluster(cli: Cli) -> None:
+    ran = cli.run(
+        *("bench", "produce", "load", "--embedded", "--count", "50", "--json"),
+        env={"ORBITMQ_NAME_SERVER": "127.0.0.1:1"},
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert '"messages":50,' in ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("produce", "t", "--rate", "0"), "--rate must be a number above 0"),
+        (("produce", "t", "--seconds", "0"), "--seconds must be longer than nothing"),
+        (("produce", "t", "--seconds", "x"), "--seconds must be a duration"),
+        (("produce", "t", "--plot", "x.bmp"), "--plot must end in .svg, .png or .pdf"),
+        (("produce", "t", "--size", "100000", "--batch", "100"), "--size times --batch"),
+        (("end-to-end", "t", "--size", "4"), "--size must be 16 or more"),
+        (("consume", "t", "--embedded"), "bench end-to-end --embedded"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(
+    cli: Cli, words: tuple[str, ...], expected: str
+) -> None:
+    assert expected in cli.refusal("bench", *words, code=2)
+
+
+def test_consuming_a_topic_that_is_not_there_makes_none(cli: Cli) -> None:
+    assert "nobody-made" in cli.refusal("bench", "consume", "nobody-made", code=1)
+    assert "nobody-made" not in {each["topic"] for each in cli.records("topic", "list")}
+
+
+@given(st.lists(st.floats(1e-7, 100.0), min_size=1, max_size=200), st.floats(0.01, 1.0))
+def test_a_percentile_is_at_most_a_little_above_the_truth(
+    values: list[float], share: float
+) -> None:
+    times = Times()
+    halves = Times()
+    for place, value in enumerate(values):
+        (times if place % 2 else halves).add(value)
+    times.merge(halves)
+
+    truth = sorted(values)[math.ceil(len(values) * share) - 1]
+    found = times.percentile(share)
+
+    assert found is not None
+    assert max(truth, 1e-6) * 0.9999 <= max(found, 1e-6) <= max(truth, 1e-6) * 1.017
+    assert times.count == len(values)
+
+
+def test_no_times_have_no_percentile() -> None:
+    assert (Times().percentile(0.5), Times().mean) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0000123, "12.3 us"), (0.00123, "1.23 ms"), (4.5, "4.5 s"), (0.9996, "1 s")],
+)
+def test_times_have_three_figures(seconds: float | None, text: str) -> None:
+    assert brief(seconds) == text
+
+
+def test_random_times_keep_their_order() -> None:
+    chance = random.Random(1)
+    times = Times()
+    for _ in range(10_000):
+        times.add(chance.expovariate(100))
+
+    found = [times.percentile(share) or 0.0 for share in (0.5, 0.95, 0.99, 0.999, 1.0)]
+
+    assert found == sorted(found)
+    assert found[-1] == times.longest

@@ -1,0 +1,246 @@
+"""`orbitmq pipeline`: what is said before Spark is started; the runs are in tests/spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbitmq.cli.pipelinescreen import LineScreen, drawn
+from orbitmq.cli.printing import Printer
+from orbitmq.cli.tables import drawing
+from orbitmq.spark.pipelines.progress import Progress
+from tests.support.command import DEADLINE, environment
+from tests.support.orbitmqcli import Cli
+
+PIPELINE = '''
+"""Doubles numbers."""
+
+from typing import Annotated, Literal
+
+from orbitmq.client.durations import Duration
+
+
+def pipeline(
+    run,
+    *,
+    topic: Annotated[str, "What is read."],
+    limit: int = 5,
+    pause: Duration = 2.0,
+    form: Literal["json", "text"] = "json",
+): ...
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "doubling.py"
+    path.write_text(PIPELINE)
+    return str(path)
+
+
+def test_list_shows_the_ready_pipelines_and_what_they_need(cli: Cli) -> None:
+    records = {each["name"]: each for each in cli.records("pipeline", "list")}
+    table = cli.text("pipeline", "list")
+
+    assert set(records) == {"archive", "triage", "backfill", "transform", "statistics"}
+    required = {
+        name: [each["name"] for each in record["options"] if each["is_required"]]
+        for name, record in records.items()
+    }
+    assert required["archive"] == ["topic", "path"]
+    assert required["transform"] == ["topic", "into", "sql"]
+    assert all(option["about"] for each in records.values() for option in each["options"])
+    assert "Keep a topic as Parquet" in table
+
+
+def test_show_tells_the_options_of_a_ready_pipeline_and_of_a_file(cli: Cli, file: str) -> None:
+    ready = cli.record("pipeline", "show", "statistics")
+    own = cli.record("pipeline", "show", file)
+
+    windows = next(each for each in ready["options"] if each["name"] == "window")
+    assert (windows["default"], "10s" in windows["allowed"]) == ("60.0", True)
+    assert (own["name"], own["about"], own["file"]) == ("doubling", "Doubles numbers.", file)
+    assert {each["name"]: (each["is_required"], each["default"]) for each in own["options"]} == {
+        "topic": (True, None),
+        "limit": (False, "5"),
+        "pause": (False, "2.0"),
+        "form": (False, "json"),
+    }
+    assert "What is read." in cli.text("pipeline", "show", file)
+
+
+def test_a_dry_run_says_what_would_run_and_starts_nothing(cli: Cli, file: str) -> None:
+    (plan,) = cli.records(
+        *("pipeline", "run", file, "--dry-run", "-o", "topic=orders", "-o", "pause=1m"),
+        *("--master", "local[3]", "-s", "spark.sql.shuffle.partitions=9"),
+    )
+
+    assert (plan["event"], plan["pipeline"]) == ("plan", "doubling")
+    assert plan["options"] == {"topic": "orders", "pause": "1m"}
+    assert plan["settings"]["spark.master"] == "local[3,4]"
+    assert plan["settings"]["spark.sql.shuffle.partitions"] == "9"
+    assert plan["settings"]["spark.python.unix.domain.socket.enabled"] == "true"
+    assert "spark.master" in cli.text("pipeline", "run", file, "--dry-run", "-o", "topic=t")
+
+
+def test_a_toml_file_says_how_to_run_and_flags_are_stronger(cli: Cli, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'pipeline = "archive"\nname = "lake"\nmaster = "spark://host:7077"\n'
+        'checkpoint = "s3a://bucket/ck"\n[options]\ntopic = "orders"\npath = "a"\n'
+        '[settings]\n"spark.executor.cores" = 2\n'
+    )
+
+    (record,) = cli.records("pipeline", "run", str(plan), "--dry-run", "-o", "path=b")
+
+    assert record["pipeline"] == "lake"
+    assert record["options"] == {"topic": "orders", "path": "b"}
+    settings = record["settings"]
+    assert (settings["spark.master"], settings["spark.executor.cores"]) == (
+        "spark://host:7077",
+        "2",
+    )
+    # Neither a driver that only this machine reaches, nor quick writes that only local disks take.
+    assert "spark.driver.host" not in settings
+    assert "spark.sql.streaming.checkpointFileManagerClass" not in settings
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("archiv",), "ready are: archive"),
+        (("nowhere.py",), "nowhere.py cannot be read"),
+        (("FILE",), "needs the option(s) topic"),
+        (("FILE", "-o", "topic=t", "-o", "limt=3"), "do you mean limit?"),
+        (
+            ("FILE", "-o", "topic=t", "-o", "limit=x"),
+            "limit of pipeline 'doubling' must be a whole",
+        ),
+        (("FILE", "-o", "topic=t", "-o", "form=xml"), "must be one of json, text; got 'xml'"),
+        (("FILE", "-o", "topic=t", "-o", "pause=soon"), "must be a duration"),
+        (("FILE", "-o", "topic"), "--option takes a name and a value"),
+        (("FILE", "-o", "topic=t", "-o", "topic=u"), "--option topic is given twice"),
+        (("FILE", "-o", "topic=t", "--master", "mesos://x"), "master must be local"),
+        (("FILE", "-o", "topic=t", "--trigger", "often"), "--trigger must be a duration"),
+        (("FILE", "-o", "topic=t", "--once", "--trigger", "1s"), "cannot be given together"),
+        (("FILE", "-o", "topic=t", "--access-key", "a"), "--secret-key is missing"),
+        (("broken.toml",), "does not say how to run a pipeline"),
+        (("unknown.toml",), "pipeline must be a Python file (.py) or one of archive"),
+        (("raises.py",), "raises.py, line 2: ZeroDivisionError"),
+        (("empty.py",), "defines no pipeline"),
+        (("starred.py",), "a pipeline is a function with one parameter, the run"),
+        (("odd.py",), "option topics: no option can have the type"),
+        (("json.py",), "has the name of a module of Python"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_sentence(
+    cli: Cli, file: str, tmp_path: Path, words: tuple[str, ...], expected: str
+) -> None:
+    for name, text in {
+        "broken.toml": 'pipeline = "archive"\ntopic = "orders"\n',
+        "unknown.toml": 'pipeline = "archival"\n',
+        "raises.py": "\n1 / 0\n",
+        "empty.py": "",
+        "starred.py": "def pipeline(run, *options): ...\n",
+        "odd.py": "def pipeline(run, *, topics: set[str]): ...\n",
+        "json.py": "def pipeline(run): ...\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    place = {"FILE": file}
+    given = [
+        place.get(word, str(tmp_path / word) if word.endswith((".py", ".toml")) else word)
+        for word in words
+    ]
+
+    sentence = cli.refusal("pipeline", "run", *given, "--dry-run", code=2)
+
+    assert expected in sentence
+
+
+def test_without_pyspark_the_remedy_is_named(tmp_path: Path) -> None:
+    hidden = tmp_path / "pyspark.py"
+    hidden.write_text("raise ModuleNotFoundError('hidden', name='pyspark')\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "orbitmq.cli", "pipeline", "list"],
+        env=environment(
+            {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        ),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert ran.returncode == 1
+    assert "pip install 'orbitmq[spark]'" in ran.stderr
+
+
+def test_options_of_a_toml_file_keep_their_types(cli: Cli, file: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'pipeline = "{Path(file).name}"\n[options]\ntopic = "t"\nlimit = 7\npause = 0.5\n'
+    )
+
+    (record,) = cli.records("pipeline", "run", str(plan), "--dry-run")
+    plan.write_text(plan.read_text().replace("limit = 7", "limit = true"))
+    sentence = cli.refusal("pipeline", "run", str(plan), "--dry-run", code=2)
+
+    assert record["options"] == {"topic": "t", "limit": "7", "pause": "0.5"}
+    assert "limit of pipeline 'doubling' must be a whole number; got True" in sentence
+
+
+# What is seen while it runs.
+
+BUSY = Progress(
+    query="numbers",
+    state="running",
+    batch=12,
+    rows=3400,
+    rows_per_second=1234.5,
+    batch_seconds=0.25,
+    lag={f"numbers@broker-a:{queue}": 10 * queue for queue in range(12)},
+    retried=3,
+    dead=1,
+)
+
+
+def test_the_table_shows_batch_rates_lag_per_queue_retries_and_dead_letters() -> None:
+    text = drawing(drawn("billing", "Ctrl-C stops", [BUSY]), is_terminal=False)
+
+    head, titles, row, *rest = text.splitlines()
+    assert head == "billing  Ctrl-C stops"
+    assert titles.split() == [
+        *("query", "state", "batch", "rows", "rows/s", "took", "lag", "retried", "dead")
+    ]
+    assert row.split() == [
+        *("numbers", "running", "12", "3,400", "1,234.5", "250", "ms", "660", "3", "1")
+    ]
+    assert "Waiting (8 of 11 queues)" in rest
+    assert [line.split() for line in rest[3:5]] == [
+        ["numbers@broker-a:11", "110"],
+        ["numbers@broker-a:10", "100"],
+    ]
+
+
+def test_lines_are_written_for_batches_and_ends_and_not_for_every_look(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen = LineScreen(Printer(), "billing")
+
+    screen.progress([BUSY])
+    screen.progress([replace(BUSY, state="waiting")])
+    screen.progress([replace(BUSY, batch=13, lag={})])
+    screen.progress([replace(BUSY, batch=13, state="failed", error="no sink")])
+    screen.restarting("no sink", 2, 4.0)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "numbers  running  batch 12  3,400 rows  1,234.5/s  lag 660  3 retried, 1 dead",
+        "numbers  running  batch 13  3,400 rows  1,234.5/s  3 retried, 1 dead",
+        "numbers  failed  batch 13  3,400 rows  1,234.5/s  lag 660  3 retried, 1 dead  no sink",
+        "billing failed: no sink; restart 2 in 4.0 s",
+    ]

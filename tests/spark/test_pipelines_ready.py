@@ -1,0 +1,245 @@
+"""The ready pipelines, as functions, with a real session and a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.verdict import DeadLetter
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark.pipelines import Run, archive, backfill, statistics, transform, triage
+from orbitmq.spark.pipelines.archive import day
+from orbitmq.spark.pipelines.errors import PipelineRefused
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.sparking import DEADLINE, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def run_in(
+    spark: SparkSession, cluster: EmbeddedCluster, folder: Path, *, once: bool = True
+) -> Run:
+    return Run(
+        spark, name="tested", name_server=cluster.name_server, checkpoint=folder / "ck", once=once
+    )
+
+
+def to_the_end(query: StreamingQuery) -> None:
+    assert query.awaitTermination(DEADLINE)
+    assert query.exception() is None
+
+
+def bodies(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
+    return sorted(bytes(each.body) for each in cluster.messages(topic))
+
+
+def test_archive_keeps_every_message_once_by_day_and_reports_progress(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("kept", queues=2)
+    orbit_cluster.send("kept", *[b"%d" % number for number in range(20)], tags="paid")
+    orbit_cluster.send("kept", b"unwanted", tags="other")
+    lake = tmp_path / "lake"
+
+    to_the_end(
+        archive(run_in(spark, orbit_cluster, tmp_path), topic="kept", path=lake, tags="paid")
+    )
+    orbit_cluster.send("kept", *[b"%d" % number for number in range(20, 25)], tags="paid")
+    to_the_end(
+        archive(run_in(spark, orbit_cluster, tmp_path), topic="kept", path=lake, tags="paid")
+    )
+
+    rows = spark.read.parquet(str(lake))
+    kept = sorted(int(bytes(row.body)) for row in rows.collect())
+    assert kept == list(range(25))
+    assert rows.where("tags <> 'paid'").count() == 0
+    today = {f"day={datetime.fromtimestamp(each, UTC):%Y-%m-%d}" for each in (time.time(),)}
+    assert {each.name for each in lake.glob("day=*")} & today
+    assert sum(orbit_cluster.progress("archive-kept", "kept").values()) == 26
+
+
+def test_a_day_begins_at_midnight_of_the_zone_whatever_the_zone_of_the_session(
+    spark: SparkSession,
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    before = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    moments = spark.createDataFrame([(1_767_225_599,), (1_767_225_600,)], "at BIGINT").select(
+        F.timestamp_seconds("at").alias("at")
+    )
+    try:
+        for session_zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
+            spark.conf.set("spark.sql.session.timeZone", session_zone)
+            days = moments.select(
+                day(F.col("at"), "UTC").cast("string").alias("utc"),
+                day(F.col("at"), "Europe/Berlin").cast("string").alias("berlin"),
+            )
+
+            assert [tuple(row) for row in days.collect()] == [
+                ("2025-12-31", "2026-01-01"),
+                ("2026-01-01", "2026-01-01"),
+            ]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_transform_sends_what_a_query_makes_of_json_bodies(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    for topic in ("orders", "big", "rows"):
+        orbit_cluster.create_topic(topic, queues=2)
+    for cents in (50, 150, 250):
+        body = json.dumps({"order": f"o-{cents}", "cents": cents})
+        orbit_cluster.send("orders", body, keys=(f"o-{cents}",))
+    schema = "order STRING, cents BIGINT"
+
+    to_the_end(
+        transform(
+            run_in(spark, orbit_cluster, tmp_path / "a"),
+            topic="orders",
+            into="big",
+            schema=schema,
+            sql="SELECT upper(value.order) AS body, keys, 'big' AS tags FROM messages "
+            "WHERE value.cents > 100",
+        )
+    )
+    to_the_end(
+        transform(
+            run_in(spark, orbit_cluster, tmp_path / "b"),
+            topic="orders",
+            into="rows",
+            schema=schema,
+            sql="SELECT value.cents * 2 AS doubled, text FROM messages WHERE value.cents = 50",
+        )
+    )
+
+    assert bodies(orbit_cluster, "big") == [b"O-150", b"O-250"]
+    (row,) = bodies(orbit_cluster, "rows")
+    assert json.loads(row)["doubled"] == 100
+    assert not spark.catalog.tableExists("messages")
+
+
+def test_statistics_count_messages_and_bytes_of_windows(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    for topic in ("counted", "numbers"):
+        orbit_cluster.create_topic(topic, queues=2)
+    orbit_cluster.send("counted", *[b"12345"] * 8, tags="paid")
+    orbit_cluster.send("counted", b"123")
+
+    to_the_end(
+        statistics(
+            run_in(spark, orbit_cluster, tmp_path),
+            topic="counted",
+            into="numbers",
+            window=86_400.0,
+        )
+    )
+
+    found: dict[str | None, tuple[int, int]] = {}
+    for body in bodies(orbit_cluster, "numbers"):
+        row = json.loads(body)
+        messages, size = found.get(row.get("tags"), (0, 0))
+        found[row.get("tags")] = (max(messages, row["messages"]), max(size, row["bytes"]))
+    assert found == {"paid": (8, 40), None: (1, 3)}
+
+
+def test_statistics_go_to_one_place(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    run = run_in(spark, orbit_cluster, tmp_path)
+
+    with pytest.raises(PipelineRefused, match="one of the options path and into"):
+        statistics(run, topic="t")
+
+
+def test_backfill_sends_what_archive_kept_once_and_later_files_by_the_next_run(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    for topic in ("first", "again"):
+        orbit_cluster.create_topic(topic, queues=2)
+    sent = [b"%d" % number for number in range(12)]
+    orbit_cluster.send("first", *sent, tags="t", keys=("k",), properties={"region": "eu"})
+    lake = tmp_path / "lake"
+    to_the_end(archive(run_in(spark, orbit_cluster, tmp_path / "a"), topic="first", path=lake))
+    filling = run_in(spark, orbit_cluster, tmp_path / "b")
+
+    to_the_end(backfill(filling, path=lake, into="again", where="body <> '11'", rate=10_000))
+    to_the_end(backfill(filling, path=lake, into="again", where="body <> '11'", rate=10_000))
+
+    copies = orbit_cluster.messages("again")
+    assert sorted(int(each.body) for each in copies) == list(range(11))
+    assert {
+        (each.properties.get("TAGS"), each.properties["KEYS"], each.properties["region"])
+        for each in copies
+    } == {("t", "k", "eu")}
+
+
+def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("paced", queues=1)
+    table = tmp_path / "table"
+    spark.range(30).selectExpr("id", "concat('u-', id) AS user").write.parquet(str(table))
+    run = run_in(spark, orbit_cluster, tmp_path)
+
+    to_the_end(backfill(run, path=table, into="paced", rate=20.0, keys="user", tags="'backfilled'"))
+
+    messages = orbit_cluster.messages("paced")
+    assert sorted(json.loads(each.body)["id"] for each in messages) == list(range(30))
+    assert {each.properties["TAGS"] for each in messages} == {"backfilled"}
+    assert {each.properties["KEYS"] for each in messages} == {f"u-{n}" for n in range(30)}
+
+
+def test_triage_groups_samples_exports_and_replays_once(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("billed", queues=2)
+    die(orbit_cluster, "billed", "billing", 5)
+    run = run_in(spark, orbit_cluster, tmp_path)
+
+    looked = {row["reason"]: row for row in triage(run, group="billing", sample=2).collect()}
+    exported = triage(run, group="billing", export=tmp_path / "letters", form="json").collect()
+    replayed = triage(run, group="billing", where="reason LIKE '%account%'", replay="origin")
+    again = triage(run, group="billing", where="reason LIKE '%account%'", replay="origin")
+
+    accounts = next(row for reason, row in looked.items() if "no such account" in reason)
+    assert (accounts["topic"], accounts["letters"], len(accounts["samples"])) == ("billed", 3, 2)
+    assert sum(row["letters"] for row in looked.values()) == 5
+    assert sum(row["exported"] for row in exported) == 5
+    assert spark.read.json(str(tmp_path / "letters")).where("topic = 'billed'").count() == 5
+    (row,) = replayed.collect()
+    assert (row["letters"], row["sent"], row["failed"]) == (3, 3, 0)
+    (row,) = again.collect()
+    assert (row["sent"], row["alreadySent"]) == (0, 3)
+    assert len(orbit_cluster.messages("billed")) == 8
+
+
+def test_triage_of_a_group_without_dead_letters_is_empty(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    run = run_in(spark, orbit_cluster, tmp_path)
+
+    assert triage(run, group="healthy", replay="retry").collect() == []
+
+
+def die(cluster: EmbeddedCluster, topic: str, group: str, count: int) -> None:
+    """Have a group give up messages: one after the other for two reasons."""
+    cluster.send(topic, *[b"%d" % number for number in range(count)])
+    consumer = Consumer(group, name_server=cluster.name_server, consume_from="first")
+
+    @consumer.on(topic)
+    def judge(message: ReceivedMessage) -> None:
+        reason = "no such account" if int(message.text()) % 2 == 0 else "not enough money"
+        raise DeadLetter(reason)
+
+    with consumer:
+        until(lambda: len(cluster.messages(f"%DLQ%{group}")) == count, "all are dead letters")

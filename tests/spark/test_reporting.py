@@ -1,0 +1,234 @@
+"""Queries and groups on Spark in the console, through its API."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark import consume
+from orbitmq.spark.consolelink import ConsoleLink, QueryReport
+from orbitmq.spark.errors import SourceError
+from orbitmq.spark.reporting import report_queries
+from tests.support.command import Started
+from tests.support.filling import fill, numbered
+from tests.support.sparkconsuming import QUICK, SOON, idle
+from tests.support.sparking import DEADLINE, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FREE = ("--namesrv-port", "0", "--broker-port", "0", "--console", "--console-port", "0")
+TOKEN = "t0ken"  # noqa: S105  # of a test
+
+
+class Stage:
+    """A broker and its console, as a process."""
+
+    def __init__(self, up: Started) -> None:
+        self.name_server = up.address("name server")
+        self.broker = up.address("broker-a")
+        self.console = up.address("console").rstrip("/")
+
+    def pipeline(self, name: str) -> dict[str, Any]:
+        """What the console says of a pipeline; empty as long as it knows none."""
+        url = f"{self.console}/api/v1/pipelines/{urllib.parse.quote(name)}"
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:  # noqa: S310  # ours
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 404:
+                    raise
+            return {}
+
+    def until(self, name: str, **wanted: object) -> dict[str, Any]:
+        """What it says when it says this."""
+        until(
+            lambda: wanted.items() <= self.pipeline(name).items(),
+            f"{name} is {wanted}, last: {self.pipeline(name)}",
+        )
+        return self.pipeline(name)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Started("up", *FREE, cwd=tmp_path_factory.mktemp("stage")) as up:
+        yield Stage(up)
+
+
+@pytest.mark.feature("M13")
+def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(
+    spark: SparkSession, stage: Stage, tmp_path: Path
+) -> None:
+    fill(stage.broker, "orders", numbered(100, queues=4))
+    reports = report_queries(spark, stage.console, groups={"archive of orders": "archive"})
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        if frame.where("body = '150'").count():
+            raise RuntimeError("the disk is full")
+
+    query = (
+        spark.readStream.format("rocketmq")
+        .options(nameServer=stage.name_server, subscribe="orders", group="archive")
+        .options(startingOffsets="earliest", maxOffsetsPerTrigger="60")
+        .load()
+        .writeStream.queryName("archive of orders")
+        .foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    try:
+        seen = stage.until("archive of orders", batch=1, lag_total=0, state="waiting")
+        fill(stage.broker, "orders", numbered(60, queues=4, first=100))
+        failed = stage.until("archive of orders", state="failed")
+    finally:
+        query.stop()
+        reports.stop()
+
+    assert seen["lag"] == {f"orders@broker-a:{number}": 0 for number in range(4)}
+    assert (seen["rows"], seen["topics"], seen["group"]) == (40, ["orders"], "archive")
+    assert seen["rows_per_second"] > 0
+    assert seen["batch_seconds"] > 0
+    assert "the disk is full" in failed["error"]
+    assert (failed["batch"], failed["reported_at"] >= seen["reported_at"]) == (1, True)
+    # The page of the group names the query.
+    with urllib.request.urlopen(  # noqa: S310  # ours
+        f"{stage.console}/api/v1/groups/archive", timeout=20
+    ) as answer:
+        assert json.load(answer)["pipelines"] == ["archive of orders"]
+
+
+@pytest.mark.feature("M13")
+def test_the_console_shows_a_group_on_spark(spark: SparkSession, stage: Stage) -> None:
+    fill(stage.broker, "bills", numbered(40, queues=4))
+
+    def bill(message: ReceivedMessage) -> None:
+        if message.text() == "7":
+            raise ValueError("no account")
+
+    run = consume(
+        spark,
+        "billing",
+        name_server=stage.name_server,
+        consume_from="first",
+        batch=QUICK,
+        rebalance=SOON,
+        console=stage.console,
+    )
+    run.on("bills")(bill)
+    with run:
+        idle(run)
+        seen = stage.until("billing", state="waiting", error="ValueError: no account")
+    stopped = stage.until("billing", state="stopped")
+
+    assert {f"bills@broker-a:{number}" for number in range(4)} <= seen["lag"].keys()
+    assert (seen["lag_total"], seen["topics"], seen["group"]) == (0, ["bills"], "billing")
+    assert seen["batch"] >= 1
+    assert stopped["batch"] >= seen["batch"]
+
+
+def test_a_console_that_is_away_harms_no_query(
+    spark: SparkSession, stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(stage.broker, "lonely", numbered(20, queues=4))
+    reports = report_queries(spark, "http://127.0.0.1:9")
+
+    query = (
+        spark.readStream.format("rocketmq")
+        .options(nameServer=stage.name_server, subscribe="lonely", startingOffsets="earliest")
+        .load()
+        .writeStream.format("parquet")
+        .queryName("lonely")
+        .options(path=str(tmp_path / "out"), checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(DEADLINE)
+    until(lambda: "does not take reports" in caplog.text, "it is said that nobody listens")
+    reports.stop()
+
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 20
+    assert caplog.text.count("does not take reports") == 1
+
+
+class Taking(http.server.BaseHTTPRequestHandler):
+    """Takes reports, or refuses them."""
+
+    def do_POST(self) -> None:  # its name there
+        body = self.rfile.read(int(self.headers["content-length"]))
+        server: Any = self.server
+        is_known = self.headers.get("authorization") == f"Bearer {TOKEN}"
+        server.taken.append((is_known, self.path, json.loads(body)))
+        self.send_response(204 if is_known else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def console() -> Iterator[Any]:
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Taking)
+    server.taken = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+def test_reports_bear_the_token_and_the_last_word_comes_through(console: Any) -> None:
+    link = ConsoleLink(f"http://127.0.0.1:{console.server_port}/", token=TOKEN)
+    state = {"now": QueryReport(state="running", batch=0)}
+
+    link.watch("a b/c", lambda: state["now"])
+    until(lambda: console.taken, "the first report")
+    for batch in range(1, 200):
+        state["now"] = QueryReport(state="running", batch=batch)
+        link.news()
+    state["now"] = QueryReport(state="stopped", batch=199)
+    link.stop()
+
+    assert console.taken[0] == (
+        True,
+        "/api/v1/pipelines/a%20b%2Fc",
+        {"state": "running", "batch": 0},
+    )
+    assert console.taken[-1][2] == {"state": "stopped", "batch": 199}
+    # Not one for every batch: the newest counts.
+    assert len(console.taken) <= 5
+
+
+def test_a_refused_report_says_so_once_and_shows_no_token(
+    console: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = ConsoleLink(f"http://127.0.0.1:{console.server_port}", token="wr0ng")  # noqa: S106  # none
+
+    link.watch("a", lambda: QueryReport(state="running", batch=len(console.taken)))
+
+    def is_tried_again() -> bool:
+        link.news()
+        return len(console.taken) >= 2
+
+    until(is_tried_again, "it tries again")
+    link.stop()
+
+    assert caplog.text.count("does not take reports: HTTP Error 401") == 1
+    assert "wr0ng" not in caplog.text
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(SourceError, match="begins with http"):
+        ConsoleLink("localhost:8090")
