@@ -27,7 +27,7 @@ from orbitmq.wire.errors import BodyError
 from tests.support.damage import damage, damage_some
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
 
-ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "100"))
+ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "60"))
 QUEUES = 3
 
 #: Queue, number in it -> body.

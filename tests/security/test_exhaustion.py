@@ -1,0 +1,170 @@
+"""One client that wants too much: it gets an answer, and others are served all the while.
+
+Held pulls, frames that are begun and not ended, connections: see tests/broker/test_holding_fairness
+and tests/remoting/test_unfinished. Here is the rest of what a client can make a broker keep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.bodies.membership import (
+    ConsumerData,
+    HeartbeatData,
+    LockBatch,
+    ProducerData,
+    SubscriptionData,
+)
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.codes import RequestCode as Code
+from orbitmq.wire.codes import ResponseCode
+from tests.support.broker import RawClient, bodies_in, small_settings, until
+
+#: Nobody who behaves waits longer, however slow the machine is.
+DEADLINE = 60.0
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    broker = Broker(small_settings(tmp_path))
+    await broker.start()
+    yield broker
+    await broker.stop(grace=0)
+
+
+@pytest.fixture
+async def greedy(broker: Broker) -> AsyncIterator[RawClient]:
+    client = await RawClient.open(broker)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def modest(broker: Broker) -> AsyncIterator[RawClient]:
+    client = await RawClient.open(broker)
+    yield client
+    await client.close()
+
+
+async def assert_served(client: RawClient) -> None:
+    async with asyncio.timeout(DEADLINE):
+        stored = await client.stored("modest", b"mine")
+        pulled = await client.pull("modest", offset=stored.queue_offset)
+    assert bodies_in(pulled) == [b"mine"]
+
+
+async def test_properties_have_a_bound(
+    broker: Broker, greedy: RawClient, modest: RawClient
+) -> None:
+    many = "".join(f"name-{number}\x01{'x' * 20}\x02" for number in range(2_000))
+
+    refused = await greedy.send("orders", properties=many)
+    longest = await greedy.send("orders", properties=f"a\x01{'x' * 40_000}\x02")
+
+    assert refused.code == longest.code == ResponseCode.MESSAGE_ILLEGAL
+    assert broker.parts.store.statistics().log_end == 0
+    await assert_served(modest)
+
+
+async def test_a_body_has_a_bound(broker: Broker, greedy: RawClient, modest: RawClient) -> None:
+    refused = await greedy.send("orders", bytes(4 * 1024 * 1024 + 1))
+
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert broker.parts.store.statistics().log_end == 0
+    await assert_served(modest)
+
+
+@pytest.mark.timeout(300)
+async def test_topics_made_by_one_client_do_not_keep_others_waiting(
+    broker: Broker, greedy: RawClient, modest: RawClient
+) -> None:
+    async def make(first: int) -> None:
+        for number in range(first, 600, 20):
+            await greedy.send(f"topic-{number}")
+
+    making = asyncio.gather(*(make(first) for first in range(20)))
+    for _ in range(20):
+        await assert_served(modest)
+    async with asyncio.timeout(DEADLINE):
+        await making
+
+    await assert_served(modest)
+
+
+@pytest.mark.timeout(300)
+async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(
+    broker: Broker, modest: RawClient
+) -> None:
+    greedy = await RawClient.open(broker)
+    wanted = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
+    many = HeartbeatData(
+        client_id="greedy",
+        consumer_data_set=tuple(
+            ConsumerData(group_name=f"group-{number}", subscription_data_set=(wanted,))
+            for number in range(500)
+        ),
+        producer_data_set=tuple(ProducerData(group_name=f"makers-{n}") for n in range(500)),
+    )
+    answer = await greedy.connection.request(
+        Code.HEART_BEAT, body=encode_body(many), timeout=DEADLINE
+    )
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.parts.producers.groups()
+
+    await greedy.close()
+
+    parts = broker.parts
+    await until(lambda: not parts.producers.groups(), deadline=DEADLINE)
+    await until(
+        lambda: not [group for group in parts.consumers.groups() if parts.consumers.members(group)],
+        deadline=DEADLINE,
+    )
+    await assert_served(modest)
+
+
+async def test_locks_of_queues_that_do_not_exist_lapse(
+    broker: Broker, greedy: RawClient, modest: RawClient
+) -> None:
+    queues = tuple(
+        MessageQueue(broker_name="broker-a", queue_id=number, topic="nothing")
+        for number in range(5_000)
+    )
+    asked = LockBatch(client_id="greedy", consumer_group="billing", mq_set=queues)
+
+    answer = await greedy.connection.request(
+        Code.LOCK_BATCH_MQ, body=encode_body(asked), timeout=DEADLINE
+    )
+
+    assert answer.code == ResponseCode.SUCCESS
+    await assert_served(modest)
+    locks = broker.parts.locks
+    later = broker.parts.clock.monotonic() + 61
+    locks.forget_expired(later)
+    assert locks.held_by_group("billing", later) == {}
+
+
+@pytest.mark.timeout(300)
+async def test_questions_that_cost_much_are_bounded(
+    broker: Broker, greedy: RawClient, modest: RawClient
+) -> None:
+    for text in (
+        "a > 0 AND " * 20_000 + "a > 0",
+        "(" * 50_000,
+        "a IN (" + "'x'," * 50_000 + "'y')",
+    ):
+        wanted = SubscriptionData(
+            topic="orders", sub_string=text, sub_version=1, expression_type="SQL92"
+        )
+        async with asyncio.timeout(DEADLINE):
+            await greedy.heartbeat("greedy", wanted)
+            pulled = await greedy.pull(
+                "orders", subscription=text, expression_type="SQL92", sys_flag=4
+            )
+        assert pulled.code != ResponseCode.SUCCESS
+        await assert_served(modest)

@@ -1,0 +1,384 @@
+"""Who may make which request: a table of every code that a broker or a name server answers.
+
+A code that is added without a line here fails a test, so that nobody forgets to say who may use it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.needs import NEEDS
+from orbitmq.broker.settings import AccessSettings
+from orbitmq.namesrv.server import NameServer
+from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.wire.acl import Credentials, sign
+from orbitmq.wire.codes import RequestCode as Code
+from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.access import account
+from tests.support.broker import small_settings
+from tests.support.mutations import ODD_TEXTS
+from tests.support.wire import HEADERS
+
+DENIED = int(ResponseCode.NO_PERMISSION)
+
+
+class Right(enum.Enum):
+    """What an account needs for a request."""
+
+    PUBLISH = "PUB on the topic"
+    CONSUME = "SUB on the group, the topic or both"
+    OWN = "nothing more than to be an account: it concerns the client itself"
+    ADMIN = "admin = true"
+
+
+#: Every request that a broker answers.
+BROKER: Mapping[Code, Right] = {
+    Code.SEND_MESSAGE: Right.PUBLISH,
+    Code.SEND_MESSAGE_V2: Right.PUBLISH,
+    Code.SEND_BATCH_MESSAGE: Right.PUBLISH,
+    Code.SEND_REPLY_MESSAGE: Right.PUBLISH,
+    Code.SEND_REPLY_MESSAGE_V2: Right.PUBLISH,
+    Code.RECALL_MESSAGE: Right.PUBLISH,
+    Code.END_TRANSACTION: Right.PUBLISH,
+    Code.PULL_MESSAGE: Right.CONSUME,
+    Code.LITE_PULL_MESSAGE: Right.CONSUME,
+    Code.QUERY_MESSAGE: Right.CONSUME,
+    Code.VIEW_MESSAGE_BY_ID: Right.CONSUME,
+    Code.QUERY_CONSUMER_OFFSET: Right.CONSUME,
+    Code.UPDATE_CONSUMER_OFFSET: Right.CONSUME,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: Right.CONSUME,
+    Code.GET_MAX_OFFSET: Right.CONSUME,
+    Code.GET_MIN_OFFSET: Right.CONSUME,
+    Code.GET_EARLIEST_MSG_STORETIME: Right.CONSUME,
+    Code.CONSUMER_SEND_MSG_BACK: Right.CONSUME,
+    Code.GET_CONSUMER_LIST_BY_GROUP: Right.CONSUME,
+    Code.GET_CONSUMER_RUNNING_INFO: Right.CONSUME,
+    Code.LOCK_BATCH_MQ: Right.CONSUME,
+    Code.UNLOCK_BATCH_MQ: Right.CONSUME,
+    Code.CHECK_CLIENT_CONFIG: Right.CONSUME,
+    Code.HEART_BEAT: Right.OWN,  # and SUB on what it says that it consumes
+    Code.UNREGISTER_CLIENT: Right.OWN,  # likewise
+    Code.UPDATE_AND_CREATE_TOPIC: Right.ADMIN,
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: Right.ADMIN,
+    Code.GET_ALL_TOPIC_CONFIG: Right.ADMIN,
+    Code.UPDATE_BROKER_CONFIG: Right.ADMIN,
+    Code.GET_BROKER_CONFIG: Right.ADMIN,
+    Code.GET_BROKER_RUNTIME_INFO: Right.ADMIN,
+    Code.GET_ALL_CONSUMER_OFFSET: Right.ADMIN,
+    Code.GET_ALL_DELAY_OFFSET: Right.ADMIN,
+    Code.GET_TIMER_CHECK_POINT: Right.ADMIN,
+    Code.GET_TIMER_METRICS: Right.ADMIN,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Right.ADMIN,
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Right.ADMIN,
+    Code.GET_TOPIC_STATS_INFO: Right.ADMIN,
+    Code.GET_CONSUMER_CONNECTION_LIST: Right.ADMIN,
+    Code.GET_PRODUCER_CONNECTION_LIST: Right.ADMIN,
+    Code.DELETE_SUBSCRIPTIONGROUP: Right.ADMIN,
+    Code.GET_CONSUME_STATS: Right.ADMIN,
+    Code.DELETE_TOPIC_IN_BROKER: Right.ADMIN,
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: Right.ADMIN,
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Right.ADMIN,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Right.ADMIN,
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: Right.ADMIN,
+    Code.QUERY_CONSUME_TIME_SPAN: Right.ADMIN,
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Right.ADMIN,
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: Right.ADMIN,
+    Code.QUERY_CORRECTION_OFFSET: Right.ADMIN,
+    Code.CONSUME_MESSAGE_DIRECTLY: Right.ADMIN,
+    Code.CLONE_GROUP_OFFSET: Right.ADMIN,
+    Code.VIEW_BROKER_STATS_DATA: Right.ADMIN,
+    Code.CLEAN_UNUSED_TOPIC: Right.ADMIN,
+    Code.GET_BROKER_CONSUME_STATS: Right.ADMIN,
+    Code.QUERY_CONSUME_QUEUE: Right.ADMIN,
+    Code.RESUME_CHECK_HALF_MESSAGE: Right.ADMIN,
+    Code.GET_ALL_PRODUCER_INFO: Right.ADMIN,
+    Code.DELETE_EXPIRED_COMMITLOG: Right.ADMIN,
+    Code.QUERY_TOPICS_BY_CONSUMER: Right.ADMIN,
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Right.ADMIN,
+    Code.GET_TOPIC_CONFIG: Right.ADMIN,
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: Right.ADMIN,
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Right.ADMIN,
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: Right.ADMIN,
+    Code.GET_BROKER_HA_STATUS: Right.ADMIN,
+}
+
+#: Every request that a name server answers, and whether it changes anything. Name servers know no
+#: accounts, neither Apache's nor ours: whoever reaches one may do all of this, which is why it
+#: belongs into a network of its own.
+NAME_SERVER: Mapping[Code, bool] = {
+    Code.GET_ROUTEINFO_BY_TOPIC: False,
+    Code.QUERY_DATA_VERSION: False,
+    Code.GET_BROKER_MEMBER_GROUP: False,
+    Code.GET_BROKER_CLUSTER_INFO: False,
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: False,
+    Code.GET_TOPICS_BY_CLUSTER: False,
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: False,
+    Code.GET_UNIT_TOPIC_LIST: False,
+    Code.GET_HAS_UNIT_SUB_TOPIC_LIST: False,
+    Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: False,
+    Code.GET_KV_CONFIG: False,
+    Code.GET_KVLIST_BY_NAMESPACE: False,
+    Code.GET_NAMESRV_CONFIG: False,
+    Code.REGISTER_BROKER: True,
+    Code.UNREGISTER_BROKER: True,
+    Code.BROKER_HEARTBEAT: True,  # only how long a broker is remembered
+    Code.DELETE_TOPIC_IN_NAMESRV: True,
+    Code.REGISTER_TOPIC_IN_NAMESRV: True,
+    Code.WIPE_WRITE_PERM_OF_BROKER: True,
+    Code.ADD_WRITE_PERM_OF_BROKER: True,
+    Code.PUT_KV_CONFIG: True,
+    Code.DELETE_KV_CONFIG: True,
+    Code.UPDATE_NAMESRV_CONFIG: True,
+}
+
+#: May do everything with every topic and every group, and is no administrator.
+ALMIGHTY = account("almighty-key", "almighty-s3cr3t")
+#: An account that may do nothing.
+NOBODY = account("nobody-key", "nobody-s3cr3t")
+IMPOSTOR = account("almighty-key", "gu3ss")
+STRANGER = account("stranger-key", "almighty-s3cr3t")
+ADMIN = account("admin-key", "admin-s3cr3t")
+
+ACCOUNTS = f"""
+[[accounts]]
+accessKey = "{ALMIGHTY.access_key}"
+secretKey = "{ALMIGHTY.secret_key}"
+defaultTopicPerm = "PUB|SUB"
+defaultGroupPerm = "SUB"
+
+[[accounts]]
+accessKey = "{NOBODY.access_key}"
+secretKey = "{NOBODY.secret_key}"
+
+[[accounts]]
+accessKey = "{ADMIN.access_key}"
+secretKey = "{ADMIN.secret_key}"
+admin = true
+"""
+
+
+#: Something for every field of every header, so that a handler would find what it needs.
+FIELDS = {
+    "topic": "orders",
+    "consumerGroup": "billing",
+    "group": "billing",
+    "groupName": "billing",
+    "producerGroup": "makers",
+    "clientId": "c",
+    "clientID": "c",
+    "defaultTopic": "TBW102",
+    "properties": "",
+    "key": "k",
+    "recallHandle": "x",
+    "subscription": "*",
+    "brokerName": "broker-a",
+    "brokerAddr": "10.0.0.1:10911",
+    "clusterName": "DefaultCluster",
+    "namespace": "n",
+    "topicFilterType": "SINGLE_TAG",
+    # The short names of a send.
+    "a": "makers",
+    "b": "orders",
+    "c": "TBW102",
+    "d": "4",
+    "e": "0",
+    "f": "0",
+    "g": "1",
+    "h": "0",
+    "i": "",
+    "j": "0",
+    "k": "false",
+    "l": "16",
+    "m": "false",
+    "n": "broker-a",
+}
+
+
+def all_fields() -> dict[str, str]:
+    """Every field there is: whoever checks one more than the others finds it."""
+    made = dict(FIELDS)
+    for kind in HEADERS:
+        for name in kind.__struct_encode_fields__:
+            made[name] = FIELDS.get(name, "1")
+    return made
+
+
+async def ask(connection: Connection, code: int, extra: Mapping[str, str], body: bytes) -> Command:
+    return await connection.request(code, None, body=body, extra=extra, timeout=30)
+
+
+def signed_by(credentials: Credentials | None) -> Callable[[Command], Command] | None:
+    return None if credentials is None else lambda command: sign(command, credentials)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    """One that asks for credentials."""
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(ACCOUNTS)
+    settings = small_settings(tmp_path / "store", access=AccessSettings(accounts=accounts))
+    broker = Broker(settings)
+    await broker.start()
+    yield broker
+    await broker.stop(grace=0)
+
+
+@pytest.fixture
+async def name_server(tmp_path: Path) -> AsyncIterator[NameServer]:
+    settings = NameServerSettings(home=tmp_path, server=ServerSettings(port=0))
+    server = NameServer(settings)
+    await server.start()
+    yield server
+    await server.stop(grace=0)
+
+
+def state_of(broker: Broker) -> object:
+    """Whatever a request could have changed."""
+    parts = broker.parts
+    return (
+        sorted(config.topic_name for config in parts.topics),
+        parts.groups.revision,
+        parts.progress.revision,
+        parts.store.statistics().log_end,
+        parts.settings,
+        parts.consumers.groups(),
+        parts.producers.groups(),
+        len(parts.held),
+    )
+
+
+async def test_every_request_that_a_broker_answers_is_in_the_table(broker: Broker) -> None:
+    assert broker._dispatcher is not None
+    answered = set(broker._dispatcher._handlers)
+
+    assert {Code(code) for code in answered} == set(BROKER)
+    # What is not in the table of permissions is refused to everybody but administrators.
+    assert {code for code in BROKER if code not in NEEDS} == {
+        code for code, right in BROKER.items() if right is Right.ADMIN
+    }
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        pytest.param(None, id="no credentials"),
+        pytest.param(IMPOSTOR, id="a wrong secret"),
+        pytest.param(STRANGER, id="an unknown key"),
+        pytest.param(NOBODY, id="no permissions"),
+    ],
+)
+async def test_who_has_no_right_is_refused_every_request_and_changes_nothing(
+    broker: Broker, credentials: Credentials | None
+) -> None:
+    before = state_of(broker)
+    connection = await connect(broker.address, prepare=signed_by(credentials))
+    allowed = []
+
+    for code, right in BROKER.items():
+        answer = await ask(connection, code, all_fields(), b"")
+        if answer.code != DENIED and not (credentials is NOBODY and is_own(code, right)):
+            allowed.append((code, answer.code, answer.remark))
+
+    connection.close()
+    await connection.wait_closed()
+    assert allowed == []
+    assert state_of(broker) == before
+
+
+def is_own(code: Code, right: Right) -> bool:
+    """What concerns nobody but the client, or names a message that is not there."""
+    nothing_there = {Code.VIEW_MESSAGE_BY_ID, Code.HEART_BEAT, Code.LOCK_BATCH_MQ}
+    without_body = {Code.UNLOCK_BATCH_MQ, Code.CHECK_CLIENT_CONFIG}
+    return right is Right.OWN or code in nothing_there or code in without_body
+
+
+async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(
+    broker: Broker,
+) -> None:
+    before = state_of(broker)
+    connection = await connect(broker.address, prepare=signed_by(ALMIGHTY))
+    administrator = await connect(broker.address, prepare=signed_by(ADMIN))
+    allowed, refused = [], []
+
+    for code, right in BROKER.items():
+        if right is not Right.ADMIN:
+            continue
+        for body in (b"", b"{}"):
+            answer = await ask(connection, code, all_fields(), body)
+            if answer.code != DENIED:
+                allowed.append((code, answer.code, answer.remark))
+    assert state_of(broker) == before
+    for code in (Code.GET_ALL_TOPIC_CONFIG, Code.GET_BROKER_CONFIG, Code.GET_BROKER_RUNTIME_INFO):
+        answer = await ask(administrator, code, {}, b"")
+        if answer.code != ResponseCode.SUCCESS:
+            refused.append(code)
+
+    for each in (connection, administrator):
+        each.close()
+        await each.wait_closed()
+    assert allowed == []
+    assert refused == []
+
+
+async def test_a_code_that_nobody_knows_is_refused_before_anything_else(broker: Broker) -> None:
+    connection = await connect(broker.address, prepare=signed_by(ALMIGHTY))
+
+    answers = [await ask(connection, code, {}, b"") for code in (0, 9, 9999, 2**31 - 1)]
+
+    connection.close()
+    await connection.wait_closed()
+    assert {answer.code for answer in answers} == {DENIED}
+
+
+def test_every_request_that_a_name_server_answers_is_in_the_table(name_server: NameServer) -> None:
+    assert {Code(code) for code in name_server.service.handlers} == set(NAME_SERVER)
+
+
+async def test_looking_changes_nothing_at_a_name_server_whatever_is_asked(
+    name_server: NameServer, tmp_path: Path
+) -> None:
+    service = name_server.service
+    before = (service.routes.clusters(), service.settings, names_in(tmp_path))
+    connection = await connect(name_server.address)
+
+    for code, changes in NAME_SERVER.items():
+        if changes:
+            continue
+        for text in ("orders", *ODD_TEXTS[:12]):
+            extra = dict.fromkeys(all_fields(), text)
+            answer = await ask(connection, code, extra, text.encode("utf-8", "surrogatepass"))
+            assert answer.opaque
+
+    connection.close()
+    await connection.wait_closed()
+    assert (service.routes.clusters(), service.settings, names_in(tmp_path)) == before
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_no_request_moves_the_files_of_a_name_server(
+    name_server: NameServer, tmp_path: Path
+) -> None:
+    home = name_server.service.settings.home
+    connection = await connect(name_server.address)
+
+    for setting in ("configStorePath", "kvConfigPath", "rocketmqHome", "configBlackList"):
+        answer = await ask(
+            connection, Code.UPDATE_NAMESRV_CONFIG, {}, f"{setting}=/elsewhere".encode()
+        )
+        assert answer.code != ResponseCode.SUCCESS, setting
+
+    connection.close()
+    await connection.wait_closed()
+    assert name_server.service.settings.home == home

@@ -1,0 +1,61 @@
+"""Mistakes that somebody might make, put into the real code: a simulation has to find them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from orbitmq.broker.locks import OrderLocks
+from orbitmq.broker.outcomes import PutStatus
+from orbitmq.broker.turns import Turns
+from orbitmq.client.consumer.sendback import SendingBack
+from orbitmq.client.consumer.window import Window
+from tests.support.powerloss import ForgetfulFiles
+
+Plant = Callable[[], AbstractContextManager[Any]]
+
+
+def _answers_before_the_flush() -> AbstractContextManager[Any]:
+    def answer(self: Turns, turn: Any, end: int) -> None:
+        self._answer(turn, PutStatus.PUT_OK)
+
+    return mock.patch.object(Turns, "_answer_when_flushed", answer)
+
+
+def _forgets_to_flush() -> AbstractContextManager[Any]:
+    return mock.patch.object(ForgetfulFiles, "sync", return_value=None)
+
+
+def _everybody_gets_the_lock() -> AbstractContextManager[Any]:
+    def lock(
+        self: OrderLocks, group: str, client_id: str, queues: Iterable[Any], now: float
+    ) -> tuple[Any, ...]:
+        return tuple(queues)
+
+    return mock.patch.object(OrderLocks, "lock", lock)
+
+
+def _reports_what_is_being_consumed() -> AbstractContextManager[Any]:
+    """Progress is where the next pull begins, not the first that is unfinished."""
+    return mock.patch.object(Window, "commit_offset", property(lambda self: self._end))
+
+
+def _drops_what_failed() -> AbstractContextManager[Any]:
+    async def send_back(self: SendingBack, message: Any, failure: Any) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    return mock.patch.object(SendingBack, "send_back", send_back)
+
+
+#: By name; with what the history has to say about it.
+PLANTS: dict[str, tuple[Plant, frozenset[str]]] = {
+    "answers-before-the-flush": (_answers_before_the_flush, frozenset({"lost"})),
+    "forgets-to-flush": (_forgets_to_flush, frozenset({"lost", "inconsistent", "broken"})),
+    "everybody-gets-the-lock": (_everybody_gets_the_lock, frozenset({"overlapping", "reordered"})),
+    "reports-what-is-being-consumed": (_reports_what_is_being_consumed, frozenset({"skipped"})),
+    "drops-what-failed": (_drops_what_failed, frozenset({"unseen"})),
+}
