@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
+
 from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.allocation import Averagely, Strategy, share
 from orbitmq.client.consumer.brokerprogress import BrokerProgress
@@ -42,9 +44,10 @@ from orbitmq.wire.bodies.membership import (
     MessageModel,
     SubscriptionData,
 )
+from orbitmq.wire.bodies.offsets import ConsumerStatus
 from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ProcessQueueInfo
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.broker import RawClient
 from tests.support.client import quick_settings
@@ -372,16 +375,23 @@ class OtherMember:
         self.holds: set[Queue] | None = set()
         self.claims: set[Queue] = set()
         self.questions = 0
+        #: Those that a Java client answers from memory.
+        self.harmless_questions = 0
         self._connection: Connection | None = None
 
-    async def join(self, broker: Broker, *topics: str) -> None:
+    async def join(self, broker: Broker, *topics: str, language: Language = Language.OTHER) -> None:
         owner = Dispatcher(
             {
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,
                 RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell,
+                RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._tell_positions,
             }
         )
-        self._connection = await connect(broker.address, owner=owner)
+        self._connection = await connect(
+            broker.address,
+            owner=owner,
+            prepare=lambda request: msgspec.structs.replace(request, language=language),
+        )
         client = RawClient(self._connection, [])
         subscriptions = [SubscriptionData(topic=topic, sub_string="*") for topic in topics]
         answer = await client.heartbeat(self.client_id, *subscriptions, group=GROUP)
@@ -391,6 +401,18 @@ class OtherMember:
         if self._connection is not None:
             self._connection.close()
             await self._connection.wait_closed()
+
+    def _tell_positions(self, _: Connection, request: Command) -> Command | None:
+        self.harmless_questions += 1
+        if self.holds is None:
+            return None
+        table = {
+            MessageQueue(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id): 0
+            for queue in self.holds
+        }
+        return request.answer(
+            ResponseCode.SUCCESS, body=encode_body(ConsumerStatus(message_queue_table=table))
+        )
 
     def _tell(self, _: Connection, request: Command) -> Command | None:
         self.questions += 1

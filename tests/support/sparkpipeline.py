@@ -1,29 +1,40 @@
 """A streaming job as a process of its own: topic to Parquet files, until it is ended.
 
-    python -m tests.support.sparkpipeline NAME_SERVER TOPIC GROUP FOLDER
+    python -m tests.support.sparkpipeline NAME_SERVER TOPIC GROUP FOLDER [MASTER]
 
-Prints a line for every batch.
+On the machine itself, or on the cluster of a Spark master. Prints a line for every batch.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orbitmq.spark.session import local_session
+from orbitmq.spark.session import local_session, prepare
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.log.level": "ERROR",
+}
+ON_A_CLUSTER = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.ui.enabled": "false",
+}
 
 
-def main(name_server: str, topic: str, group: str, folder: str) -> None:
-    spark = local_session(
-        "killed",
-        cores=2,
-        settings={
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-            "spark.log.level": "ERROR",
-        },
-    )
+def main(name_server: str, topic: str, group: str, folder: str, master: str | None = None) -> None:
+    spark = session() if master is None else session_on(master)
     query = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
@@ -51,6 +62,20 @@ def main(name_server: str, topic: str, group: str, folder: str) -> None:
     spark.stop()
     if failure is not None:
         raise failure
+
+
+def session() -> SparkSession:
+    return local_session("killed", cores=2, settings=QUICK)
+
+
+def session_on(master: str) -> SparkSession:
+    prepare(os.environ)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName("on a cluster")
+    for name, value in {**QUICK, **ON_A_CLUSTER}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 if __name__ == "__main__":
