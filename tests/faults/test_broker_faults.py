@@ -1,0 +1,69 @@
+"""Brokers that are killed and whose disks fail: the short versions of `make chaos`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import assert_kept
+from tools.chaos.checker import analyse
+from tools.chaos.effort import Effort, audit, create_topic, finish
+from tools.chaos.faultybroker import FORGETS
+from tools.chaos.history import Acked
+from tools.chaos.programs import Stage, wait_until
+from tools.chaos.scenarios import disks, killing
+
+SEED = 7
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with Stage(tmp_path / "stage") as made:
+        yield made
+
+
+@pytest.mark.timeout(180)
+def test_kill_9_of_a_broker_that_flushes_loses_nothing_and_reorders_nothing(stage: Stage) -> None:
+    assert_kept(killing.kill_sync(stage, Effort(5.0, SEED)))
+
+
+@pytest.mark.timeout(180)
+def test_a_full_file_system_refuses_writes_and_serves_reads(stage: Stage) -> None:
+    figures = disks.tiny_disk(stage, Effort(3.0, SEED))
+
+    if figures[0].value.startswith("left out"):
+        pytest.skip(figures[0].value)
+    assert_kept(figures)
+
+
+@pytest.mark.timeout(180)
+def test_after_a_failed_fdatasync_nothing_is_acknowledged(stage: Stage) -> None:
+    assert_kept(disks.failing_sync(stage, Effort(3.0, SEED)))
+
+
+@pytest.mark.timeout(180)
+def test_a_broker_whose_disk_forgets_is_found_out(stage: Stage) -> None:
+    """Without this, a checker that sees nothing would pass for a broker that loses nothing."""
+    broker = stage.broker("broker-a", "broker.store.flush.policy=sync")
+    broker.start()
+    create_topic(stage, queues=2)
+    producer = stage.worker("produce", "p1", rate=200)
+
+    def acked() -> int:
+        return sum(isinstance(event, Acked) for event in stage.events())
+
+    wait_until(lambda: acked() >= 20, "some are stored")
+    broker.switch(FORGETS, on=True)
+    before = acked()
+    wait_until(lambda: acked() >= before + 20, "some are forgotten")
+    broker.kill()
+    broker.switch(FORGETS, on=False)
+    broker.restart()
+    finish([producer])
+    audit(stage)
+
+    found = analyse(stage.events(), groups=("audit",))
+
+    assert len(found.lost) + len(found.unseen) >= 10

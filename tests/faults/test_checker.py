@@ -1,0 +1,285 @@
+"""The checker finds every anomaly that is planted in a history, and none in a history without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+
+from tools.chaos.checker import Analysis, analyse
+from tools.chaos.history import (
+    Acked,
+    Assigned,
+    Corrupt,
+    Entered,
+    Event,
+    Fault,
+    Invoked,
+    Read,
+    Refused,
+    Unknown,
+    Value,
+)
+
+QUEUE = "chaos@broker-a:0"
+GROUP = "readers"
+
+
+class Story:
+    """A history that is told event by event; every event is a second after the one before."""
+
+    def __init__(self) -> None:
+        self._time = count(1.0)
+        self.events: list[Event] = []
+
+    def send(self, sequence: int, offset: int, key: str = "k") -> Story:
+        text = str(Value("p", sequence, key))
+        self._add(lambda at: Invoked(at, text))
+        self._add(lambda at: Acked(at, text, QUEUE, offset))
+        return self
+
+    def invoke(self, sequence: int, key: str = "k") -> Story:
+        return self._add(lambda at: Invoked(at, str(Value("p", sequence, key))))
+
+    def refuse(self, sequence: int) -> Story:
+        self.invoke(sequence)
+        return self._add(lambda at: Refused(at, str(Value("p", sequence, "k")), "no"))
+
+    def lose_sight(self, sequence: int) -> Story:
+        self.invoke(sequence)
+        return self._add(lambda at: Unknown(at, str(Value("p", sequence, "k")), "timeout"))
+
+    def enter(self, sequence: int, offset: int, reader: str = "c1", key: str = "k") -> Story:
+        text = str(Value("p", sequence, key))
+        return self._add(lambda at: Entered(at, GROUP, reader, QUEUE, offset, text))
+
+    def read(self, sequence: int, offset: int, reader: str = "c1", key: str = "k") -> Story:
+        text = str(Value("p", sequence, key))
+        return self._add(lambda at: Read(at, GROUP, reader, QUEUE, offset, text))
+
+    def handle(self, sequence: int, offset: int, reader: str = "c1", key: str = "k") -> Story:
+        return self.enter(sequence, offset, reader, key).read(sequence, offset, reader, key)
+
+    def assign(self, reader: str, *queues: str) -> Story:
+        return self._add(lambda at: Assigned(at, GROUP, reader, queues))
+
+    def fault(self, what: str, target: str, *, is_over: bool = False) -> Story:
+        return self._add(lambda at: Fault(at, what, target, is_over))
+
+    def corrupt(self, offset: int) -> Story:
+        return self._add(lambda at: Corrupt(at, "c1", QUEUE, offset, "changed"))
+
+    def _add(self, make: Callable[[float], Event]) -> Story:
+        self.events.append(make(next(self._time)))
+        return self
+
+
+def judge(story: Story, events: Sequence[Event] | None = None) -> Analysis:
+    return analyse(
+        story.events if events is None else events, ordered=(GROUP,), contiguous=(GROUP,)
+    )
+
+
+def good_story() -> Story:
+    """Three messages of one key, consumed in order by one member and then by another."""
+    story = Story().send(0, 0).send(1, 1).send(2, 2)
+    story.assign("c1", QUEUE).handle(0, 0).handle(1, 1).assign("c1")
+    return story.assign("c2", QUEUE).handle(2, 2, "c2")
+
+
+def test_a_history_without_anomalies_is_clean() -> None:
+    found = judge(good_story())
+
+    assert found.is_clean
+    assert (found.acked, found.reads, found.unknown, found.refused) == (3, 3, 0, 0)
+
+
+def _lost() -> Story:
+    return Story().send(0, 0).send(1, 1).assign("c1", QUEUE).handle(1, 1)
+
+
+def _unseen() -> Story:
+    return Story().send(0, 0).send(1, 1).handle(0, 0)
+
+
+def _corrupt() -> Story:
+    return good_story().corrupt(3)
+
+
+def _refused_and_read() -> Story:
+    return good_story().refuse(7).handle(7, 3, "c2")
+
+
+def _never_sent() -> Story:
+    return good_story().handle(99, 3, "c2")
+
+
+def _two_values_for_readers() -> Story:
+    return good_story().invoke(5).invoke(6).handle(5, 3, "c2").read(6, 3, "c3")
+
+
+def _two_values_for_sender_and_reader() -> Story:
+    return Story().send(0, 0).send(1, 1).handle(0, 0).handle(0, 1)
+
+
+def _sent_out_of_order() -> Story:
+    return Story().send(0, 1).send(1, 0).assign("c1", QUEUE).handle(1, 0).handle(0, 1)
+
+
+def _handled_out_of_order() -> Story:
+    story = Story().send(0, 0).send(1, 1).assign("c1", QUEUE)
+    return story.enter(0, 0).enter(1, 1).read(0, 0).read(1, 1)
+
+
+def _skipped() -> Story:
+    story = Story().send(0, 0).send(1, 1).send(2, 2).assign("c1", QUEUE)
+    return story.handle(0, 0).handle(2, 2).assign("c1").assign("c1", QUEUE).handle(1, 1)
+
+
+def _stepped_back() -> Story:
+    story = Story().send(0, 0).send(1, 1).assign("c1", QUEUE)
+    return story.handle(0, 0).handle(1, 1).handle(0, 0)
+
+
+def _overlap() -> Story:
+    story = Story().send(0, 0, "a").send(1, 1, "b").assign("c1", QUEUE).enter(0, 0, key="a")
+    return story.assign("c2", QUEUE).handle(1, 1, "c2", "b").read(0, 0, key="a")
+
+
+PLANTED: dict[str, tuple[Callable[[], Story], str]] = {
+    "a message below one that was read": (_lost, "lost"),
+    "a message at the end": (_unseen, "unseen"),
+    "a changed body": (_corrupt, "corrupt"),
+    "a refused message that was read": (_refused_and_read, "aborted reads"),
+    "a message that nobody has sent": (_never_sent, "aborted reads"),
+    "a place with two values for readers": (_two_values_for_readers, "inconsistent offsets"),
+    "a place with another value than promised": (
+        _two_values_for_sender_and_reader,
+        "inconsistent offsets",
+    ),
+    "a later message stored before an earlier one": (_sent_out_of_order, "sent out of order"),
+    "a later message begun before an earlier one was done": (
+        _handled_out_of_order,
+        "handled out of order",
+    ),
+    "an offset left out": (_skipped, "skipped"),
+    "an offset repeated": (_stepped_back, "stepped back"),
+    "two owners at once": (_overlap, "overlaps"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_every_planted_anomaly_is_found(planted: str) -> None:
+    tell, kind = PLANTED[planted]
+
+    found = judge(tell())
+
+    assert found.anomalies[kind], f"{planted} was not found"
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_the_order_of_files_changes_nothing(planted: str) -> None:
+    tell, _ = PLANTED[planted]
+    story = tell()
+
+    mixed = story.events[::-1]
+    mixed.sort(key=lambda event: event.at)
+
+    assert judge(story, mixed).anomalies == judge(story).anomalies
+
+
+def test_a_send_without_outcome_may_be_stored_or_not() -> None:
+    stored = good_story().lose_sight(3).handle(3, 3, "c2")
+    not_stored = good_story().lose_sight(3)
+
+    assert judge(stored).is_clean
+    assert judge(not_stored).is_clean
+    assert judge(not_stored).unknown == 1
+
+
+def test_a_send_that_its_producer_did_not_survive_counts_as_unknown() -> None:
+    assert judge(good_story().invoke(3)).unknown == 1
+
+
+def test_messages_that_were_on_their_way_together_may_stand_in_any_order() -> None:
+    story = Story().invoke(0).invoke(1)
+    later = iter((10.0, 11.0))
+    acks = [
+        Acked(next(later), str(Value("p", 1, "k")), QUEUE, 0),
+        Acked(next(later), str(Value("p", 0, "k")), QUEUE, 1),
+    ]
+
+    assert not analyse([*story.events, *acks]).sent_out_of_order
+
+
+def test_what_is_stored_twice_or_delivered_again_is_counted_and_not_condemned() -> None:
+    story = Story().send(0, 1).assign("c1", QUEUE).handle(0, 0).handle(0, 1).assign("c1")
+    story.assign("c2", QUEUE).handle(0, 1, "c2")
+
+    found = judge(story)
+
+    assert found.is_clean
+    assert (found.stored_twice, found.delivered_again) == (1, 1)
+
+
+def test_a_copy_in_the_retry_topic_is_no_second_place() -> None:
+    story = good_story()
+    text = str(Value("p", 2, "k"))
+    story.events.append(Read(100.0, GROUP, "c2", f"%RETRY%{GROUP}@broker-a:0", 0, text))
+
+    assert judge(story).stored_twice == 0
+
+
+def test_a_member_that_was_killed_in_a_call_overlaps_with_nobody() -> None:
+    story = Story().send(0, 0).assign("c1", QUEUE).enter(0, 0).fault("kill", "c1")
+    story.assign("c2", QUEUE).handle(0, 0, "c2")
+
+    assert judge(story).is_clean
+
+
+def test_a_member_that_vanished_in_a_call_without_being_killed_does_overlap() -> None:
+    story = Story().send(0, 0).assign("c1", QUEUE).enter(0, 0)
+    story.assign("c2", QUEUE).handle(0, 0, "c2")
+
+    assert judge(story).overlaps
+
+
+def test_a_call_that_a_pause_caught_is_counted_and_the_next_one_is_not_excused() -> None:
+    story = Story().send(0, 0).send(1, 1, "other").assign("c1", QUEUE).enter(0, 0)
+    story.fault("pause", "c1").assign("c2", QUEUE).handle(0, 0, "c2")
+    story.fault("pause", "c1", is_over=True).read(0, 0)
+
+    assert not judge(story).overlaps
+    assert judge(story).caught_in_pause == 1
+
+    # Awake again, it begins another message while the new owner is at work.
+    story.enter(1, 1, "c2", "other").enter(1, 1, "c1", "other")
+    story.read(1, 1, "c1", "other").read(1, 1, "c2", "other")
+
+    assert judge(story).overlaps
+
+
+def test_each_group_must_have_read_everything() -> None:
+    story = good_story()
+    story.events.append(Read(100.0, "others", "x", QUEUE, 0, str(Value("p", 0, "k"))))
+
+    found = analyse(story.events, groups=(GROUP, "others"))
+
+    assert len(found.unseen) == 2
+
+
+def test_an_absence_that_nobody_looked_for_is_not_told() -> None:
+    plain, ordered = analyse(good_story().events), judge(good_story())
+
+    assert "overlaps" not in plain.anomalies
+    assert "skipped" not in plain.anomalies
+    assert {"overlaps", "handled out of order", "skipped", "sent out of order"} <= set(
+        ordered.anomalies
+    )
+
+
+def test_messages_without_a_common_key_say_nothing_about_order() -> None:
+    story = Story().send(0, 0, "a").send(1, 1, "b").handle(0, 0, key="a").handle(1, 1, key="b")
+
+    assert "sent out of order" not in analyse(story.events).anomalies

@@ -1,0 +1,158 @@
+"""What processes write down can be read again, whatever became of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.chaos.history import (
+    Acked,
+    BodyCorrupt,
+    Event,
+    Fault,
+    Invoked,
+    Read,
+    Recorder,
+    Value,
+    body_of,
+    load,
+    parse_value,
+    value_of,
+)
+from tools.chaos.programs import wait_until
+from tools.chaos.timing import latencies, quantile, recoveries
+
+ROOT = Path(__file__).parents[2]
+
+names = st.text("abcdef0123-", min_size=1, max_size=8)
+values = st.builds(Value, names, st.integers(0, 10**9), names)
+
+
+@given(values, st.integers(0, 3000))
+def test_a_body_says_what_it_is(value: Value, size: int) -> None:
+    body = body_of(value, size)
+
+    assert value_of(body) == value
+    assert parse_value(str(value)) == value
+    assert len(body) >= size
+
+
+@given(values, st.integers(1, 600), st.data())
+def test_a_body_with_one_flipped_bit_is_noticed(
+    value: Value, size: int, data: st.DataObject
+) -> None:
+    body = bytearray(body_of(value, size))
+    place = data.draw(st.integers(0, len(body) - 1))
+    body[place] ^= 1 << data.draw(st.integers(0, 7))
+
+    try:
+        read = value_of(bytes(body))
+    except BodyCorrupt:
+        return
+    # A short body has no filling: then it is another value, which nobody has sent.
+    assert read != value
+
+
+def test_histories_are_merged_by_time(tmp_path: Path) -> None:
+    one, two = Recorder(tmp_path / "1.jsonl"), Recorder(tmp_path / "2.jsonl")
+    one.write(Invoked(1.0, "p/0/k"))
+    two.write(Read(3.0, "g", "c", "q", 0, "p/0/k"))
+    one.write(Acked(2.0, "p/0/k", "q", 0))
+    one.close()
+    two.close()
+
+    events = load(tmp_path.glob("*.jsonl"))
+
+    assert [type(event) for event in events] == [Invoked, Acked, Read]
+
+
+def test_what_was_written_before_kill_9_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from tools.chaos.history import Invoked, Recorder\n"
+        "recorder = Recorder(Path(sys.argv[1]))\n"
+        "for n in range(100): recorder.write(Invoked(float(n), f'p/{n}/k'))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(path)], check=False, env=env, timeout=60
+    )
+
+    assert ended.returncode == -signal.SIGKILL
+    assert len(load([path])) == 100
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    recorder = Recorder(path)
+    recorder.write(Invoked(1.0, "p/0/k"))
+    recorder.close()
+    with path.open("ab") as file:
+        file.write(b'{"is":"invoke","at":2')
+
+    assert load([path]) == [Invoked(1.0, "p/0/k")]
+
+
+def test_recovery_counts_what_began_after_the_fault() -> None:
+    events: list[Event] = [
+        Invoked(1.0, "p/0/k"),
+        Fault(2.0, "kill broker", "b", False),
+        Fault(5.0, "kill broker", "b", True),
+        Acked(5.1, "p/0/k", "q", 0),  # was on its way all the time
+        Invoked(5.5, "p/1/k"),
+        Acked(6.0, "p/1/k", "q", 1),
+        Read(7.0, "g", "c", "q", 1, "p/1/k"),
+    ]
+
+    (found,) = recoveries(events)
+
+    assert found.stored == pytest.approx(1.0)
+    assert found.read == pytest.approx(2.0)
+
+
+def test_latency_is_that_of_the_first_delivery() -> None:
+    events: list[Event] = [
+        Invoked(1.0, "p/0/k"),
+        Read(1.5, "g", "c", "q", 0, "p/0/k"),
+        Read(9.0, "g", "c", "q", 0, "p/0/k"),
+    ]
+
+    assert latencies(events, "g") == [0.5]
+    assert quantile([0.5], 0.99) == 0.5
+    assert quantile([], 0.5) == 0.0
+
+
+def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "child = 'from tools.chaos.orphans import die_with_parent; import sys, threading; '\\\n"
+        "    'die_with_parent(); print(1, flush=True); threading.Event().wait(60)'\n"
+        "started = subprocess.Popen([sys.executable, '-c', child], stdout=subprocess.PIPE)\n"
+        "started.stdout.readline()\n"
+        "print(started.pid, flush=True)\n"
+        "os._exit(9)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, env=env, timeout=60, capture_output=True
+    )
+
+    assert ended.returncode == 9
+    child = Path("/proc") / ended.stdout.decode().strip() / "cmdline"
+
+    def is_gone() -> bool:
+        # A process that has ended and that nobody asked about has no command line.
+        return not child.exists() or not child.read_bytes()
+
+    wait_until(is_gone, "the child is gone", 20)

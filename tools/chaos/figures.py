@@ -1,0 +1,82 @@
+"""What a scenario measured, each figure with the rule that it has to keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tools.chaos.checker import Analysis
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of one scenario."""
+
+    row: str  #: the test of reliability.md that it belongs to
+    what: str
+    value: str
+    rule: str  #: empty for a figure that is only told
+    is_kept: bool = True
+    #: Whether it says how fast the machine is as well, which is for a quiet machine to judge.
+    is_timing: bool = False
+
+
+#: Units of figures that a busy machine changes.
+_TIMING = frozenset({"s", "ms", "%"})
+
+
+def at_most(row: str, what: str, value: float, limit: float, unit: str = "") -> Figure:
+    """A figure with an upper bound."""
+    shown = f" {unit}" if unit else ""
+    return Figure(
+        row,
+        what,
+        f"{_short(value)}{shown}",
+        f"≤ {_short(limit)}{shown}",
+        value <= limit,
+        is_timing=unit in _TIMING and not math.isinf(value),
+    )
+
+
+def at_least(row: str, what: str, value: float, limit: float, unit: str = "") -> Figure:
+    """A figure with a lower bound: usually that something was tried at all."""
+    shown = f" {unit}" if unit else ""
+    return Figure(row, what, f"{_short(value)}{shown}", f"≥ {_short(limit)}{shown}", value >= limit)
+
+
+def none_of(row: str, what: str, found: Sequence[str]) -> Figure:
+    """Something that must not be; the first examples are shown."""
+    value = str(len(found))
+    if found:
+        value += ": " + "; ".join(found[:3])
+    return Figure(row, what, value, "= 0", not found)
+
+
+def told(row: str, what: str, value: float | str, unit: str = "") -> Figure:
+    """A figure without a rule."""
+    shown = value if isinstance(value, str) else _short(value)
+    return Figure(row, what, f"{shown} {unit}".strip(), "")
+
+
+def judged(row: str, analysis: Analysis) -> list[Figure]:
+    """The counts of a history, and every kind of anomaly, each of which must be absent."""
+    counts = (
+        f"{analysis.acked:,} acknowledged, {analysis.unknown:,} unknown, "
+        f"{analysis.refused:,} refused, {analysis.reads:,} reads"
+    )
+    figures = [told(row, "messages", counts)]
+    figures += [none_of(row, what, found) for what, found in analysis.anomalies.items()]
+    return figures
+
+
+def are_kept(figures: Iterable[Figure]) -> bool:
+    return all(figure.is_kept for figure in figures)
+
+
+def _short(value: float) -> str:
+    if math.isinf(value):
+        return "never"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"

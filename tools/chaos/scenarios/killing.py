@@ -1,0 +1,101 @@
+"""R1, R2, R5: kill -9 of the broker under load, again and again."""
+
+from __future__ import annotations
+
+from tools.chaos.checker import analyse
+from tools.chaos.effort import Effort, audit, create_topic, drain, finish
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.programs import Stage, pass_time
+from tools.chaos.timing import latencies, quantile, recoveries
+
+_PRODUCERS = 4
+_QUEUES = 16
+_GIB = 1024**3
+
+
+def kill_sync(stage: Stage, effort: Effort) -> list[Figure]:
+    """With synchronous flushing: R1."""
+    return _kill(stage, effort, "R1", "sync")
+
+
+def kill_async(stage: Stage, effort: Effort) -> list[Figure]:
+    """With asynchronous flushing: R2, the part without a power failure."""
+    return _kill(stage, effort, "R2", "async")
+
+
+def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
+    chance = effort.chance
+    broker = stage.broker(
+        "broker-a",
+        f"broker.store.flush.policy={policy}",
+        # Small files, so that the log rolls while it is killed.
+        "broker.store.file_size=4194304",
+        "broker.store.preallocate_step=1048576",
+    )
+    usual = broker.start()
+    create_topic(stage, queues=_QUEUES)
+    producers = [
+        stage.worker("produce", f"p{number}", rate=400, size=500, timeout=2.0)
+        for number in range(_PRODUCERS)
+    ]
+    consumers = [stage.worker("consume", f"c{number}", group="readers") for number in range(2)]
+    puller = stage.worker("pull", "puller", group="pullers", hold=2.0, pull_timeout=5.0)
+    for worker in (*producers, *consumers, puller):
+        worker.until_written('"ready"')
+    starts: list[float] = []
+    pauses = 0
+    for _ in range(effort.times(10.0)):
+        pass_time(chance.uniform(1.0, 6.0))
+        if chance.random() < 0.25:
+            # Long enough for clients to give it up; what they sent meanwhile it finds afterwards.
+            stage.pause(broker.running)
+            pass_time(chance.uniform(1.0, 6.0))
+            stage.resume(broker.running)
+            pauses += 1
+            pass_time(chance.uniform(0.5, 2.0))
+        broker.kill()
+        if chance.random() < 0.3:
+            pass_time(chance.uniform(0.0, 2.0))
+        starts.append(broker.restart())
+        if chance.random() < 0.3:  # once more, while it may still be repairing
+            broker.kill()
+            starts.append(broker.restart())
+    pass_time(2.0)
+    finish(producers)
+    took = drain(stage, ("readers", "pullers"))
+    finish((*consumers, puller))
+    audit(stage)
+    events = stage.events()
+    analysis = analyse(events, contiguous=("pullers",))
+    gone_on = recoveries(events, "readers")
+    size = broker.log_bytes() / _GIB
+    times = latencies(events, "readers")
+    return [
+        at_least(row, f"kills (flush {policy})", len(starts), 1),
+        told(row, "pauses of the broker (SIGSTOP)", pauses),
+        *judged(row, analysis),
+        at_most(
+            row,
+            "start after a kill, above that of an empty broker",
+            max(0.0, max(starts) - usual),
+            2 * max(size, 1.0),
+            "s",
+        ),
+        told(row, "size of the log", size * 1024, "MiB"),
+        at_most(
+            row,
+            "producers went on after",
+            max((each.stored for each in gone_on), default=0),
+            5,
+            "s",
+        ),
+        at_most(
+            row, "consumers went on after", max((each.read for each in gone_on), default=0), 5, "s"
+        ),
+        at_most(row, "drained after", took, 30, "s"),
+        told(row, "stored twice (answer lost, sent again)", analysis.stored_twice),
+        told(row, "delivered again", analysis.delivered_again),
+        told(row, "end to end p50", quantile(times, 0.5) * 1000, "ms"),
+        told(row, "end to end p99, outages included", quantile(times, 0.99) * 1000, "ms"),
+        none_of(row, "complaints in logs", stage.complaints()),
+    ]

@@ -1,0 +1,105 @@
+"""R7: whoever consumes in order does so alone, whatever stands still or has a wrong date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.chaos.checker import analyse
+from tools.chaos.effort import Effort, audit, create_topic, drain, finish
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.history import Assigned, Fault, now
+from tools.chaos.programs import Program, Stage, pass_time
+
+_GROUP = "in-order"
+_BROKER_LIFE = 60.0
+_CLIENT_LIFE = 30.0
+_RENEWAL = 20.0
+
+
+def orderly(stage: Stage, effort: Effort) -> list[Figure]:
+    """With all lives of locks a twentieth, so that many lapse in a short time."""
+    return _orderly(stage, effort, rate=20.0)
+
+
+def orderly_in_real_time(stage: Stage, effort: Effort) -> list[Figure]:
+    """With the lives that locks really have."""
+    return _orderly(stage, effort, rate=1.0)
+
+
+def _orderly(stage: Stage, effort: Effort, rate: float) -> list[Figure]:
+    chance = effort.chance
+    # A broker that forgets its locks must not give them away before their owners gave them up.
+    broker = stage.broker("broker-a", f"broker.lock_pause={_CLIENT_LIFE}", rate=rate)
+    broker.start()
+    create_topic(stage, queues=8)
+    producers = [stage.worker("produce", f"p{number}", rate=150, keys=8) for number in range(2)]
+    clock = stage.folder / "members-clock"
+    members = [_start(stage, rate, clock) for _ in range(3)]
+    for worker in (*producers, *members):
+        worker.until_written('"ready"')
+    pass_time(_BROKER_LIFE / rate / 2)
+    deadline = now() + effort.seconds
+    while now() < deadline:
+        fault = chance.choice(("pause", "pause", "kill", "clock", "leave", "broker"))
+        if fault == "clock":
+            broker.set_clock(chance.choice((-86_400.0, -90.0, 90.0, 86_400.0)))
+            _set(clock, chance.choice((-86_400.0, -90.0, 90.0, 86_400.0)))
+        elif fault == "broker":
+            broker.kill()
+            broker.restart()
+        else:
+            victim = members.pop(chance.randrange(len(members)))
+            if fault == "pause":
+                # From well within the client's belief in its lock to beyond the broker's.
+                stage.pause(victim)
+                pass_time(chance.uniform(0.3, 1.5) * _BROKER_LIFE / rate)
+                stage.resume(victim)
+                members.append(victim)
+            elif fault == "kill":
+                stage.kill(victim)
+            else:
+                finish([victim])
+            if fault != "pause":
+                members.append(_start(stage, rate, clock))
+                members[-1].until_written('"ready"')
+        pass_time(chance.uniform(0.1, 0.5) * _CLIENT_LIFE / rate)
+    broker.set_clock(0.0)
+    _set(clock, 0.0)
+    finish(producers)
+    took = drain(stage, (_GROUP,), deadline=60 + 2 * _BROKER_LIFE / rate)
+    finish(members)
+    audit(stage)
+    events = stage.events()
+    analysis = analyse(events, ordered=(_GROUP,))
+    faults = [event.what for event in events if isinstance(event, Fault) and not event.is_over]
+    changes = sum(isinstance(event, Assigned) for event in events)
+    return [
+        at_least("R7", "faults (pauses, kills, date jumps)", len(faults), 1),
+        *judged("R7", analysis),
+        at_most("R7", "drained after", took, 30 + 2 * _BROKER_LIFE / rate, "s"),
+        told("R7", "changes of owners", changes),
+        told("R7", "lives of locks", f"{_CLIENT_LIFE / rate:g} s and {_BROKER_LIFE / rate:g} s"),
+        told("R7", "calls that were caught by a pause", analysis.caught_in_pause),
+        told("R7", "delivered again", analysis.delivered_again),
+        none_of("R7", "complaints in logs", stage.complaints()),
+    ]
+
+
+def _start(stage: Stage, rate: float, clock: Path) -> Program:
+    return stage.worker(
+        "consume",
+        stage.fresh_name("m"),
+        group=_GROUP,
+        ordered=True,
+        lock_life=_CLIENT_LIFE / rate,
+        lock_renewal=_RENEWAL / rate,
+        heartbeat=max(1.0, 30.0 / rate),
+        work=0.005,  # so that pauses often catch a call
+        clock=str(clock),
+    )
+
+
+def _set(clock: Path, wrong_by: float) -> None:
+    fresh = clock.with_suffix(".new")
+    fresh.write_text(str(wrong_by))
+    fresh.replace(clock)

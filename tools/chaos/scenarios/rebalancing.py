@@ -1,0 +1,125 @@
+"""R9: how long a group takes to share its queues anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orbitmq import Admin
+from tools.chaos.effort import TOPIC, Effort, create_topic
+from tools.chaos.figures import Figure, at_most, none_of
+from tools.chaos.history import Assigned, now
+from tools.chaos.programs import Program, Stage, free_port, wait_until
+from tools.chaos.proxy import FaultyProxy, Weather
+
+_GROUP = "readers"
+_QUEUES = 16
+_LIFE = 120.0
+#: What a busy machine adds to anything.
+_SLACK = 1.0
+
+
+def rebalance(stage: Stage, effort: Effort) -> list[Figure]:
+    """Join, leave, crash, more queues, and a death that nobody hears of.
+
+    From 300 s on the silent death takes its 120 s; below, the broker's clock runs fast.
+    """
+    is_real = effort.seconds >= 300
+    rate = 1.0 if is_real else 20.0
+    refresh = 30.0 if is_real else 3.0
+    port = free_port()
+    scan = 10.0 if is_real else 0.25
+    broker = stage.broker(
+        "broker-a", f"broker.scan_interval={scan}", advertised=f"127.0.0.1:{port}", rate=rate
+    )
+    proxy = FaultyProxy(broker.port, seed=effort.seed).start(port)
+    stage.on_close(proxy.close)
+    broker.start()
+    create_topic(stage, queues=_QUEUES)
+    members = [_start(stage, refresh, rate) for _ in range(3)]
+    for member in members:
+        member.until_written('"ready"')
+    _until_shared(stage, members, _QUEUES)
+
+    joining = _start(stage, refresh, rate)
+    joining.until_written('"ready"')
+    joined = _until_shared(stage, [*members, joining], _QUEUES)
+
+    joining.stop()
+    left = _until_shared(stage, members, _QUEUES)
+
+    crashing = _start(stage, refresh, rate)
+    crashing.until_written('"ready"')
+    _until_shared(stage, [*members, crashing], _QUEUES)
+    stage.kill(crashing)
+    crashed = _until_shared(stage, members, _QUEUES)
+
+    with Admin(name_server=stage.name_server) as admin:
+        admin.topics.update(TOPIC, queues=_QUEUES + 8)
+    scaled = _until_shared(stage, members, _QUEUES + 8)
+
+    silent = members.pop()
+    proxy.set_weather(Weather(is_blocked=True), silent.pid)
+    began = now()
+    stage.kill(silent)
+    _until_shared(stage, members, _QUEUES + 8, deadline=2 * _LIFE)
+    unheard = now() - began
+    return [
+        at_most("R9", "shared anew after a member joined", joined, 1.0 + _SLACK, "s"),
+        at_most("R9", "… after one left in order", left, 1.0 + _SLACK, "s"),
+        at_most("R9", "… after one was killed", crashed, 1.0 + _SLACK, "s"),
+        at_most(
+            "R9",
+            f"… after the topic got more queues (routes are asked for every {refresh:g} s)",
+            scaled,
+            refresh + 1.0 + _SLACK,
+            "s",
+        ),
+        at_most(
+            "R9",
+            f"… after one died in silence (it counts as gone after {_LIFE / rate:g} s)",
+            unheard,
+            (_LIFE + 5.0) / rate + (scan if is_real else 0.0) + _SLACK,
+            "s",
+        ),
+        none_of("R9", "complaints in logs", stage.complaints()),
+    ]
+
+
+def without_notice(stage: Stage, effort: Effort) -> list[Figure]:
+    """Members that nobody tells of each other find out by themselves."""
+    stage.broker("broker-a", "broker.notify_consumers=false").start()
+    create_topic(stage, queues=_QUEUES)
+    first = _start(stage, 30.0, 1.0)
+    first.until_written('"ready"')
+    _until_shared(stage, [first], _QUEUES)
+    second = _start(stage, 30.0, 1.0)
+    second.until_written('"ready"')
+    took = _until_shared(stage, [first, second], _QUEUES)
+    return [at_most("R9", "… without any notice of the broker", took, 21.0 + _SLACK, "s")]
+
+
+def _start(stage: Stage, refresh: float, rate: float) -> Program:
+    return stage.worker(
+        "consume",
+        stage.fresh_name("m"),
+        group=_GROUP,
+        route_refresh=refresh,
+        heartbeat=max(1.0, 30.0 / rate),
+    )
+
+
+def _until_shared(
+    stage: Stage, members: Sequence[Program], queues: int, deadline: float = 60.0
+) -> float:
+    """Seconds until every queue has exactly one of the members, who have nothing else."""
+    names = {member.name for member in members}
+
+    def is_shared() -> bool:
+        owned: dict[str, tuple[str, ...]] = {}
+        for event in stage.events():
+            if isinstance(event, Assigned) and event.reader in names:
+                owned[event.reader] = event.queues
+        all_owned = [queue for each in owned.values() for queue in each]
+        return len(all_owned) == len(set(all_owned)) == queues and all(owned.values())
+
+    return wait_until(is_shared, f"{queues} queues are shared by {sorted(names)}", deadline)

@@ -1,0 +1,114 @@
+"""R20: a long load in a short time, with brokers that are restarted one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tools.chaos.census import Census, census
+from tools.chaos.checker import analyse
+from tools.chaos.effort import Effort, create_topic, drain, finish
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.history import now
+from tools.chaos.programs import Broker, Program, Stage, pass_time
+from tools.chaos.timing import quantile, send_times
+
+_GROUPS = 20
+_RATE = 400.0  #: messages a second; every one is consumed by all groups
+_MIB = 1024 * 1024
+_ROUTES = 3.0  #: seconds between two questions where the brokers are; 30 by default
+#: Allocators keep what was freed; below this, growth says nothing.
+_NOISE = 12 * _MIB
+
+
+def soak(stage: Stage, effort: Effort) -> list[Figure]:
+    """Two brokers, twenty groups; every part of the time one broker is stopped and started."""
+    brokers = [stage.broker(name) for name in ("broker-a", "broker-b")]
+    for broker in brokers:
+        broker.start()
+    create_topic(stage, queues=8)
+    groups = _GROUPS if effort.seconds >= 60 else 4
+    producer = stage.worker("produce", "p1", rate=_RATE if groups == _GROUPS else 100, timeout=5.0)
+    readers = [
+        stage.worker(
+            "consume",
+            f"c{number}",
+            group="soak",
+            groups=groups,
+            work=0.0,
+            workers=2,
+            route_refresh=_ROUTES,
+        )
+        for number in range(2)
+    ]
+    for worker in (producer, *readers):
+        worker.until_written('"ready"')
+    lasting = [producer, *readers]
+    part = effort.seconds / 6
+    # A restart and what piled up meanwhile belong to what a process needs at its largest.
+    for _ in range(2):
+        _rolling_restart(brokers)
+        pass_time(max(part, 2 * _ROUTES))
+    began = now()
+    before = [census(each.pid) for each in lasting]
+    young = [_taken(broker) for broker in brokers]
+    pass_time(part)
+    first_end = now()
+    for _ in range(effort.times(60.0)):
+        _rolling_restart(brokers)
+        pass_time(max(part, 2 * _ROUTES))
+    last_begin = now()
+    pass_time(part)
+    after = [census(each.pid) for each in lasting]
+    old = [_taken(broker) for broker in brokers]
+    last_end = now()
+    finish([producer])
+    names = [f"soak-{number}" for number in range(groups)]
+    took = drain(stage, names)
+    finish(readers)
+    events = stage.events()
+    analysis = analyse(events, groups=names)
+    first = quantile(send_times(events, began, first_end), 0.99)
+    last = quantile(send_times(events, last_begin, last_end), 0.99)
+    return [
+        told("R20", "load", f"{groups} groups, {analysis.acked / (last_end - began):,.0f} msg/s"),
+        *judged("R20", analysis),
+        *_growth("clients", lasting, before, after),
+        *_growth("brokers", brokers, young, old),
+        at_most("R20", "p99 of sends, last part", last * 1000, max(2 * first * 1000, 50), "ms"),
+        told("R20", "p99 of sends, first part", first * 1000, "ms"),
+        at_most("R20", "drained after", took, 30, "s"),
+        at_least("R20", "delivered", analysis.reads, analysis.acked * groups),
+        none_of("R20", "complaints in logs", stage.complaints()),
+    ]
+
+
+def _rolling_restart(brokers: Sequence[Broker]) -> None:
+    for broker in brokers:
+        broker.running.stop()
+        broker.start()
+
+
+def _taken(broker: Broker) -> Census:
+    return census(broker.running.pid)
+
+
+def _growth(
+    who: str,
+    each: Sequence[Program | Broker],
+    before: Sequence[Census],
+    after: Sequence[Census],
+) -> list[Figure]:
+    """Memory and descriptors of processes, one by one; the worst is told."""
+    grown = [(new.memory - old.memory, old.memory) for old, new in zip(before, after, strict=True)]
+    handles = [new.descriptors - old.descriptors for old, new in zip(before, after, strict=True)]
+    growth, base = max(grown, key=lambda pair: pair[0] - 0.05 * pair[1])
+    return [
+        at_most(
+            "R20",
+            f"memory that {who} took more (of {base / _MIB:.0f} MiB; {len(each)} processes)",
+            growth / _MIB,
+            max(_NOISE, 0.05 * base) / _MIB,
+            "MiB",
+        ),
+        at_most("R20", f"descriptors that {who} took more", max(handles), 8),
+    ]

@@ -1,0 +1,162 @@
+"""Roles that send: plain messages, messages for later, transactions."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+
+from orbitmq import Message, OrbitError, Producer, ReceivedMessage, SendResult, SendSettings
+from orbitmq.wire.codes import TransactionState
+from tools.chaos.history import Acked, Invoked, Refused, Unknown, Value, body_of, now, value_of
+from tools.chaos.work import Worker
+
+
+def produce(worker: Worker) -> None:
+    """Send value after value; one of a key at a time unless `in_flight` says otherwise."""
+    options = worker.options
+    settings = SendSettings(
+        timeout=options.timeout, retries=options.retries, max_in_flight=options.in_flight
+    )
+    pace = _Pace(options.rate, worker.ended)
+    with Producer("chaos-producers", client=worker.client, sending=settings) as producer:
+        worker.say_ready()
+        sequence = 0
+        while not worker.ended.is_set() and sequence != (options.count or -1):
+            value = Value(options.name, sequence, f"{options.name}-{sequence % options.keys}")
+            sequence += 1
+            worker.recorder.write(Invoked(now(), str(value)))
+            body = body_of(value, options.size)
+            if options.in_flight > 1:
+                _submit(worker, producer, value, body)
+            else:
+                try:
+                    worker.acked(value, producer.send(options.topic, body, key=value.key))
+                except OrbitError as error:
+                    worker.failed(value, error)
+            pace.wait()
+        if options.in_flight > 1:
+            producer.flush(options.timeout * 4)
+
+
+def _submit(worker: Worker, producer: Producer, value: Value, body: bytes) -> None:
+    try:
+        future = producer.submit(worker.options.topic, body, key=value.key)
+    except OrbitError as error:
+        worker.failed(value, error)
+        return
+
+    def done(sent: Future[SendResult]) -> None:
+        error = sent.exception()
+        if error is None:
+            worker.acked(value, sent.result())
+        elif isinstance(error, Exception):
+            worker.failed(value, error)
+
+    future.add_done_callback(done)
+
+
+def produce_later(worker: Worker) -> None:
+    """Send messages that are due after mixed times; the sequence says when, in milliseconds."""
+    options = worker.options
+    chance = random.Random(options.seed)  # noqa: S311  # repeats a run
+    settings = SendSettings(timeout=options.timeout, retries=options.retries)
+    pace = _Pace(options.rate, worker.ended)
+    levels = {1: 1.0, 2: 5.0, 3: 10.0, 4: 30.0}
+    with Producer("chaos-later", client=worker.client, sending=settings) as producer:
+        worker.say_ready()
+        for number in range(options.count):
+            if worker.ended.is_set():
+                break
+            level = chance.choice((0, *options.levels))
+            delay = levels.get(level) or chance.uniform(options.delay_from, options.delay_to)
+            # When it is due by the machine's date, in the key, for whoever receives it.
+            due = round((time.time() + delay) * 1000)
+            value = Value(options.name, number, f"{level}-{due}")
+            worker.recorder.write(Invoked(now(), str(value)))
+            body = body_of(value, options.size)
+            try:
+                if level:
+                    sent = producer.send(options.topic, body, delay_level=level)
+                else:
+                    sent = producer.send(options.topic, body, deliver_at=due / 1000)
+            except OrbitError as error:
+                worker.failed(value, error)
+            else:
+                # The offset is that of a queue which nobody reads.
+                worker.recorder.write(
+                    Acked(now(), str(value), f"%DELAY%{sent.queue}-{level}", number)
+                )
+            pace.wait()
+
+
+def transact(worker: Worker) -> None:
+    """Half messages, and what becomes of each follows from its sequence, as from a database."""
+    options = worker.options
+    chance = random.Random(options.seed)  # noqa: S311  # repeats a run
+    settings = SendSettings(timeout=options.timeout, retries=options.retries)
+    pace = _Pace(options.rate, worker.ended)
+
+    def check(message: ReceivedMessage) -> bool:
+        return is_committed(value_of(message.body))
+
+    with Producer(
+        "chaos-transactions", client=worker.client, sending=settings, check=check
+    ) as producer:
+        worker.say_ready()
+        sequence = 0
+        while not worker.ended.is_set() and options.rate and sequence != (options.count or -1):
+            # Every message has a key of its own: commits have no order.
+            value = Value(options.name, sequence, str(sequence))
+            sequence += 1
+            _transact_one(worker, producer, value, knows=chance.random() < 0.7)
+            pace.wait()
+        # Somebody has to be there to be asked.
+        worker.ended.wait()
+
+
+def _transact_one(worker: Worker, producer: Producer, value: Value, *, knows: bool) -> None:
+    worker.recorder.write(Invoked(now(), str(value)))
+    if not is_committed(value):
+        # Whatever becomes of the half message, nobody may see it.
+        worker.recorder.write(Refused(now(), str(value), "rolled back"))
+    try:
+        half = producer.send_half(
+            Message(worker.options.topic, body_of(value, worker.options.size))
+        )
+    except OrbitError as error:
+        if is_committed(value):
+            worker.recorder.write(Unknown(now(), str(value), str(error)[:300]))
+        return
+    if is_committed(value):
+        worker.recorder.write(Acked(now(), str(value), f"%HALF%{value.producer}", value.sequence))
+    if knows:
+        state = TransactionState.COMMIT if is_committed(value) else TransactionState.ROLLBACK
+    else:
+        state = TransactionState.UNKNOWN
+    try:
+        producer.end_transaction(half, state)
+    except OrbitError:
+        return  # it was not said; the broker asks
+
+
+def is_committed(value: Value) -> bool:
+    """What the application has decided: two of three are committed."""
+    return value.sequence % 3 != 1
+
+
+class _Pace:
+    """Spreads sends evenly; what was missed is not made up for."""
+
+    def __init__(self, rate: float, ended: threading.Event) -> None:
+        self._step = 1 / rate if rate else 0.0
+        self._next = time.monotonic()
+        self._ended = ended
+
+    def wait(self) -> None:
+        if self._step:
+            self._next = max(self._next + self._step, time.monotonic() - 1.0)
+            left = self._next - time.monotonic()
+            if left > 0:
+                self._ended.wait(left)
