@@ -64,4 +64,5 @@ def test_a_message_that_was_left_open_is_asked_about_until_it_is_decided(
     # The broker can ask only after a heartbeat, which this client may send 30 s late.
     client.until(lambda: stored(cluster) == ["undecided"], "the message", deadline=50)
 
+    client.until(lambda: bool(client.checked), "the question", deadline=10)
     assert client.checked[0] == "undecided"

@@ -174,4 +174,4 @@ async def test_a_topic_that_nobody_serves_yet_is_not_checked(
     ):
         await check_subscriptions(engine, "billing", [wanted])
 
-    assert "subscription not checked" in caplog.text
+    assert "the subscription of group billing to none was not checked" in caplog.text
