@@ -101,7 +101,7 @@ def check_flat(before: Census, after: Census, *, times: int) -> None:
     assert after.threads < before.threads + few, [each.name for each in threading.enumerate()]
     assert after.descriptors < before.descriptors + few
     assert after.tasks < before.tasks + few, [task.get_name() for task in asyncio.all_tasks()]
-    grown = after.grown(before, by=few)
+    grown = after.grown(before, by=times)
     assert not grown, grown
 
 
