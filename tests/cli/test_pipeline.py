@@ -13,6 +13,7 @@ import pytest
 from orbitmq.cli.pipelinescreen import LineScreen, drawn
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.tables import drawing
+from orbitmq.spark.pipelines.belonging import keep_places
 from orbitmq.spark.pipelines.progress import Progress
 from tests.support.command import DEADLINE, environment
 from tests.support.orbitmqcli import Cli
@@ -192,6 +193,44 @@ def test_options_of_a_toml_file_keep_their_types(cli: Cli, file: str, tmp_path: 
 
     assert record["options"] == {"topic": "t", "limit": "7", "pause": "0.5"}
     assert "limit of pipeline 'doubling' must be a whole number; got True" in sentence
+
+
+def test_a_checkpoint_of_a_run_between_other_places_is_refused(
+    cli: Cli, file: str, tmp_path: Path
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint")
+    keep_places(checkpoint, {"topic": "orders", "limit": 5})
+    words = ("pipeline", "run", file, "--dry-run", "--checkpoint", checkpoint)
+
+    sentence = cli.refusal(*words, "-o", "topic=others", code=2)
+
+    assert "belongs to a run with topic=orders, and this one has topic=others" in sentence
+    assert "--checkpoint" in sentence
+    assert cli.records(*words, "-o", "topic=orders", "-o", "limit=6")  # it goes on, with less
+
+
+def test_a_dry_run_shows_no_secret_of_spark(cli: Cli, file: str) -> None:
+    given = "spark.hadoop.fs.s3a.secret.key=hunter2"
+    words = ("pipeline", "run", file, "--dry-run", "-o", "topic=t", "-s", given)
+
+    shown = cli.text(*words)
+    (record,) = cli.records(*words)
+
+    assert "spark.hadoop.fs.s3a.secret.key" in shown
+    assert "hunter2" not in shown
+    assert record["settings"]["spark.hadoop.fs.s3a.secret.key"] == "(not shown)"
+
+
+@pytest.mark.parametrize(
+    ("kept", "flag"), [("once = true", ("--trigger", "1s")), ('trigger = "1s"', ("--once",))]
+)
+def test_a_flag_is_stronger_than_the_contrary_in_the_file(
+    cli: Cli, file: str, tmp_path: Path, kept: str, flag: tuple[str, ...]
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'pipeline = "{Path(file).name}"\n{kept}\n[options]\ntopic = "t"\n')
+
+    assert cli.records("pipeline", "run", str(plan), "--dry-run", *flag)
 
 
 # What is seen while it runs.

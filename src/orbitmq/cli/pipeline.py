@@ -152,13 +152,14 @@ def run(
         timeout=timeout,
     )
     called = name or plan.name or definition.name
-    wanted_trigger = trigger if trigger is not None else plan.trigger
+    # A flag is stronger than what the file says, also when the two exclude each other.
+    wanted_trigger = trigger if trigger is not None or once else plan.trigger
     given = Given(
         name=called,
         options={**plan.options, **_pairs(option, "--option", "topic=orders")},
         master=master or plan.master,
         checkpoint=checkpoint or plan.checkpoint or f"orbitmq-checkpoints/{called}",
-        once=once or plan.once,
+        once=once or (plan.once and trigger is None),
         trigger=None if wanted_trigger is None else seconds(str(wanted_trigger), "--trigger"),
         settings={
             **plan.settings,

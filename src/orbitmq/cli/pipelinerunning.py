@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Rows of a result that are printed.
 _MOST_ROWS = 10_000
+#: Settings that Spark itself does not show either.
+_SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -93,6 +96,7 @@ def run_pipeline(
 
 def _run(definition: Definition, given: Given, connection: Connection, out: Printer) -> None:
     from orbitmq.spark.errors import OptionRefused  # noqa: PLC0415
+    from orbitmq.spark.pipelines.belonging import check_belongs, keep_places  # noqa: PLC0415
     from orbitmq.spark.pipelines.errors import PipelineRefused  # noqa: PLC0415
     from orbitmq.spark.pipelines.sessions import session_settings  # noqa: PLC0415
 
@@ -101,11 +105,13 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
     settings = session_settings(given.master, given.checkpoint, given.settings)
     if given.once and given.trigger is not None:
         raise Misused("--once and --trigger cannot be given together")
+    check_belongs(given.checkpoint, values)
     options = {name: str(value) for name, value in given.options.items()}
     if given.is_dry_run:
         _say_plan(given, settings, options, out)
         return
     with contextlib.ExitStack() as stack:
+        keep_places(given.checkpoint, values)
         wish = stack.enter_context(_Wish())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orbitmq-")))
         log = given.spark_log or folder / "spark.log"
@@ -307,6 +313,9 @@ class _Wish:
 def _say_plan(
     given: Given, settings: Mapping[str, str], options: Mapping[str, str], out: Printer
 ) -> None:
+    settings = {
+        name: "(not shown)" if _SECRET.search(name) else value for name, value in settings.items()
+    }
     if out.is_json:
         out.record(
             PipelineEventRecord(

@@ -17,6 +17,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangecluster import Bounds, RangeCluster
 from orbitmq.clock import Clock
 from orbitmq.errors import OrbitError
+from orbitmq.spark.errors import OptionRefused
 from orbitmq.spark.options import Subscription
 from orbitmq.spark.places import subscribed
 
@@ -70,8 +71,10 @@ class Heads:
                 self._cluster, self._subscription, refresh=self._routed_at > float("-inf")
             )
         except OrbitError as error:
-            # Once known, a topic whose only broker restarts has no route for a while.
-            if not self._queues or not (error.retriable or isinstance(error, NoRoute)):
+            # Once known, a topic whose only broker restarts has no route for a while, and queues
+            # that were assigned by name are not in it.
+            is_away = isinstance(error, NoRoute | OptionRefused)
+            if not self._queues or not (error.retriable or is_away):
                 raise
             log.warning("the route stays as it was: %s", error)
         else:
