@@ -6,6 +6,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from orbitmq.client.admin import TopicNotFound
+from orbitmq.client.message import Message
 from tests.support.chromium import PHONE, Watched, watched
 from tests.support.consoles import console_of
 from tests.support.consolestage import Stage
@@ -86,7 +87,7 @@ async def test_dead_letters_are_sampled_replayed_and_saved(desk: Watched, stage:
     await page.keyboard.press("Escape")
 
     await pile.get_by_role("button", name="Open in a notebook").click()
-    await expect(dialog.locator("pre")).to_contain_text('spark.read.format("rocketmq")')
+    await expect(dialog.locator("pre")).to_contain_text("dead_letters(spark, 'billing'")
     await expect(dialog.locator("pre")).to_contain_text(reason.split("'")[0])
     await page.keyboard.press("Escape")
 
@@ -96,7 +97,7 @@ async def test_dead_letters_are_sampled_replayed_and_saved(desk: Watched, stage:
 
     before = len(stage.cluster.messages("%RETRY%billing"))
     await pile.get_by_role("button", name="Replay 10").click()
-    await expect(dialog.locator("code")).to_contain_text("orbitmq dlq resend billing --reason")
+    await expect(dialog.locator("code")).to_contain_text("orbitmq dlq resend billing --pile")
     await dialog.get_by_role("button", name="Replay", exact=True).click()
     await expect(page.locator("[data-replay=over]")).to_have_text("10 sent")
     outcomes = page.locator("table[aria-label=Outcomes] tbody tr")
@@ -112,6 +113,101 @@ async def test_dead_letters_are_sampled_replayed_and_saved(desk: Watched, stage:
         await page.get_by_role("link", name="Save as Parquet").click()
     saved = await (await saving.value).path()
     assert saved.read_bytes().startswith(b"PAR1")
+
+
+async def test_dead_letters_are_filtered_and_the_chosen_ones_sent_slowly_and_stopped(
+    desk: Watched, stage: Stage
+) -> None:
+    page = await desk.open("/dead-letters/billing")
+    dialog = page.locator("dialog")
+    await page.get_by_text("Filter by key").click()
+    await page.get_by_label("Key").fill("order-21")
+    await page.get_by_label("Tried at least").fill("1")
+    await page.get_by_label("Died since").fill("2020-01-31T00:00:00")
+    await page.get_by_role("button", name="Filter", exact=True).click()
+    await expect(page.locator(".pile")).to_have_count(1)
+    await expect(page.locator(".head")).to_contain_text("1 message in 1 pile that the filter")
+    shown = page.locator("main > .stack > .command").first
+    await expect(shown).to_contain_text("--key order-21 --min-attempts 1")
+    assert "key=order-21" in page.url
+    await page.reload()
+    await desk.drawn()
+    await expect(page.locator(".pile")).to_have_count(1)
+    async with page.expect_download() as saving:
+        await page.get_by_role("link", name="Save as JSON lines").click()
+    assert len((await (await saving.value).path()).read_bytes().splitlines()) == 1
+
+    await page.get_by_role("button", name="Look at them").click()
+    await expect(dialog.locator(".command")).to_contain_text("orbitmq dlq list billing")
+    await dialog.get_by_label("Choose order-21").check()
+    await dialog.get_by_role("button", name="Replay the chosen").click()
+    await expect(dialog.locator("code")).to_contain_text("orbitmq dlq resend billing --id")
+    await dialog.get_by_role("button", name="Dry run").click()
+    await expect(page.locator("[data-replay=over]")).to_contain_text("1 ")
+
+    await page.get_by_role("button", name="Clear").click()
+    await expect(page.locator(".pile")).not_to_have_count(1)
+    await page.get_by_role("button", name="Replay all").click()
+    await dialog.get_by_label("At most per second").fill("0.2")
+    await dialog.get_by_label("also those").check()
+    await dialog.get_by_role("button", name="Replay", exact=True).click()
+    await page.get_by_role("button", name="Stop", exact=True).click()
+    await expect(page.locator("[data-replay=over]")).to_contain_text("stopped")
+
+
+async def test_the_newest_messages_are_filtered_with_sql(desk: Watched, stage: Stage) -> None:
+    for amount in (5, 50):
+        message = Message("clicks", f"sql {amount}", properties={"amount": str(amount)})
+        await stage.producer.send(message)
+    page = await desk.open("/messages?topic=clicks")
+    await page.get_by_label("Filter").fill("amount > 10")
+    await page.locator("form select").last.select_option("SQL92")
+    await page.get_by_role("button", name="Show", exact=True).click()
+
+    await expect(page.locator("td.preview")).to_have_text(["sql 50"])
+    await expect(page.locator(".command")).to_contain_text("--sql 'amount > 10'")
+    await page.get_by_label("Which").select_option("tail")
+    await page.get_by_role("button", name="Follow").click()
+    await expect(page.locator(".command")).to_contain_text("orbitmq consume clicks --follow --sql")
+
+
+async def test_a_pipeline_is_taken_off_the_list(desk: Watched, stage: Stage) -> None:
+    await stage.report("short/lived", state="stopped", batch=3, rows=77, error="it was told to")
+    page = await desk.open("/pipelines")
+    await page.get_by_role("link", name="short/lived").click()
+    await expect(page.locator("h1")).to_have_text("short/lived")
+    tiles = page.locator(".tile")
+    await expect(tiles.filter(has_text="Batch").first).to_contain_text("77 rows in it")
+    await expect(page.locator("main")).to_contain_text("it was told to")
+    for text in ("orders@broker-a:0", "reads", "writes", "orders-by-city", "analytics"):
+        await expect(page.locator("main")).to_contain_text(text)
+    await page.get_by_role("button", name="Take off the list").click()
+
+    await expect(page.locator("h1")).to_have_text("Spark pipelines")
+    await expect(page.locator("tbody tr", has_text="short/lived")).to_have_count(0)
+
+
+async def test_progress_is_shifted_skipped_and_cloned(desk: Watched, stage: Stage) -> None:
+    page = await desk.open("/progress?group=archive&topic=clicks&to=shift")
+    await page.get_by_label("Messages, - is back").fill("-1")
+    await page.get_by_role("button", name="Plan").click()
+    plan = page.locator("section", has_text="nothing is changed yet")
+    await expect(plan).to_contain_text("orbitmq group reset archive clicks --by -1")
+
+    for action, command in (
+        ("skip", "orbitmq group skip archive clicks"),
+        ("clone", "orbitmq group clone mailer archive"),
+    ):
+        await page.locator("form select").first.select_option(action)
+        if action == "clone":
+            await page.get_by_label("From group").fill("mailer")
+            await page.get_by_label("Topic (empty: all)").fill("")
+        await page.get_by_role("button", name="Plan").click()
+        await expect(plan).to_contain_text(command)
+    await page.get_by_role("button", name="Do this").click()
+
+    await expect(page.locator("section", has_text="Done, and read back")).to_be_visible()
+    assert stage.cluster.progress("archive", "orders")
 
 
 async def test_a_test_message_is_sent_and_followed(desk: Watched, stage: Stage) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import statistics
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
 from orbitmq.broker.broker import Broker
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.queue import Queue
+from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
-from tests.support.chromium import PHONE, watched
+from tests.support.chromium import DESK, PHONE, watched
 from tests.support.client import quick_settings
 from tests.support.consoles import Browser as Asking
 from tests.support.consoles import console_of
@@ -23,9 +28,32 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 TOPICS = 1000
 GROUPS = 2500
-#: Milliseconds to the first paint, the best of some: others use this machine as well.
+#: Milliseconds to the first paint, the best of some.
 FIRST_PAINT = 1000
+#: And to that of a page with one word, on a machine that has time. Where that takes longer, because
+#: others use the machine as well, a view may take longer by as much.
+ONE_WORD = 100
 TRIES = 5
+
+
+#: Each view, and what must be on it.
+VIEWS = {
+    "/topics/topic-0001": "Queues",
+    "/groups/group-0001": "Each queue over the last hour",
+    "/messages?topic=topic-0001": "topic-0001",
+    "/dead-letters": "No message has died",
+    "/dead-letters/group-0001": "no dead letters",
+    "/progress?group=group-0001": "What was done here",
+    "/consumers": "group-",
+    "/consumers/group-0001": "Nobody is online",
+    "/charts?group=group-0001": "group-0001: waiting",
+    "/send?topic=topic-0001": "Body",
+    "/topology": "Topology",
+    "/pipelines": "enrich",
+    "/pipelines/enrich": "Lag of each queue",
+    "/brokers": "Name servers",
+    "/audit": "What was changed",
+}
 
 
 @dataclass
@@ -67,28 +95,87 @@ async def big(browser: Browser) -> AsyncIterator[Big]:
                 for queue_id in range(4):
                     queue = Queue(f"topic-{number:04}", "broker-a", queue_id)
                     await producer.send(queue.topic, b"x" * 100, queue=queue)
-            report = {"state": "running", "batch": 3, "topics": ["topic-0001"], "lag": {"q": 4}}
-            await asking.post("/pipelines/enrich", report, 204)
             await asking.until("/groups?filter=behind", lambda found: found["total"] >= 100)
-            yield Big(asking)
+            async with running_pipeline(asking.console.url):
+                await asking.until("/pipelines", lambda found: found["pipelines"])
+                yield Big(asking)
+
+
+@contextlib.asynccontextmanager
+async def running_pipeline(console: str) -> AsyncIterator[None]:
+    """A driver that reports a batch again and again, as Spark's does."""
+    link = ConsoleLink(console)
+    batches = itertools.count(3)
+
+    def look() -> QueryReport:
+        return QueryReport(
+            state="running",
+            batch=next(batches),
+            rows=400,
+            rows_per_second=800.0,
+            group="group-0001",
+            topics=("topic-0001",),
+            lag={f"topic-0001@broker-a:{queue}": 4 for queue in range(4)},
+        )
+
+    link.watch("enrich", look)
+    try:
+        yield
+    finally:
+        # It tells the console, which is on this loop, how it ended.
+        await asyncio.to_thread(link.stop)
 
 
 async def test_the_first_page_is_there_within_a_second(browser: Browser, big: Big) -> None:
-    paints = []
+    paints, words = [], []
     for _ in range(TRIES):
         async with watched(browser, big.url) as desk:
+            await desk.page.goto(big.url + "/health")
+            words.append(await first_paint(desk.page))
             page = await desk.open("/")
-            paints.append(
-                await page.evaluate(
-                    "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-                )
-            )
+            paints.append(await first_paint(page))
             await expect(page.locator("main")).to_contain_text("1,000 topics")
             await expect(page.locator("main")).to_contain_text("2,500 groups")
             await expect(page.locator("main")).to_contain_text("enrich")
 
-    print(f"first paint: {sorted(round(each) for each in paints)} ms")
-    assert min(paints) < FIRST_PAINT, paints
+    print(f"first paint: {sorted(paints)} ms, of one word: {sorted(words)} ms")
+    assert min(paints) < allowed(words), (paints, words)
+
+
+@pytest.mark.parametrize("path", VIEWS)
+async def test_every_view_is_there_within_a_second_at_a_desk_and_on_a_phone(
+    browser: Browser, big: Big, path: str
+) -> None:
+    paints, words = [], []
+    for place in range(TRIES):
+        size = PHONE if place % 2 else DESK
+        async with watched(browser, big.url, viewport=size) as desk:
+            await desk.page.goto(big.url + "/health")
+            words.append(await first_paint(desk.page))
+        async with watched(browser, big.url, viewport=size) as desk:
+            page = await desk.open(path)
+            await expect(page.locator("main")).to_contain_text(VIEWS[path])
+            assert await desk.overflow() <= 0
+            paints.append(await first_paint(page))
+        if place and min(paints) < allowed(words):
+            return
+
+    raise AssertionError(f"first paint: {sorted(paints)} ms, of one word: {sorted(words)} ms")
+
+
+async def first_paint(page: Page) -> float:
+    """Milliseconds until something was to be seen."""
+    await page.wait_for_function(
+        "performance.getEntriesByName('first-contentful-paint').length > 0"
+    )
+    found: float = await page.evaluate(
+        "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    )
+    return round(found)
+
+
+def allowed(words: list[float]) -> float:
+    return FIRST_PAINT * max(1.0, statistics.median(words) / ONE_WORD)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,18 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli import groupchecks, sparkchecks
-from orbitmq.cli.groupchecks import abandoned, growing
-from orbitmq.client.admin.groupvalues import GroupSettings, GroupSummary, TopicLag
+from orbitmq.cli.groupchecks import abandoned, growing, idle
+from orbitmq.client.admin.groupvalues import (
+    GroupProgress,
+    GroupSettings,
+    GroupSummary,
+    QueueProgress,
+    TopicLag,
+)
 from orbitmq.client.admin.membervalues import Finding, FindingKind, Members
 from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import EmbeddedCluster, MovableClock
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
@@ -219,6 +228,57 @@ def test_a_group_whose_lag_grows_while_it_consumes_nothing_is_stuck(
     before: GroupSummary, after: GroupSummary, is_stuck: bool
 ) -> None:
     assert bool(list(growing([before], [after]))) == is_stuck
+
+
+def test_a_group_whose_handlers_hang_is_found_although_it_never_finished_anything(
+    nursery: Nursery,
+) -> None:
+    with EmbeddedCluster() as cluster:
+        cluster.create_topic("orders", queues=1)
+        cluster.create_topic("others", queues=1)
+        cli = Cli(cluster.name_server, nursery)
+        has_begun, may_end = threading.Event(), threading.Event()
+        consumer = Consumer("hanging", name_server=cluster.name_server, consume_from="first")
+        # Subscribed to a topic that is not there, too.
+        consumer.on("missing")(lambda _message: None)
+
+        @consumer.on("orders")
+        def hang(_message: ReceivedMessage) -> None:
+            has_begun.set()
+            may_end.wait(120)
+
+        consumer.start()
+        try:
+            cluster.send("orders", b"first", b"second")
+            assert has_begun.wait(30)
+            cluster.advance(groupchecks.IDLE_AFTER + 30)
+            listed = cli.record("group", "list")
+            found = findings(cli, "--no-spark", "--watch", "1500ms")
+        finally:
+            may_end.set()
+            consumer.stop()
+
+    assert (listed["group"], listed["lag"]) == ("hanging", 2)
+    assert listed["lag_seconds"] >= groupchecks.IDLE_AFTER
+    (stuck,) = found["stuck queues"]
+    assert "finished nothing while it was watched" in stuck["problem"]
+    assert "2 messages wait" in stuck["problem"]
+    assert stuck["remedy"].endswith("orbitmq group member hanging --stack")
+
+
+def test_a_group_that_finishes_something_is_not_stuck() -> None:
+    def progress(*offsets: int) -> GroupProgress:
+        queues = tuple(
+            QueueProgress(Queue("orders", "broker-a", place), 10, offset, offset, None, 70.0)
+            for place, offset in enumerate(offsets)
+        )
+        return GroupProgress("g", queues, 0.0)
+
+    assert list(idle({"g": progress(1, 2)}, {"g": progress(1, 3)}, 2.0)) == []
+    assert list(idle({}, {"g": progress(1, 3)}, 2.0)) == []
+    assert list(idle({"g": progress(10)}, {"g": progress(10)}, 2.0)) == []
+    (found,) = idle({"g": progress(1, 2)}, {"g": progress(1, 2)}, 2.0)
+    assert found.subject == "g"
 
 
 def test_a_group_that_nobody_consumes_in_is_found_when_something_waits_for_long() -> None:

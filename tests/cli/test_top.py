@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from orbitmq.cli.frames import TopGroupRecord
+from orbitmq.cli.topscreen import drains, meant, shared, trend
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.testing import EmbeddedCluster
 from tests.support.orbitmqcli import Cli
@@ -22,6 +24,8 @@ def busy(cluster: EmbeddedCluster, cli: Cli) -> Iterator[Consumer]:
     consumer = Consumer("billing", name_server=cluster.name_server, consume_from="last")
     consumer.on("orders")(lambda _message: None)
     consumer.start()
+    # As long as it has not reported where it begins, everything counts as waiting.
+    cluster.until_consumed("billing", "orders")
     yield consumer
     consumer.stop()
 
@@ -73,6 +77,53 @@ def test_at_a_terminal_it_is_a_live_screen_that_q_ends(
     assert "\x1b[?1049h" in screen
     assert terminal.screen.rstrip().endswith("\x1b[?1049l")
     assert "Traceback" not in terminal.screen
+
+
+def test_keys_choose_a_group_change_the_order_and_pause(
+    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
+) -> None:
+    with cli.at_terminal("top", "--interval", "100ms") as terminal:
+        terminal.until("> waiting")
+        terminal.press("s")
+        terminal.until("longest behind first")
+        terminal.press("\x1b[B")
+        terminal.until("> billing")
+        terminal.until("Queues of billing")
+        terminal.press("p")
+        terminal.until("PAUSED")
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+
+def test_keys_that_mean_nothing_are_passed_over() -> None:
+    assert list(meant(b"\x1b[Axj\x1b[5~ \xffQ")) == ["up", "down", "p", "q"]
+
+
+def test_tables_share_the_screen() -> None:
+    assert shared(9, 3, 3, 3) == [3, 3, 3]
+    assert shared(9, 1, 20, 2) == [1, 6, 2]
+    assert shared(10, 100, 100, 100) == [4, 3, 3]
+    assert shared(2, 5, 5, 5) == [1, 1, 0]
+    assert shared(9, 0, 0, 0) == [0, 0, 0]
+
+
+def test_a_small_curve_shows_where_lag_goes() -> None:
+    assert trend([0, 5, 10]) == "▁▅█"
+    assert trend([1000, 1001]) == "▁█"
+    assert trend([7, 7]) == "▄▄"
+    assert trend([0, 0]) == trend([3]) == ""
+
+
+def test_how_long_a_backlog_takes_is_told_by_how_fast_it_shrinks() -> None:
+    def group(lag: int, change: float | None) -> TopGroupRecord:
+        return TopGroupRecord(
+            group="g", state="online", members=1, lag=lag, lag_change=change, lag_seconds=1.0,
+            out_rate=5.0,
+        )  # fmt: skip
+
+    shown = [drains(group(100, -10.0)), drains(group(100, 0.0)), drains(group(100, None))]
+    assert shown == ["10 s", "never", "?"]
+    assert drains(group(0, -5.0)) == "-"
 
 
 def test_ctrl_c_ends_it_in_order(cli: Cli, busy: Consumer) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
+from orbitmq.console import events as streams
 from orbitmq.console.answers import LARGEST
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.console.conftest import Desk
-from tests.support.consoles import console_of
+from tests.support.consoles import DEADLINE, console_of
+from tests.support.consuming import until
 
 PASSWORD = "correct horse battery"  # noqa: S105
 TOKEN = "staple-of-pipelines"  # noqa: S105
@@ -39,6 +42,68 @@ async def test_a_name_that_points_here_is_not_enough(desk: Desk) -> None:
 async def test_addresses_of_this_machine_are_always_fine(desk: Desk) -> None:
     for host in ("localhost", "localhost:8090", "127.0.0.1", "[::1]:8090"):
         assert (await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})).status == 200
+
+
+async def test_a_host_with_a_path_in_it_opens_no_door() -> None:
+    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
+        for host in ("127.0.0.1:80/static/?", "[::1]/static/#", "localhost:1/x?", "[::1]x", "a b"):
+            for method, path in (("GET", "/api/v1/topics"), ("DELETE", "/api/v1/topics/x")):
+                answer = await browser.ask(method, path, headers={"host": host})
+
+                assert answer.status in (400, 401, 403), (host, path)
+
+
+async def test_another_site_cannot_make_it_work_either(desk: Desk) -> None:
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
+        headers = {"sec-fetch-site": site}
+        answer = await desk.browser.ask("GET", "/api/v1/topology", headers=headers)
+        page = await desk.browser.ask("GET", "/topology", headers=headers)
+
+        assert answer.status == status
+        # A link to the page itself is fine wherever it is.
+        assert page.status == 200
+
+
+async def test_files_outside_of_the_page_s_own_are_not_given_away(desk: Desk) -> None:
+    for path in (
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/static/views",
+        "/static/%00",
+    ):
+        answer = await desk.browser.ask("GET", path)
+
+        assert b"import" not in answer.body.replace(b"@import", b"") or b"<html" in answer.body
+        assert b"root:" not in answer.body
+        assert answer.status in (200, 400, 404), path
+        if answer.status == 200:
+            assert b'id="boot"' in answer.body, path
+
+
+async def test_a_stream_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_SILENCE", 0.05)
+    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
+        answer = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
+        browser.csrf = answer.json["csrf"]
+        listening = asyncio.create_task(browser.ask("GET", "/api/v1/events"))
+        events = browser.console.app.state.parts.events
+        await until(lambda: events.listeners == 1)
+        await browser.post("/logout", None, 204)
+        async with asyncio.timeout(DEADLINE):
+            ended = await listening
+
+    assert ended.status == 200
+    assert ended.body.startswith(b"retry:")
+
+
+async def test_those_whom_nobody_knows_may_not_send_much() -> None:
+    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
+        answer = await browser.ask("POST", "/api/v1/login", {"password": "x" * 5000})
+
+    assert answer.status == 400
 
 
 async def test_a_name_can_be_allowed() -> None:

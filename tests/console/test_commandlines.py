@@ -8,10 +8,22 @@ from typing import Any
 import pytest
 
 from orbitmq.cli.application import app as root
+from orbitmq.client.admin import DeadLetterFilter
 from orbitmq.client.queue import Queue
 from orbitmq.console import commandlines as lines
 
 QUEUE = Queue("orders", "broker-a", 1)
+CHOICE = DeadLetterFilter(
+    since=1_800_000_000.25,
+    until=1_800_000_100,
+    keys=("order-17", "--all"),
+    topic="orders",
+    reason="it's $HOME; rm -rf /",
+    pile="--dry-run",
+    min_attempts=0,
+    max_attempts=16,
+    ids=("7F00",),
+)
 TEXTS = [
     lines.create_topic("orders", queues=8, permission="rw"),
     lines.create_topic("orders", write_queues=4, read_queues=8, ordered=True, is_new=False),
@@ -31,11 +43,28 @@ TEXTS = [
     lines.clone_group("billing", "billing-2", None),
     lines.clone_group("billing", "billing-2", "orders"),
     lines.list_dead_letters("billing"),
-    lines.resend_dead_letters("billing", reason="it's $HOME; rm -rf", limit=10, rate=2.5),
-    lines.resend_dead_letters("billing", topic="orders", to="origin", again=True),
-    lines.export_dead_letters("billing", "letters.parquet"),
+    lines.list_dead_letters("billing", CHOICE, newest=True, limit=100),
+    lines.count_dead_letters("billing", CHOICE),
+    lines.resend_dead_letters("billing", CHOICE, limit=10, rate=2.5),
+    lines.resend_dead_letters("billing", CHOICE, limit=10, rate=2.5) + " --dry-run",
+    lines.resend_dead_letters("billing", to="origin", again=True),
+    lines.export_dead_letters("billing", "letters.parquet", CHOICE),
     lines.show_message("7F00", "orders"),
+    lines.show_message("7F00", None),
+    lines.track_message("7F00", None),
+    lines.find_messages("orders", "order-17", limit=50),
+    lines.message_at(QUEUE, 17),
+    lines.browse_messages("orders", since=0.5, until="2026-01-31T23:59:59", limit=50),
+    lines.browse_messages("orders", queues=[QUEUE], expression="a || b", newest=True),
+    lines.browse_messages("orders", expression="amount > 5", is_sql=True),
+    lines.follow_topic("orders", expression="a || b"),
+    lines.follow_topic("orders", expression="amount > 5", is_sql=True),
+    lines.follow_topic("orders"),
+    lines.show_member("billing", None, stack=True),
+    lines.command("group", "update", "billing", max_retries=16),
     lines.produce("orders", "a 'body'", tags="t", keys=["k"], properties={"a": "b"}, delay=1.5),
+    lines.produce("-orders", "-1", tags="-t", keys=["-k"]),
+    lines.delete_topic("-orders"),
     lines.command("doctor"),
 ]
 
@@ -58,8 +87,12 @@ def test_the_command_line_takes_it(text: str) -> None:
 
 
 def test_words_are_quoted_for_a_shell() -> None:
-    text = lines.resend_dead_letters("billing", reason="it's $HOME; rm -rf /")
+    text = lines.resend_dead_letters("a|b", CHOICE)
 
     assert shlex.split(text) == [
-        "orbitmq", "dlq", "resend", "billing", "--reason", "it's $HOME; rm -rf /", "--to", "retry",
+        "orbitmq", "dlq", "resend", "a|b",
+        "--since", "2027-01-15T08:00:00.250Z", "--until", "2027-01-15T08:01:40.000Z",
+        "--key", "order-17", "--key=--all", "--topic", "orders",
+        "--reason", "it's $HOME; rm -rf /", "--pile=--dry-run",
+        "--min-attempts", "0", "--max-attempts", "16", "--id", "7F00", "--to", "retry",
     ]  # fmt: skip

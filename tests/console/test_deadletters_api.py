@@ -62,6 +62,72 @@ async def test_letters_are_in_piles_by_the_first_line_of_their_reason(dead: Desk
     assert all(row["origin_topic"] == "orders" for row in some["rows"])
 
 
+async def test_letters_are_chosen_by_time_key_topic_attempts_and_a_part_of_the_reason(
+    dead: Desk,
+) -> None:
+    page = dead.browser
+    everything = (await page.get("/dead-letters/billing/letters?count=100"))["rows"]
+    middle = everything[3]["died_at"] + 3600
+    tried = everything[0]["tried"]
+
+    async def bodies(query: str) -> list[str]:
+        found = await page.get(f"/dead-letters/billing/letters?count=100&{query}")
+        summed = await page.get(f"/dead-letters/billing?{query}")
+        saved = await page.ask("GET", f"/api/v1/dead-letters/billing/export?{query}")
+        # The list, the piles and the file speak about the same letters.
+        assert len(found["rows"]) == summed["count"] == len(saved.body.splitlines())
+        return sorted(row["preview"].removeprefix("body ") for row in found["rows"])
+
+    assert await bodies(f"since={middle}") == ["4", "5", "6"]
+    assert await bodies(f"until={middle}") == ["0", "1", "2", "3"]
+    assert await bodies("key=order-5") == ["5"]
+    assert await bodies("topic=orders&reason=valueerror") == ["0", "1", "2", "3"]
+    assert await bodies("topic=others") == []
+    assert await bodies(f"min_attempts={tried + 1}") == []
+    assert len(await bodies(f"min_attempts={tried}&max_attempts={tried}")) == 7
+    assert await bodies(f"max_attempts={tried}&since={middle}&key=order-6") == ["6"]
+    commands = (await page.get(f"/dead-letters/billing?key=order-5&min_attempts={tried}"))[
+        "commands"
+    ]
+    assert commands["list"] == f"orbitmq dlq list billing --key order-5 --min-attempts {tried}"
+
+
+async def test_a_pile_is_replayed_and_not_another_whose_reason_contains_its_own(
+    desk: Desk,
+) -> None:
+    await desk.world.consumer("client-1", subscriptions={"orders": "*"})
+    await kill(desk, 2, "KeyError")
+    await kill(desk, 3, "KeyError: 'city'\n  in line 7", start=2)
+    page = desk.browser
+    wish = {"pile": "KeyError", "rate": 500, "key": "order-1"}
+
+    told = await page.post("/dead-letters/billing/replay/command", wish)
+    one = await over(desk, await page.post("/dead-letters/billing/replay", wish, 202))
+    both = await over(
+        desk, await page.post("/dead-letters/billing/replay", {"pile": "KeyError"}, 202)
+    )
+
+    assert (
+        told["command"]
+        == one["command"]
+        == ("orbitmq dlq resend billing --key order-1 --pile KeyError --rate 500 --to retry")
+    )
+    assert one["counts"] == {"sent": 1}
+    assert both["counts"] == {"sent": 1, "already sent": 1}
+    bodies = sorted(each.body for each in desk.cluster.messages("%RETRY%billing"))
+    assert bodies == [b"body 0", b"body 1"]
+
+
+async def test_single_letters_are_replayed_by_their_ids(dead: Desk) -> None:
+    rows = (await dead.browser.get("/dead-letters/billing/letters?count=2"))["rows"]
+    wish = {"ids": [row["letter"] for row in rows]}
+
+    found = await over(dead, await dead.browser.post("/dead-letters/billing/replay", wish, 202))
+
+    assert found["counts"] == {"sent": 2}
+    assert {each["keys"][0] for each in found["outcomes"]} == {"order-5", "order-6"}
+
+
 async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead: Desk) -> None:
     page = dead.browser
     first = await page.post(
@@ -137,13 +203,26 @@ async def test_the_notebook_has_the_filter_filled_in_whatever_is_in_it(desk: Des
 
     found = await desk.browser.get("/dead-letters/billing")
 
-    snippet = found["reasons"][0]["notebook"]
-    texts = {node.value for node in ast.walk(ast.parse(snippet)) if isinstance(node, ast.Constant)}
+    chosen = await desk.browser.get("/dead-letters/billing?key=it%27s&since=5&max_attempts=16")
+
+    texts = _literals(found["reasons"][0]["notebook"])
     assert 'it\'s "quoted" \\ and {braced}' in texts
-    assert "%DLQ%billing" in texts
+    assert "billing" in texts
     assert desk.cluster.name_server in texts
+    assert {"it's", 5000, 16} <= _literals(chosen["notebook"])
+
+
+def _literals(snippet: str) -> set[Any]:
+    return {node.value for node in ast.walk(ast.parse(snippet)) if isinstance(node, ast.Constant)}
 
 
 async def test_wishes_that_cannot_be_meant_are_refused(desk: Desk) -> None:
-    for wish in ({"rate": 0}, {"count": 0}, {"to": "nowhere"}, {"nonsense": 1}, {"since": "x"}):
+    wishes: list[dict[str, object]] = [
+        {"rate": 0}, {"count": 0}, {"to": "nowhere"}, {"nonsense": 1}, {"since": "x"},
+        {"since": 1e300}, {"until": -1}, {"min_attempts": -1}, {"max_attempts": 1.5},
+    ]  # fmt: skip
+    for wish in wishes:
         assert (await desk.browser.post("/dead-letters/billing/replay", wish, 400))["error"]
+        assert (await desk.browser.post("/dead-letters/billing/replay/command", wish, 400))["error"]
+    for query in ("since=x", "until=1e300", "since=nan", "min_attempts=-1", "max_attempts=many"):
+        assert (await desk.browser.get(f"/dead-letters/billing?{query}", 400))["error"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from orbitmq.client.admin import ClusterStatus, GroupSettings, Unreachable
 from orbitmq.console.faults import Weight, find_faults, gathered
 from orbitmq.console.samples import GroupSample, Snapshot, TopicPart
-from orbitmq.console.triage import first_line
 
 
 def group(name: str, lag: int = 0, age: float = 0.0, **fields: object) -> GroupSample:
@@ -88,9 +87,3 @@ def test_a_broker_whose_part_is_missing_is_named() -> None:
 
     assert (fault.subject, fault.weight) == ("broker-b", Weight.BAD)
     assert "refused" in fault.text
-
-
-def test_the_first_line_names_a_reason() -> None:
-    assert first_line("  ValueError: bad\n  at line 7") == "ValueError: bad"
-    assert first_line("") == "unknown"
-    assert len(first_line("x" * 5000)) == 200

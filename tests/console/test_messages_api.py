@@ -9,10 +9,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import pytest
+
 from orbitmq.client.queue import Queue
+from orbitmq.console.api import messages
 from tests.console.conftest import Desk
 from tests.support.consoles import DEADLINE, Browser
 from tests.support.consolestage import HOSTILE
+from tests.support.consuming import until
 
 QUEUE = Queue("orders", "broker-a", 0)
 OTHER = Queue("orders", "broker-b", 1)
@@ -154,11 +158,95 @@ async def test_messages_are_followed_as_they_arrive(desk: Desk) -> None:
     await desk.world.fill(QUEUE, 2, name="old")
     async with streamed(desk.browser, "/messages/tail?topic=orders") as events:
         await anext(events)
+        told = await anext(events)
         await desk.world.fill(OTHER, 3, name="new")
         bodies = [(await anext(events))["preview"] for _ in range(3)]
 
+    assert told == {"kind": "command", "command": "orbitmq consume orders --follow"}
     assert bodies == ["new0", "new1", "new2"]
     await desk.browser.get("/messages/tail?topic=nowhere", 404)
+
+
+async def test_only_so_many_pages_follow_topics_and_a_place_is_free_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "MOST_TAILS", 1)
+    parts = desk.browser.console.app.state.parts
+    async with streamed(desk.browser, "/messages/tail?topic=orders") as first:
+        await anext(first)
+        assert (await anext(first))["kind"] == "command"
+        async with streamed(desk.browser, "/messages/tail?topic=orders") as second:
+            await anext(second)
+            refused = await anext(second)
+
+    assert refused["kind"] == "refused"
+    assert "close one" in refused["text"]
+    await until(lambda: parts.tails == 0)
+
+
+async def test_every_way_to_find_messages_names_its_command(desk: Desk) -> None:
+    sent = await desk.world.send(QUEUE, b"one", KEYS="order-1")
+    commands = {
+        query: (await desk.browser.get(f"/messages?topic=orders&{query}"))["command"]
+        for query in (
+            "newest=1",
+            "since=1800000000&until=2026-01-31T23:59:59",
+            "expression=a%20%7C%7C%20b",
+            "expression=a%20%3E%205&type=SQL92&queue=broker-a:0",
+            "queue=broker-a:0&offset=0",
+            "key=order-1",
+        )
+    }
+    one = await desk.browser.get(f"/messages/one?id={sent.msg_id}")
+
+    assert list(commands.values()) == [
+        "orbitmq message browse orders --newest --limit 50",
+        (
+            "orbitmq message browse orders --since 2027-01-15T08:00:00.000Z "
+            "--until 2026-01-31T23:59:59 --limit 50"
+        ),
+        "orbitmq message browse orders --tags 'a || b' --limit 50",
+        "orbitmq message browse orders --queue broker-a:0 --sql 'a > 5' --limit 50",
+        "orbitmq message at orders broker-a:0 0",
+        "orbitmq message find orders order-1 --limit 50",
+    ]
+    assert one["command"].startswith("orbitmq message get ")
+
+
+async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk: Desk) -> None:
+    unique = "7F00000100000000000000000000AA07"
+    await desk.world.consumer("client-1", subscriptions={"orders": "*"})
+    await desk.world.die(QUEUE, b"two", "broken", UNIQ_KEY=unique, traceparent="00-abc-def-01")
+    now = desk.cluster.clock.now()
+
+    def millis(later: float) -> str:
+        return str(int((now + later) * 1000))
+
+    traced = "".join(
+        "\x01".join(fields) + "\x02"
+        for fields in (
+            ("Pub", millis(0), "r", "shop", "orders", unique, "", "", "h", "3", "12", "0", "o",
+             "true"),
+            ("SubBefore", millis(1), "r", "billing", "q1", unique, "0", "k"),
+            ("SubAfter", "q1", unique, "250", "false", "k", "1", millis(1.25), "billing"),
+            ("SubBefore", "nonsense"),
+            ("SubAfter", "q9", "another", "1", "true", "k", "0"),
+        )
+    )  # fmt: skip
+    await desk.world.send(Queue("RMQ_SYS_TRACE_TOPIC", "broker-a", 0), traced.encode(), KEYS=unique)
+
+    found = await desk.browser.get(f"/messages/track?topic=orders&id={unique}")
+
+    steps = [(step["what"], step["group"], step["took"]) for step in found["path"]]
+    assert ("send began", None, 0.012) in steps
+    assert ("given to a handler, attempt 1", "billing", None) in steps
+    assert ("handler failed", "billing", 0.25) in steps
+    assert [step["what"].split(",")[0] for step in found["path"]][:2] == ["sent", "stored"]
+    assert any(what.startswith("dead letter") for what, _, _ in steps)
+    times = [step["at"] for step in found["path"]]
+    assert times == sorted(times)
+    assert found["trace"] == "00-abc-def-01"
+    assert found["command"].startswith("orbitmq message track ")
 
 
 async def test_what_happens_is_pushed_to_open_pages(desk: Desk) -> None:

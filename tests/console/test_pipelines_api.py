@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
+
 from orbitmq.console.pipelines import LOST_AFTER
+from orbitmq.spark.consolelink import QueryReport
 from tests.console.conftest import Desk
 
 REPORT = {
@@ -43,6 +47,38 @@ async def test_a_group_says_that_spark_has_it(desk: Desk) -> None:
     await desk.browser.post("/pipelines/q", REPORT, 204)
 
     assert (await desk.browser.get("/groups/billing"))["pipelines"] == ["q"]
+    rows = (await desk.browser.until("/groups", lambda found: found["total"] == 1))["rows"]
+    assert rows[0]["pipelines"] == ["q"]
+
+
+async def test_every_field_that_a_driver_sends_is_taken_and_given_out(desk: Desk) -> None:
+    sent = QueryReport(
+        state="running",
+        batch=4,
+        rows=900,
+        rows_per_second=450.0,
+        input_rows_per_second=600.0,
+        batch_seconds=2.0,
+        group="billing",
+        topics=("orders",),
+        lag={"orders@broker-a:0": 12},
+        error="ValueError: no such city",
+        url="http://127.0.0.1:4040",
+    )
+    # A field that is left at its default here would be shown by nobody's proof.
+    assert all(getattr(sent, each.name) != each.default for each in msgspec.structs.fields(sent))
+    body = msgspec.json.encode(sent)
+    headers = {"content-type": "application/json"}
+    # A query may be named with a slash.
+    answer = await desk.browser.ask(
+        "POST", "/api/v1/pipelines/orders%2Fby%20city", body=body, headers=headers
+    )
+    shown = await desk.browser.get("/pipelines/orders%2Fby%20city")
+
+    assert answer.status == 204
+    assert {name: shown[name] for name in msgspec.to_builtins(sent)} == json.loads(body)
+    assert shown["name"] == "orders/by city"
+    assert shown["is_slow"]
 
 
 async def test_a_query_that_fails_or_is_silent_is_a_fault(desk: Desk) -> None:

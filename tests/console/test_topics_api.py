@@ -88,3 +88,18 @@ async def test_what_is_in_a_topic_nobody_reads_is_counted_as_well(desk: Desk) ->
     )
 
     assert found["rows"][0]["groups"] == 0
+
+
+async def test_the_list_says_how_long_messages_are_kept(desk: Desk) -> None:
+    queue = Queue("orders", "broker-a", 0)
+    await desk.world.send(queue, b"first")
+    desk.cluster.advance(3600.0)
+    await desk.world.send(Queue("orders", "broker-b", 1), b"last")
+
+    found = await desk.browser.until(
+        "/topics?search=orders&sort=-span", lambda found: (found["rows"][0]["span"] or 0) >= 3600
+    )
+
+    (row,) = found["rows"]
+    assert row["last_stored_at"] - row["first_stored_at"] == row["span"]
+    assert row["span"] < 3700

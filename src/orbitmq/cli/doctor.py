@@ -14,7 +14,7 @@ from orbitmq.cli.declaring import command, section
 from orbitmq.cli.diagnosis import Diagnosis, DiagnosisRecord, Found
 from orbitmq.cli.errors import FAILED
 from orbitmq.cli.session import Session
-from orbitmq.cli.wording import several
+from orbitmq.cli.wording import harmless, several
 from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.errors import NoNameServer
 
@@ -117,9 +117,17 @@ async def _look_at_groups(
         found[check].append(finding)
     diagnosis.add("endless retries", shown, await groupchecks.endless(admin, groups))
     diagnosis.add("unattended groups", shown, groupchecks.abandoned(groups))
-    await asyncio.sleep(max(0.0, began + pause - clock.monotonic()))
+    early = await groupchecks.waiting(admin, groups)
+    looked = clock.monotonic()
+    await asyncio.sleep(max(0.0, began + pause - looked))
     after = await admin.groups.list()
     found["stuck queues"] += groupchecks.growing(groups, after)
+    watched = clock.monotonic() - looked
+    if watched >= groupchecks.SHORTEST_WATCH:
+        late = await groupchecks.waiting(admin, groups)
+        known = {each.subject for each in found["stuck queues"]}
+        still = groupchecks.idle(early, late, watched)
+        found["stuck queues"] += (each for each in still if each.subject not in known)
     for check, findings in found.items():
         diagnosis.add(check, shown, findings)
 
@@ -127,13 +135,19 @@ async def _look_at_groups(
 def _print(session: Session, record: DiagnosisRecord) -> None:
     out = session.out
     for check in record.checks:
-        out.line(f"{'ok  ' if check.is_well else 'BAD '} {check.check}: {check.about}")
-    out.raw("")
+        mark = out.coloured("ok  ", "green") if check.is_well else out.coloured("BAD ", "red")
+        out.raw(f"{mark} {harmless(f'{check.check}: {check.about}')}")
     for finding in record.findings:
-        out.line(f"! {_sentence(finding.problem)}")
+        out.raw("")
+        out.raw(f"{out.coloured('!', 'red')} {harmless(_sentence(finding.problem))}")
         out.line(f"  {_sentence(finding.remedy)}")
+    out.raw("")
+    made = several(len(record.checks), "check")
     if record.is_well:
-        out.line(f"nothing is wrong; {several(len(record.checks), 'check')} made")
+        out.line(f"nothing is wrong; {made} made")
+    else:
+        number = len(record.findings)
+        out.line(f"{several(number, 'thing')} {'is' if number == 1 else 'are'} wrong; {made} made")
 
 
 def _sentence(text: str) -> str:

@@ -75,6 +75,10 @@ class Frames:
         self._group = group
         self._before: _Look | None = None
 
+    def choose(self, group: str | None) -> None:
+        """Show the queues of this group from now on; None: of the one with most lag."""
+        self._group = group
+
     async def next(self) -> FrameRecord:
         """The cluster now."""
         admin = self._admin

@@ -9,11 +9,17 @@ from orbitmq.cli.diagnosis import Found
 from orbitmq.cli.wording import duration, several
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.errors import ConsumerNotOnline, GroupNotFound
-from orbitmq.client.admin.groupvalues import GroupState, GroupSummary
+from orbitmq.client.admin.findings import retries_for_ever
+from orbitmq.client.admin.groupvalues import GroupProgress, GroupState, GroupSummary
 from orbitmq.client.admin.membervalues import Finding, FindingKind, RunningInfo
+from orbitmq.client.queue import Queue
 
 #: A group that nobody consumes in is a mistake when something has waited as long.
 ABANDONED_AFTER = 600.0
+#: And one that is online and finishes nothing, when something has waited as long.
+IDLE_AFTER = 60.0
+#: Within less time a group that works may finish nothing.
+SHORTEST_WATCH = 1.0
 
 #: What to do about what is found inside a group; the group's name goes in.
 _REMEDIES: Mapping[FindingKind, str] = {
@@ -76,6 +82,48 @@ def growing(before: Iterable[GroupSummary], after: Iterable[GroupSummary]) -> It
             )
 
 
+async def waiting(admin: AsyncAdmin, groups: Iterable[GroupSummary]) -> Mapping[str, GroupProgress]:
+    """How far the groups are that are online and whose oldest message has waited for long."""
+    slow = [
+        each.group
+        for each in groups
+        if each.state is GroupState.ONLINE and each.lag and (each.lag_seconds or 0) >= IDLE_AFTER
+    ]
+
+    async def ask(group: str) -> GroupProgress | None:
+        try:
+            return await admin.groups.progress(group, owners=False)
+        except GroupNotFound:
+            # Deleted meanwhile.
+            return None
+
+    found = await asyncio.gather(*map(ask, slow))
+    return {each.group: each for each in found if each is not None}
+
+
+def idle(
+    before: Mapping[str, GroupProgress], after: Mapping[str, GroupProgress], watched: float
+) -> Iterator[Found]:
+    """Groups that finish nothing although they are online: their handlers hang, or fail for ever.
+
+    What they pull tells nothing: a consumer goes on to fetch while its handlers hang.
+    """
+    for group, now in after.items():
+        if group not in before or _finished(before[group]) != _finished(now) or not now.lag:
+            continue
+        yield Found(
+            group,
+            f"group {group} is online and finished nothing while it was watched for "
+            f"{duration(watched)}; {several(now.lag, 'message')} wait, the oldest for "
+            f"{duration(now.lag_seconds)}",
+            f"see where its handlers are: orbitmq group member {group} --stack",
+        )
+
+
+def _finished(progress: GroupProgress) -> Mapping[Queue, int]:
+    return {each.queue: each.consumer_offset for each in progress.queues}
+
+
 def abandoned(groups: Iterable[GroupSummary]) -> Iterator[Found]:
     """Groups that nobody consumes in although something waits for long."""
     for group in groups:
@@ -120,13 +168,5 @@ async def endless(admin: AsyncAdmin, groups: Iterable[GroupSummary]) -> Sequence
             "limit its retries (max_retries=16, setMaxReconsumeTimes in Java)",
         )
         for info in told
-        if info is not None and _retries_for_ever(info)
+        if info is not None and retries_for_ever(info)
     ]
-
-
-def _retries_for_ever(info: RunningInfo) -> bool:
-    text = info.properties.get("maxReconsumeTimes", "")
-    if not info.is_orderly or not text.lstrip("-").isdecimal():
-        return False
-    # Java counts up to its largest number when nothing is set, which is -1.
-    return int(text) < 0 or int(text) >= 2**31 - 1

@@ -260,7 +260,8 @@ def _drain(record: GroupDetailsRecord) -> str:
         return "0 s"
     if record.consume_rate <= 0:
         return "never at the present rate of 0 messages/s"
-    return f"{duration(record.lag / record.consume_rate)} at {rate(record.consume_rate)} messages/s"
+    pace = f"{rate(record.consume_rate)} messages/s"
+    return f"{duration(record.lag / record.consume_rate)} if it finishes what it pulls, {pace}"
 
 
 def _manner(record: GroupDetailsRecord) -> str:

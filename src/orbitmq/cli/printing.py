@@ -5,10 +5,11 @@ Standard output has results and nothing else; what is said about them goes to st
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from orbitmq.cli.jsonoutput import line_of
 from orbitmq.cli.tables import Columns, facts
@@ -54,6 +55,12 @@ class Printer:
         """A text as it is."""
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
+
+    def coloured(self, text: str, colour: Literal["green", "red"]) -> str:
+        """A word of ours that is green or red where there are colours."""
+        if not self.is_terminal or os.environ.get("NO_COLOR"):
+            return text
+        return f"\x1b[{32 if colour == 'green' else 31}m{text}\x1b[0m"
 
     def facts(self, *pairs: tuple[str, str]) -> None:
         """Names and values."""

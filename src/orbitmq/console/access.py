@@ -3,6 +3,10 @@
 * The `Host` must be one under which this console is known. A name that somebody else owns and lets
   point here (DNS rebinding) would otherwise make a browser on this machine his hand. Addresses
   cannot be rebound, so they are always fine.
+* What is asked for is the path as it was routed: an address that is put together with a header of
+  the request could say something else.
+* The interface answers pages of its own only. Others cannot read what it says, but they could make
+  it work.
 * Requests that change something must come from our own page: `Origin`, if there is one, must be
   this host, and the session's token must be in a header, which no form and no other site can set.
 * Every answer carries a policy that lets the page run our scripts only.
@@ -11,6 +15,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -20,9 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orbitmq.console.answers import failed
 from orbitmq.console.errors import ConsoleError, Forbidden, NotLoggedIn
-from orbitmq.console.logins import Logins, Session, same_text
+from orbitmq.console.logins import COOKIE, Logins, Session, same_text
 
-COOKIE = "orbitmq_console"
 CSRF_HEADER = "x-csrf-token"
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -82,9 +86,11 @@ class Door:
 
     def _check(self, request: Request) -> None:
         self._check_host(request.headers)
-        path = request.url.path
+        path: str = request.scope["path"]
         session = self._logins.session(request.cookies.get(COOKIE))
         request.scope.setdefault("state", {})["session"] = session
+        if path.startswith("/api/"):
+            _check_site(request.headers)
         if request.method not in _SAFE:
             self._check_origin(request.headers)
         if request.method == "POST" and path.startswith(PIPELINES):
@@ -109,8 +115,6 @@ class Door:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != headers.get("host"):
             raise Forbidden("the request comes from another site")
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Forbidden("the request comes from another site")
 
     def _check_report(self, request: Request) -> None:
         if not request.headers.get("content-type", "").startswith("application/json"):
@@ -126,17 +130,24 @@ class Door:
             )
 
 
+def _check_site(headers: Headers) -> None:
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Forbidden("the request comes from another site")
+
+
 def _check_token(request: Request, session: Session) -> None:
     if not same_text(request.headers.get(CSRF_HEADER, ""), session.csrf):
         raise Forbidden("the page is out of date; load it again")
 
 
+#: A name or an address, and a port: nothing else may be in the header.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
+
+
 def _name(host: str) -> str:
-    """The host without its port."""
-    text = host.strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.rsplit(":", 1)[0] if text.count(":") == 1 else text
+    """The host without its port; what cannot be one is returned as it is, and known to nobody."""
+    match = _HOST.fullmatch(host.strip().lower())
+    return host if match is None else match[1] or match[2]
 
 
 def _is_address(host: str) -> bool:

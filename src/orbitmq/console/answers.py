@@ -92,13 +92,13 @@ async def not_there(request: Request, exception: Exception) -> Response:
     return answer(content, exception.status_code)
 
 
-async def given(request: Request, kind: type[T]) -> T:
+async def given(request: Request, kind: type[T], *, largest: int = LARGEST) -> T:
     """The body of a request. Raises `BadInput`."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > LARGEST:
-            raise BadInput(f"a request has {LARGEST} bytes at most")
+        if len(body) > largest:
+            raise BadInput(f"a request has {largest} bytes at most")
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=kind)
     except msgspec.MsgspecError as error:

@@ -78,6 +78,11 @@ class Collector:
             except TimeoutError:
                 continue
 
+    @property
+    def clients(self) -> Mapping[str, tuple[str, ...]]:
+        """The ids of the consumers of each group, as far as known."""
+        return self._questions.clients
+
     def look_soon(self, *, configuration: bool = True) -> None:
         """Something was changed: look now instead of later."""
         self._is_stale = self._is_stale or configuration
@@ -204,6 +209,7 @@ class Collector:
             topic=topic,
             in_rate=counted if rate is None else rate,
             messages=content.messages,
+            first_stored_at=content.first_stored_at,
             last_stored_at=content.last_stored_at,
             groups=groups,
         )

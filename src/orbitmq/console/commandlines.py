@@ -7,25 +7,37 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 
+from orbitmq.client.admin import DeadLetterFilter
+from orbitmq.client.admin.moments import Moment
+from orbitmq.client.durations import epoch
 from orbitmq.client.queue import Queue
+
+ALL = DeadLetterFilter()
 
 
 def command(*words: str, **options: object) -> str:
-    """`orbitmq` with words and options; those that are None or False are left out."""
-    parts = ["orbitmq", *words]
+    """`orbitmq` with words and options; those that are None or False are left out.
+
+    A value that begins with a dash must not be taken for an option; nor may a word.
+    """
+    flags: list[str] = []
     for name, value in options.items():
         flag = "--" + name.rstrip("_").replace("_", "-")
         if value is None or value is False:
             continue
         if value is True:
-            parts.append(flag)
-        elif isinstance(value, list | tuple):
-            for each in value:
-                parts += [flag, str(each)]
-        else:
-            parts += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(parts)
+            flags.append(flag)
+            continue
+        for each in value if isinstance(value, list | tuple) else (value,):
+            text = f"{each:g}" if isinstance(each, float) else str(each)
+            is_like_flag = isinstance(each, str) and text.startswith("-")
+            flags += [f"{flag}={text}"] if is_like_flag else [flag, text]
+    first = next((place for place, word in enumerate(words) if word.startswith("-")), None)
+    if first is not None:
+        return shlex.join(["orbitmq", *words[:first], *flags, "--", *words[first:]])
+    return shlex.join(["orbitmq", *words, *flags])
 
 
 def create_topic(
@@ -54,8 +66,52 @@ def delete_topic(topic: str) -> str:
     return command("topic", "delete", topic)
 
 
-def show_message(message_id: str, topic: str) -> str:
+def show_message(message_id: str, topic: str | None) -> str:
     return command("message", "get", message_id, topic=topic)
+
+
+def track_message(message_id: str, topic: str | None) -> str:
+    return command("message", "track", message_id, topic=topic)
+
+
+def find_messages(topic: str, key: str, *, limit: int | None = None) -> str:
+    return command("message", "find", topic, key, limit=limit)
+
+
+def message_at(queue: Queue, offset: int) -> str:
+    return command("message", "at", queue.topic, f"{queue.broker}:{queue.id}", str(offset))
+
+
+def browse_messages(
+    topic: str,
+    *,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    queues: Iterable[Queue] = (),
+    expression: str | None = None,
+    is_sql: bool = False,
+    newest: bool = False,
+    limit: int | None = None,
+) -> str:
+    return command(
+        "message",
+        "browse",
+        topic,
+        since=_time(since),
+        until=_time(until),
+        queue=[f"{queue.broker}:{queue.id}" for queue in queues],
+        **_expression(expression, is_sql=is_sql),
+        newest=newest,
+        limit=limit,
+    )
+
+
+def follow_topic(topic: str, *, expression: str | None = None, is_sql: bool = False) -> str:
+    return command("consume", topic, follow=True, **_expression(expression, is_sql=is_sql))
+
+
+def _expression(expression: str | None, *, is_sql: bool) -> dict[str, object]:
+    return {"sql" if is_sql else "tags": expression}
 
 
 def show_group(group: str) -> str:
@@ -66,8 +122,9 @@ def pause_group(group: str, *, resume: bool = False) -> str:
     return command("group", "resume" if resume else "pause", group)
 
 
-def show_member(group: str, client_id: str, *, stack: bool = False) -> str:
-    return command("group", "member", group, client_id, stack=stack)
+def show_member(group: str, client_id: str | None, *, stack: bool = False) -> str:
+    words = () if client_id is None else (client_id,)
+    return command("group", "member", group, *words, stack=stack)
 
 
 def reset_group(
@@ -103,28 +160,58 @@ def clone_group(source: str, target: str, topic: str | None) -> str:
     return command("group", "clone", source, target, topic=topic)
 
 
-def list_dead_letters(group: str) -> str:
-    return command("dlq", "list", group)
+def list_dead_letters(
+    group: str,
+    where: DeadLetterFilter = ALL,
+    *,
+    newest: bool = False,
+    limit: int | None = None,
+) -> str:
+    return command("dlq", "list", group, **_choice(where), newest=newest, limit=limit)
+
+
+def count_dead_letters(group: str, where: DeadLetterFilter = ALL) -> str:
+    return command("dlq", "summary", group, **_choice(where))
 
 
 def resend_dead_letters(
     group: str,
+    where: DeadLetterFilter = ALL,
     *,
-    reason: str | None = None,
-    topic: str | None = None,
     limit: int | None = None,
     rate: float | None = None,
     to: str = "retry",
     again: bool = False,
 ) -> str:
-    return command(
-        "dlq", "resend", group, reason=reason, topic=topic, limit=limit, rate=rate, to=to,
-        again=again,
-    )  # fmt: skip
+    options = _choice(where)
+    return command("dlq", "resend", group, **options, limit=limit, rate=rate, to=to, again=again)
 
 
-def export_dead_letters(group: str, file: str) -> str:
-    return command("dlq", "export", group, file)
+def export_dead_letters(group: str, file: str, where: DeadLetterFilter = ALL) -> str:
+    return command("dlq", "export", group, file, **_choice(where))
+
+
+def _choice(where: DeadLetterFilter) -> dict[str, object]:
+    """Which dead letters, as options."""
+    return {
+        "since": _time(where.since),
+        "until": _time(where.until),
+        "key": list(where.keys),
+        "topic": where.topic,
+        "reason": where.reason,
+        "pile": where.pile,
+        "min_attempts": where.min_attempts,
+        "max_attempts": where.max_attempts,
+        "id": list(where.ids),
+    }
+
+
+def _time(moment: Moment | None) -> str | None:
+    """A time with its zone: whoever runs the command may be in another one."""
+    if moment is None or isinstance(moment, str):
+        return moment
+    text = datetime.fromtimestamp(epoch(moment, "a time"), UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def produce(

@@ -7,7 +7,7 @@ is imported and leaves a task on the loop, which a library inside somebody's pro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -69,13 +69,18 @@ def encoded(kind: str, content: object) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(content))
 
 
-def stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
-    """The answer that carries events."""
+def stream(
+    events: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]
+) -> StreamingResponse:
+    """The answer that carries events, for as long as whoever asked is let in."""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_kept_alive(events), media_type="text/event-stream", headers=headers)
+    content = _kept_alive(events, is_allowed)
+    return StreamingResponse(content, media_type="text/event-stream", headers=headers)
 
 
-async def _kept_alive(events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+async def _kept_alive(
+    events: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     # Tells the browser how long to wait before it connects again, and that the stream is open.
     yield b"retry: 2000\n\n"
     async with aclosing(events):
@@ -85,6 +90,8 @@ async def _kept_alive(events: AsyncGenerator[bytes, None]) -> AsyncIterator[byte
                 if coming is None:
                     coming = asyncio.ensure_future(anext(events))
                 done, _ = await asyncio.wait((coming,), timeout=_SILENCE)
+                if not is_allowed():
+                    return
                 if not done:
                     yield b": still here\n\n"
                     continue

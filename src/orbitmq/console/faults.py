@@ -10,7 +10,9 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from orbitmq.client.admin.membervalues import Finding, FindingKind
 from orbitmq.console import commandlines
 from orbitmq.console.pipelines import Pipeline, PipelineState
 from orbitmq.console.samples import GroupSample, Pace, Snapshot
@@ -44,11 +46,55 @@ class Fault:
     command: str | None = None
 
 
-def find_faults(snapshot: Snapshot, pipelines: Iterable[Pipeline], now: float) -> tuple[Fault, ...]:
-    """Everything that is wrong, the worst first."""
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+#: What to do about what is found among the members of a group, and with which command.
+_REMEDIES: Mapping[FindingKind, tuple[str, Callable[[Finding], str]]] = {
+    FindingKind.DIFFERENT_SUBSCRIPTIONS: (
+        "let all members subscribe alike, or give those that differ a group of their own",
+        lambda finding: commandlines.clone_group(finding.group, f"{finding.group}-2", None),
+    ),
+    FindingKind.DUPLICATE_CLIENT: (
+        "give each process an instance name of its own, or none at all",
+        lambda finding: commandlines.show_group(finding.group),
+    ),
+    FindingKind.UNOWNED_QUEUE: (
+        "check that all members subscribe to the topic and use one allocation strategy",
+        lambda finding: commandlines.show_group(finding.group),
+    ),
+    FindingKind.STALLED_QUEUE: (
+        "see where its handler hangs",
+        lambda finding: commandlines.show_member(finding.group, finding.client_id, stack=True),
+    ),
+}
+
+
+def explained(finding: Finding) -> dict[str, object]:
+    """What is wrong among the members of a group, with what to do about it."""
+    remedy, command = _REMEDIES[finding.kind]
+    return {
+        "kind": finding.kind,
+        "text": finding.text.rpartition("; ")[0] or finding.text,
+        "variants": finding.variants,
+        "remedy": remedy,
+        "command": command(finding),
+    }
+
+
+def find_faults(
+    snapshot: Snapshot,
+    pipelines: Iterable[Pipeline],
+    now: float,
+    endless: Mapping[str, str] = _NONE,
+) -> tuple[Fault, ...]:
+    """Everything that is wrong, the worst first.
+
+    `endless` has the groups whose consumers retry for ever, and how that is said.
+    """
     found = [
         *_of_servers(snapshot),
         *_of_findings(snapshot),
+        *_of_endless(endless),
         *(fault for group in snapshot.groups.values() for fault in _of_group(group)),
         *_of_pipelines(pipelines, now),
     ]
@@ -104,7 +150,20 @@ def _of_findings(snapshot: Snapshot) -> Iterator[Fault]:
             link=f"/groups/{group}" if group else "/groups",
             text=text,
             remedy="start all members of the group with the same subscriptions and an id each",
-            command=commandlines.show_group(group) if group else None,
+            command=commandlines.show_group(group) if group else commandlines.command("doctor"),
+        )
+
+
+def _of_endless(groups: Mapping[str, str]) -> Iterator[Fault]:
+    for group, text in sorted(groups.items()):
+        yield Fault(
+            kind="endless retries",
+            weight=Weight.WARN,
+            subject=group,
+            link=f"/groups/{group}",
+            text=text,
+            remedy="limit its retries: max_retries=16 in Python, setMaxReconsumeTimes in Java",
+            command=commandlines.show_member(group, None),
         )
 
 
@@ -145,7 +204,12 @@ _RULES: tuple[_Rule, ...] = (
         ),
         "look at what its consumers do: a handler that hangs, or an orderly queue that tries one "
         "message over and over, shows in their stack",
-        lambda group: commandlines.show_group(group.name),
+        lambda group: (
+            commandlines.show_member(group.name, None, stack=True)
+            # With several, somebody has to say whose.
+            if group.members == 1
+            else commandlines.show_group(group.name)
+        ),
     ),
     _Rule(
         "nobody consumes",
@@ -192,7 +256,9 @@ _RULES: tuple[_Rule, ...] = (
         lambda group: not group.is_uniform,
         lambda group: f"{', '.join(group.brokers)} have different settings for it",
         "set it again, on all brokers alike",
-        lambda group: commandlines.show_group(group.name),
+        lambda group: commandlines.command(
+            "group", "update", group.name, max_retries=group.settings.max_retries
+        ),
     ),
 )
 

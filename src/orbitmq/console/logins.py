@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from orbitmq.clock import Clock
 from orbitmq.console.errors import Forbidden, TooManyAttempts
 
+#: The cookie that holds a session's token.
+COOKIE = "orbitmq_console"
 #: Seconds in which wrong passwords are counted.
 WINDOW = 60.0
 MOST_SESSIONS = 1000

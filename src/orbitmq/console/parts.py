@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.requests import Request
 
@@ -16,8 +16,9 @@ from orbitmq.console.collecting import Collector
 from orbitmq.console.errors import NotYet, ReadOnly
 from orbitmq.console.events import Events
 from orbitmq.console.faults import Fault, find_faults
+from orbitmq.console.handlers import Handlers
 from orbitmq.console.historyfile import HistoryFile
-from orbitmq.console.logins import Logins
+from orbitmq.console.logins import COOKIE, Logins
 from orbitmq.console.pipelines import Pipelines
 from orbitmq.console.plans import Plans
 from orbitmq.console.replays import Replays
@@ -48,6 +49,8 @@ class Parts:
         )
         #: What the first view shows, and of when it is.
         self.now: tuple[object, dict[str, object]] | None = None
+        #: Pages that follow a topic.
+        self.tails = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -71,7 +74,16 @@ class Parts:
             every=self.settings.every,
             on_sample=self._sampled,
         )
-        self._tasks.append(asyncio.create_task(self.collector.run(), name="console collector"))
+        self.handlers = Handlers(
+            self.admin,
+            lambda: self.collector.clients,
+            budget=self.settings.budget.handlers,
+            every=self.settings.every,
+        )
+        self._tasks += (
+            asyncio.create_task(self.collector.run(), name="console collector"),
+            asyncio.create_task(self.handlers.run(), name="console handlers"),
+        )
 
     async def stop(self) -> None:
         self.events.close()
@@ -95,7 +107,8 @@ class Parts:
         return snapshot
 
     def faults(self) -> tuple[Fault, ...]:
-        return find_faults(self.snapshot, self.pipelines.all, self.clock.now())
+        now = self.clock.now()
+        return find_faults(self.snapshot, self.pipelines.all, now, self.handlers.findings)
 
     def check_write(self, command: str) -> None:
         """Raises `ReadOnly` unless this console may change things."""
@@ -104,6 +117,10 @@ class Parts:
 
     async def _sampled(self, snapshot: Snapshot) -> None:
         values = measured(snapshot)
+        for group, times in self.handlers.times.items():
+            values[f"group/{group}/median"] = round(times.median, 4)
+            values[f"group/{group}/slowest"] = round(times.slowest, 4)
+            values[f"group/{group}/failed"] = round(times.failed_rate, 3)
         for each in self.pipelines.all:
             values[f"pipeline/{each.name}/lag"] = float(each.total_lag)
             values[f"pipeline/{each.name}/rows"] = each.report.rows_per_second or 0.0
@@ -116,6 +133,12 @@ def parts_of(request: Request) -> Parts:
     """The console that a request is for."""
     parts: Parts = request.app.state.parts
     return parts
+
+
+def is_let_in(request: Request) -> Callable[[], bool]:
+    """Whether the session of a request goes on: a stream outlives its beginning."""
+    logins, token = parts_of(request).logins, request.cookies.get(COOKIE)
+    return lambda: logins.session(token) is not None
 
 
 def who(request: Request) -> str:

@@ -114,6 +114,14 @@ class Pipelines:
     def all(self) -> list[Pipeline]:
         return sorted(self._all.values(), key=lambda each: each.name)
 
+    def by_group(self) -> dict[str, list[str]]:
+        """The names of the queries that consume as a group."""
+        found: dict[str, list[str]] = {}
+        for each in self.all:
+            if each.report.group:
+                found.setdefault(each.report.group, []).append(each.name)
+        return found
+
     def _forget_one(self) -> None:
         oldest = min(self._all.values(), key=lambda each: each.reported_at)
         del self._all[oldest.name]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from orbitmq.client.admin import AsyncAdmin, BrokerNode, Topic, TopicKind
@@ -48,6 +49,8 @@ class Questions:
         self._budget = budget
         #: How many members a group has, and how they share messages.
         self.members: dict[str, tuple[int, str]] = {}
+        #: And their ids.
+        self.clients: dict[str, tuple[str, ...]] = {}
         #: What is wrong among the members of a group, in words.
         self.findings: dict[str, tuple[str, ...]] = {}
         #: Dead letters of a group, and of them those of the last hour.
@@ -57,6 +60,8 @@ class Questions:
         #: When the oldest waiting message was stored, and the progress at which that was so.
         self._oldest: dict[Pair, tuple[float, int]] = {}
         self._counted_at: dict[str, float] = {}
+        #: How much a broker had deleted of a topic, and when the oldest that was left was stored.
+        self._first: dict[tuple[str, str], tuple[int, float | None]] = {}
         #: Topics that a group subscribes to and has not reported from: brokers' tables lack them.
         self._unreported: dict[str, dict[Queue, Place]] = {}
         #: What is known of the groups of brokers that do not tell of all at once.
@@ -115,7 +120,9 @@ class Questions:
             self._unreported.pop(group, None)
             if members is None:
                 self.members[group] = (0, "")
+                self.clients.pop(group, None)
                 return
+            self.clients[group] = tuple(sorted({each.client_id for each in members.clients}))
             self.members[group] = (len(members.clients), members.model)
             found = (*told_findings(told), *duplicate_clients(members))
             if found:
@@ -127,6 +134,8 @@ class Questions:
         if brokers:
             urgent = behind | self._unreported.keys()
             await self._each(self._members_turn.next(groups, urgent), ask)
+        for gone in self.clients.keys() - set(groups):
+            del self.clients[gone]
         for group, queues in self._unreported.items():
             if group in groups:
                 places[group] = queues | places.get(group, {})
@@ -207,19 +216,33 @@ class Questions:
         names = [topic.name for topic in topics if topic.kind is not TopicKind.SYSTEM]
 
         async def ask(topic: str) -> None:
-            found = [await self._tables.content(node.address, topic) for node in brokers]
+            found = [await self._content(node, topic) for node in brokers]
             parts = [part for part in found if part is not None]
-            times = [part.last_stored_at for part in parts if part.last_stored_at is not None]
             content = Content(
                 sum(part.messages for part in parts),
                 sum(part.total for part in parts),
-                max(times, default=None),
+                sum(part.deleted for part in parts),
+                max((part.last_stored_at for part in parts if part.last_stored_at), default=None),
+                min((part.first_stored_at for part in parts if part.first_stored_at), default=None),
             )
             self.contents[topic] = (content, self._growth(topic, content))
 
         await self._each(self._contents_turn.next(names), ask)
         for gone in self.contents.keys() - set(names):
             del self.contents[gone]
+        self._first = {key: each for key, each in self._first.items() if key[1] in self.contents}
+
+    async def _content(self, node: BrokerNode, topic: str) -> Content | None:
+        """What a broker has of a topic; its oldest message is looked up when that has changed."""
+        content = await self._tables.content(node.address, topic)
+        if content is None or not content.messages:
+            return content
+        key = (str(node), topic)
+        deleted, first = self._first.get(key, (-1, None))
+        if deleted != content.deleted:
+            first = await self._tables.first_stored(node.address, topic)
+            self._first[key] = (content.deleted, first)
+        return replace(content, first_stored_at=first)
 
     def _growth(self, topic: str, content: Content) -> float:
         """Messages per second since the last turn."""

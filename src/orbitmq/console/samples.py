@@ -115,6 +115,7 @@ class TopicSample:
     in_rate: float = 0.0
     #: None: it had no turn yet.
     messages: int | None = None
+    first_stored_at: float | None = None
     last_stored_at: float | None = None
     #: The groups that have progress in it, and how far each is behind.
     groups: Mapping[str, int] = field(default_factory=dict, hash=False)

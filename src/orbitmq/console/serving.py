@@ -18,6 +18,8 @@ from orbitmq.console.settings import ConsoleSettings
 
 #: Seconds that open requests get at a stop.
 _GRACE = 3
+#: Connections and requests at the same time; more are told to come later, before files run out.
+_MOST_CONNECTIONS = 800
 
 
 class Console:
@@ -62,6 +64,7 @@ class Console:
             timeout_graceful_shutdown=_GRACE,
             ssl_certfile=settings.certificate,
             ssl_keyfile=settings.private_key,
+            limit_concurrency=_MOST_CONNECTIONS,
             # Its answers are small and pages keep their connections.
             timeout_keep_alive=30,
         )

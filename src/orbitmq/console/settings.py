@@ -24,9 +24,10 @@ class Budget:
     topics: int = 40  #: topics: how much is in them
     members: int = 30  #: groups: who is online
     dead_letters: int = 30  #: groups: how many dead letters
+    handlers: int = 10  #: groups: how long their handlers take
 
     def __post_init__(self) -> None:
-        for name in ("ages", "topics", "members", "dead_letters"):
+        for name in ("ages", "topics", "members", "dead_letters", "handlers"):
             if getattr(self, name) < 1:
                 raise SettingError(f"console.budget.{name} must be 1 or more")
 

@@ -7,10 +7,11 @@ rates without asking, the progress of a sample ago tells a stalled group from on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from orbitmq.client.admin.progresstables import decode_progress_tables
+from orbitmq.client.admin.topicstatus import TOOLS_GROUP
 from orbitmq.client.engine import Engine
 from orbitmq.client.queue import Queue
 from orbitmq.remoting.address import Address
@@ -65,7 +66,10 @@ class Content:
     messages: int
     #: The sum of the next offsets: how many messages it has ever had.
     total: int
+    #: The sum of the first offsets: grows when old messages are deleted.
+    deleted: int
     last_stored_at: float | None
+    first_stored_at: float | None = None
 
 
 class BrokerTables:
@@ -108,6 +112,11 @@ class BrokerTables:
 
     async def age(self, broker: Address, group: str, topic: str) -> float | None:
         """How long the oldest message of a topic has waited for a group; None: not known."""
+        ages = map(self._age, await self._spans(broker, group, topic))
+        return max((age for age in ages if age is not None), default=None)
+
+    async def _spans(self, broker: Address, group: str, topic: str) -> Collection[QueueTimeSpan]:
+        """The times of a topic's messages, by queue; of the queue itself whoever the group is."""
         answer = await self._engine.ask(
             broker,
             RequestCode.QUERY_CONSUME_TIME_SPAN,
@@ -116,10 +125,8 @@ class BrokerTables:
             timeout=TIMEOUT,
         )
         if answer.code != ResponseCode.SUCCESS:
-            return None
-        spans = decode_body(ConsumeTimeSpans, answer.body or b"{}").consume_time_span_set
-        ages = (self._age(span) for span in spans)
-        return max((age for age in ages if age is not None), default=None)
+            return ()
+        return decode_body(ConsumeTimeSpans, answer.body or b"{}").consume_time_span_set
 
     def _age(self, span: QueueTimeSpan) -> float | None:
         if span.min_time_stamp <= 0:
@@ -139,8 +146,15 @@ class BrokerTables:
         return Content(
             sum(max(0, high - low) for low, high, _ in bounds),
             sum(high for _, high, _ in bounds),
+            sum(low for low, _, _ in bounds),
             max(times) / 1000 if times else None,
         )
+
+    async def first_stored(self, broker: Address, topic: str) -> float | None:
+        """When the oldest message of a topic was stored; None: not known."""
+        spans = await self._spans(broker, TOOLS_GROUP, topic)
+        times = [span.min_time_stamp for span in spans if span.min_time_stamp > 0]
+        return min(times) / 1000 if times else None
 
     async def stored_since(self, broker: Address, topic: str, since: float) -> int:
         """How many messages of a topic were stored from a time on."""

@@ -9,8 +9,6 @@ from orbitmq.client.admin import DeadLetter
 
 #: Letters that are looked at, the newest first; of more than that it is said how many were left.
 LOOKED_AT = 20_000
-#: Characters of a reason that name a pile.
-_LONGEST = 200
 
 
 @dataclass(slots=True)
@@ -59,14 +57,8 @@ async def triage(letters: AsyncIterator[DeadLetter], now: float) -> Triage:
     return found
 
 
-def first_line(reason: str) -> str:
-    """What names a reason: its first line, without what follows."""
-    lines = reason.strip().splitlines()
-    return lines[0].strip()[:_LONGEST] if lines else "unknown"
-
-
 def _add(piles: dict[str, Reason], letter: DeadLetter, now: float) -> None:
-    name = first_line(letter.reason)
+    name = letter.pile
     pile = piles.get(name)
     if pile is None:
         pile = piles[name] = Reason(name, sample=letter, last_died_at=letter.died_at)

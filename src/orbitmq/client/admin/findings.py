@@ -185,3 +185,12 @@ def queue_findings(
                 )
             )
     return tuple(found)
+
+
+def retries_for_ever(info: RunningInfo) -> bool:
+    """Whether a consumer works in order and never gives a message up."""
+    text = info.properties.get("maxReconsumeTimes", "")
+    if not info.is_orderly or not text.lstrip("-").isdecimal():
+        return False
+    # Java counts up to its largest number when nothing is set, which is -1.
+    return int(text) < 0 or int(text) >= 2**31 - 1

@@ -22,6 +22,7 @@ from orbitmq.client.admin.groupvalues import (
     GroupProgress,
     GroupSettings,
     GroupSummary,
+    QueueProgress,
     TopicLag,
 )
 from orbitmq.client.admin.listing import Listing
@@ -32,7 +33,13 @@ from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.admin.topicstatus import TopicInsight
 from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
 from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.names import check_group, dead_letter_topic, is_system_group, retry_topic
+from orbitmq.client.names import (
+    check_group,
+    dead_letter_topic,
+    is_retry_topic,
+    is_system_group,
+    retry_topic,
+)
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers.topics import DeleteGroupRequest
@@ -136,7 +143,21 @@ class AsyncGroups:
 
     async def _with_members(self, summary: GroupSummary, topology: Topology) -> GroupSummary:
         members, _ = await self._consumers.look(summary.group, topology)
-        return replace(summary, members=members, was_asked_for_members=True)
+        known = replace(summary, members=members, was_asked_for_members=True)
+        if members is None or members.model == "broadcasting":
+            return known
+        # Brokers' tables have the topics that a group reported progress in: what one that has not
+        # finished anything yet is behind in is told only when asked for by name.
+        told = {each.topic for each in summary.topics}
+        silent = {each.topic for each in members.subscriptions} - told
+        silent = {topic for topic in silent if not is_retry_topic(topic)}
+        if not silent:
+            return known
+        progress = await self._progress.of_group(
+            summary.group, subscribed=silent, topology=topology
+        )
+        more = (_topic_lag(topic, progress.of_topic(topic)) for topic in sorted(silent))
+        return replace(known, topics=(*summary.topics, *more))
 
     # One group.
 
@@ -316,6 +337,12 @@ def _merge(into: dict[str, TopicLag], more: Mapping[str, TopicLag]) -> None:
             before.consume_rate + lag.consume_rate,
             max(ages, default=None),
         )
+
+
+def _topic_lag(topic: str, queues: Collection[QueueProgress]) -> TopicLag:
+    lag = sum(each.lag for each in queues)
+    age = max((each.lag_seconds for each in queues if each.lag_seconds), default=None)
+    return TopicLag(topic, lag, len(queues), 0.0, age if lag else 0.0)
 
 
 def _optional_count(name: str, value: int | None) -> int | None:

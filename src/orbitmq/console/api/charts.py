@@ -10,7 +10,7 @@ from orbitmq.console.answers import answer, number
 from orbitmq.console.errors import BadInput
 from orbitmq.console.events import stream
 from orbitmq.console.historyfile import STEP
-from orbitmq.console.parts import Parts, parts_of
+from orbitmq.console.parts import Parts, is_let_in, parts_of
 from orbitmq.console.series import FINE, thinned
 
 _WEEK = 7 * 24 * 60
@@ -44,7 +44,7 @@ async def points(parts: Parts, name: str, start: float) -> list[tuple[float, flo
 
 async def events(request: Request) -> Response:
     """Server-sent events: `sample` after every look, `replay`, `pipeline`, `audit`."""
-    return stream(parts_of(request).events.listen())
+    return stream(parts_of(request).events.listen(), is_let_in(request))
 
 
 routes = [Route("/charts", charts), Route("/events", events)]

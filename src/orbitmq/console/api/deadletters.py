@@ -28,48 +28,73 @@ from orbitmq.console.triage import triage
 _MOST_LETTERS = 500
 #: Outcomes in one answer; the rest are asked for by `from`.
 _MOST_OUTCOMES = 1000
+#: The end of the year 9999: later times cannot be written down.
+_LAST_MOMENT = 253_402_300_799.0
 
 
 class Which(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which letters, and how they are sent."""
+    """Which letters; everything that is given must hold."""
 
-    reason: str | None = None
+    pile: str | None = None  #: the first line of their reason
+    reason: str | None = None  #: a part of it
     topic: str | None = None
     key: str | None = None
     ids: tuple[str, ...] = ()
     since: float | None = None
     until: float | None = None
-    count: int | None = None
-    rate: float | None = None
-    to: str = ResendTo.RETRY.value
-    again: bool = False
-    dry_run: bool = False
+    min_attempts: int | None = None
+    max_attempts: int | None = None
 
     @property
     def filter(self) -> DeadLetterFilter:
+        """Raises `BadInput` or `BadRequest`."""
+        for name in ("since", "until"):
+            moment = getattr(self, name)
+            if moment is not None and not 0 <= moment <= _LAST_MOMENT:
+                raise BadInput(f"{name} must be seconds since the epoch, got {moment}")
         return DeadLetterFilter(
             since=self.since,
             until=self.until,
             keys=(self.key,) if self.key else (),
             topic=self.topic,
             reason=self.reason,
+            pile=self.pile,
+            min_attempts=self.min_attempts,
+            max_attempts=self.max_attempts,
             ids=self.ids,
+        )
+
+
+class Wish(Which, forbid_unknown_fields=True, kw_only=True):
+    """Which letters, and how they are sent."""
+
+    count: int | None = None
+    rate: float | None = None
+    to: str = ResendTo.RETRY.value
+    again: bool = False
+    dry_run: bool = False
+
+    def command(self, group: str) -> str:
+        """What the command line would be told. Raises `BadInput`."""
+        if self.to not in tuple(ResendTo):
+            raise BadInput(f"to must be one of {', '.join(ResendTo)}")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise BadInput(f"rate must be above 0, got {self.rate}")
+        if self.count is not None and self.count < 1:
+            raise BadInput(f"count must be 1 or more, got {self.count}")
+        return commandlines.resend_dead_letters(
+            group, self.filter, limit=self.count, rate=self.rate, to=self.to, again=self.again
         )
 
 
 def _which(request: Request) -> Which:
     """The same, out of a query."""
-    since, until = text(request, "since"), text(request, "until")
+    names = Which.__struct_fields__
+    found = {name: value for name in names if name != "ids" and (value := text(request, name))}
     try:
-        return Which(
-            reason=text(request, "reason"),
-            topic=text(request, "topic"),
-            key=text(request, "key"),
-            since=None if since is None else float(since),
-            until=None if until is None else float(until),
-        )
-    except ValueError as error:
-        raise BadInput("since and until are seconds since the epoch") from error
+        return msgspec.convert(found, Which, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadInput(str(error)) from error
 
 
 async def groups(request: Request) -> Response:
@@ -81,14 +106,17 @@ async def groups(request: Request) -> Response:
 
 
 async def summary(request: Request) -> Response:
-    """The piles of a group's letters, by reason, with a sample of each."""
+    """The piles of a group's letters, by reason, with a sample of each.
+
+    `reason`, `topic`, `key`, `since`, `until`, `min_attempts` and `max_attempts` choose.
+    """
     parts = parts_of(request)
     group = request.path_params["group"]
-    which = _which(request)
-    letters = parts.admin.dead_letters.list(group, which.filter, newest_first=True)
+    where = _which(request).filter
+    letters = parts.admin.dead_letters.list(group, where, newest_first=True)
     async with aclosing(letters):
         found = await triage(letters, parts.clock.now())
-    servers = ";".join(parts.settings.client.name_servers)
+    servers = parts.settings.client.name_servers
     return answer(
         {
             "group": group,
@@ -104,16 +132,16 @@ async def summary(request: Request) -> Response:
                     "topics": pile.topics,
                     "ages": pile.ages,
                     "sample": None if pile.sample is None else shown_letter(pile.sample),
-                    "command": commandlines.resend_dead_letters(group, reason=pile.name, limit=10),
-                    "notebook": dead_letter_snippet(servers, group, pile.name),
+                    "notebook": dead_letter_snippet(servers, group, where, pile.name),
                 }
                 for pile in found.piles
             ],
             "commands": {
-                "list": commandlines.list_dead_letters(group),
-                "export": commandlines.export_dead_letters(group, f"{group}.parquet"),
+                "list": commandlines.list_dead_letters(group, where),
+                "summary": commandlines.count_dead_letters(group, where),
+                "export": commandlines.export_dead_letters(group, f"{group}.parquet", where),
             },
-            "notebook": dead_letter_snippet(servers, group, None),
+            "notebook": dead_letter_snippet(servers, group, where),
         }
     )
 
@@ -121,43 +149,41 @@ async def summary(request: Request) -> Response:
 async def letters(request: Request) -> Response:
     """Letters, the newest first."""
     parts = parts_of(request)
+    group = request.path_params["group"]
     most = number(request, "count", 50, 1, _MOST_LETTERS)
-    found = await parts.admin.dead_letters.sample(
-        request.path_params["group"], most, _which(request).filter
+    where = _which(request).filter
+    found = await parts.admin.dead_letters.sample(group, most, where)
+    return answer(
+        {
+            "rows": [shown_letter(each) for each in found],
+            "command": commandlines.list_dead_letters(group, where, newest=True, limit=most),
+        }
     )
-    return answer({"rows": [shown_letter(each) for each in found]})
+
+
+async def replay_command(request: Request) -> Response:
+    """The command that a wish amounts to; nothing is begun."""
+    return answer({"command": (await given(request, Wish)).command(request.path_params["group"])})
 
 
 async def replay(request: Request) -> Response:
     """Begin to send letters again; `dry_run` only says which."""
     parts = parts_of(request)
     group = request.path_params["group"]
-    which = await given(request, Which)
-    if which.to not in tuple(ResendTo):
-        raise BadInput(f"to must be one of {', '.join(ResendTo)}")
-    if which.rate is not None and which.rate <= 0:
-        raise BadInput(f"rate must be above 0, got {which.rate}")
-    if which.count is not None and which.count < 1:
-        raise BadInput(f"count must be 1 or more, got {which.count}")
-    command = commandlines.resend_dead_letters(
-        group,
-        reason=which.reason,
-        topic=which.topic,
-        limit=which.count,
-        rate=which.rate,
-        to=which.to,
-        again=which.again,
-    )
-    if not which.dry_run:
+    wish = await given(request, Wish)
+    command = wish.command(group)
+    if wish.dry_run:
+        command += " --dry-run"
+    else:
         parts.check_write(command)
     begun = parts.replays.begin(
         group,
-        which.filter,
-        to=ResendTo(which.to),
-        rate=which.rate,
-        limit=which.count,
-        again=which.again,
-        dry_run=which.dry_run,
+        wish.filter,
+        to=ResendTo(wish.to),
+        rate=wish.rate,
+        limit=wish.count,
+        again=wish.again,
+        dry_run=wish.dry_run,
         who=who(request),
         command=command,
         now=parts.clock.now(),
@@ -243,6 +269,7 @@ routes = [
     Route("/dead-letters/{group}/letters", letters),
     Route("/dead-letters/{group}/export", export),
     Route("/dead-letters/{group}/replay", replay, methods=["POST"]),
+    Route("/dead-letters/{group}/replay/command", replay_command, methods=["POST"]),
     Route("/replays", replays),
     Route("/replays/{id}", one_replay, methods=["GET"]),
     Route("/replays/{id}", end_replay, methods=["DELETE"]),

@@ -14,7 +14,7 @@ from orbitmq.console import commandlines
 from orbitmq.console.answers import answer
 from orbitmq.console.api.listing import Row, window
 from orbitmq.console.errors import NotThere
-from orbitmq.console.faults import find_faults
+from orbitmq.console.faults import explained, find_faults
 from orbitmq.console.parts import Parts, parts_of, who
 from orbitmq.console.samples import GroupSample, Pace
 
@@ -53,10 +53,13 @@ def _matches(row: Row, choice: str) -> bool:
 
 async def groups(request: Request) -> Response:
     """The list; `filter` is `behind`, `wrong` or `dead`."""
-    snapshot = parts_of(request).snapshot
+    parts = parts_of(request)
+    snapshot = parts.snapshot
     rows = map(group_row, snapshot.groups.values())
     content = window(request, rows, columns=_COLUMNS, default="-lag", matches=_matches)
-    return answer(content | {"at": snapshot.at})
+    by_group = parts.pipelines.by_group()
+    shown = [{**row, "pipelines": by_group.get(row["name"], ())} for row in content["rows"]]
+    return answer({**content, "rows": shown, "at": snapshot.at})
 
 
 async def group(request: Request) -> Response:
@@ -67,7 +70,8 @@ async def group(request: Request) -> Response:
     snapshot = parts.collector.snapshot
     sample = None if snapshot is None else snapshot.groups.get(name)
     now = parts.clock.now()
-    faults = () if snapshot is None else find_faults(snapshot, (), now)
+    endless = parts.handlers.findings
+    faults = () if snapshot is None else find_faults(snapshot, (), now, endless)
     pipelines = [each.name for each in parts.pipelines.all if each.report.group == name]
     return answer(
         {
@@ -82,16 +86,17 @@ async def group(request: Request) -> Response:
             "retry_lag": details.progress.retry_lag,
             "dead_letters": details.dead_letters,
             "members": details.members,
-            "findings": [
-                {"kind": each.kind, "text": each.text, "variants": each.variants}
-                for each in details.findings
-            ],
+            "findings": [explained(each) for each in details.findings],
             "faults": [
                 fault for fault in faults
                 if fault.subject == name and fault.kind != "members disagree"
             ],
             "pipelines": pipelines,
             "command": commandlines.show_group(name),
+            "commands": {
+                "pause": commandlines.pause_group(name),
+                "resume": commandlines.pause_group(name, resume=True),
+            },
             "unreachable": details.progress.unreachable,
         }
     )  # fmt: skip

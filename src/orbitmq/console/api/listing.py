@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from starlette.requests import Request
 
@@ -15,6 +15,10 @@ Row = Mapping[str, Any]
 MOST_ROWS = 500
 
 
+#: A part of a list: how long that is, where the part begins, and what is in it.
+Window = TypedDict("Window", {"total": int, "from": int, "rows": list[Row]})
+
+
 def window(
     request: Request,
     rows: Iterable[Row],
@@ -22,7 +26,7 @@ def window(
     columns: Iterable[str],
     default: str,
     matches: Callable[[Row, str], bool] | None = None,
-) -> dict[str, object]:
+) -> Window:
     """The rows that a query means.
 
     `search` is part of a name; `sort` a column, with `-` in front for the largest first; `from` and

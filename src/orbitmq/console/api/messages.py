@@ -13,6 +13,7 @@ from orbitmq.client.admin import BodyForm, shown_body
 from orbitmq.client.admin.browsing import Cursor, Stretch
 from orbitmq.client.admin.errors import BadRequest
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.console import commandlines
 from orbitmq.console.answers import answer, needed, number, text
 from orbitmq.console.api.shownmessages import (
     message_details,
@@ -23,11 +24,14 @@ from orbitmq.console.api.shownmessages import (
 from orbitmq.console.api.topics import queue_named
 from orbitmq.console.errors import BadInput
 from orbitmq.console.events import encoded, stream
-from orbitmq.console.parts import Parts, parts_of
+from orbitmq.console.parts import Parts, is_let_in, parts_of
+from orbitmq.console.paths import TRACE_CONTEXT, known_steps, traced_steps
 
 MOST = 200
 #: Messages that a page which follows a topic is shown in one second; the rest are counted.
 TAIL_RATE = 50
+#: Pages that may follow topics at the same time: each of them keeps brokers busy.
+MOST_TAILS = 30
 
 
 async def messages(request: Request) -> Response:
@@ -40,22 +44,41 @@ async def messages(request: Request) -> Response:
     topic = needed(request, "topic")
     if key := text(request, "key"):
         return await _by_key(parts, request, topic, key)
-    cursor = text(request, "cursor")
-    if cursor is None and text(request, "offset") is not None:
+    cursor, offset = text(request, "cursor"), text(request, "offset")
+    if cursor is None and offset is not None:
         cursor = await _from_offset(parts, request, topic)
     queue = text(request, "queue")
+    queues = None if queue is None else [queue_named(topic, queue)]
+    size = number(request, "count", 50, 1, MOST)
+    since, until = _moment(text(request, "since")), _moment(text(request, "until"))
+    newest = text(request, "newest") == "1"
+    expression, kind = text(request, "expression"), text(request, "type") or "TAG"
     page = await parts.admin.messages.page(
         topic,
         cursor=cursor,
-        size=number(request, "count", 50, 1, MOST),
-        since=_moment(text(request, "since")),
-        until=_moment(text(request, "until")),
-        queues=None if queue is None else [queue_named(topic, queue)],
-        newest_first=text(request, "newest") == "1",
-        expression=text(request, "expression") or "*",
-        expression_type=text(request, "type") or "TAG",
+        size=size,
+        since=since,
+        until=until,
+        queues=queues,
+        newest_first=newest,
+        expression=expression or "*",
+        expression_type=kind,
     )
-    return answer({"rows": [message_row(each) for each in page.messages], "cursor": page.cursor})
+    if queues and offset is not None:
+        command = commandlines.message_at(queues[0], number(request, "offset", 0, 0, 2**63 - 1))
+    else:
+        command = commandlines.browse_messages(
+            topic,
+            since=since,
+            until=until,
+            queues=queues or (),
+            expression=expression,
+            is_sql=kind != "TAG",
+            newest=newest,
+            limit=size,
+        )
+    rows = [message_row(each) for each in page.messages]
+    return answer({"rows": rows, "cursor": page.cursor, "command": command})
 
 
 def _moment(given: str | None) -> float | str | None:
@@ -111,7 +134,9 @@ async def _by_key(parts: Parts, request: Request, topic: str, key: str) -> Respo
                 cursor = f"{last}.{done + (before[1] if before[0] == last else 0)}"
                 break
             rows.append(message)
-    return answer({"rows": [message_row(each) for each in rows], "cursor": cursor})
+    command = commandlines.find_messages(topic, key, limit=size)
+    shown = [message_row(each) for each in rows]
+    return answer({"rows": shown, "cursor": cursor, "command": command})
 
 
 def _key_cursor(given: str | None) -> tuple[int | None, int]:
@@ -154,27 +179,51 @@ async def body(request: Request) -> Response:
 
 
 async def track(request: Request) -> Response:
-    """What became of a message in every group that consumes its topic."""
+    """What became of a message in every group that consumes its topic, and its path with times."""
     found = await _found(request)
-    tracks = await parts_of(request).admin.messages.track(found)
-    return answer({"message": message_row(found), "tracks": [shown_track(each) for each in tracks]})
+    messages = parts_of(request).admin.messages
+    tracks = await messages.track(found)
+    steps = [*known_steps(found, tracks), *await traced_steps(messages, found)]
+    return answer(
+        {
+            "message": message_row(found),
+            "tracks": [shown_track(each) for each in tracks],
+            "path": sorted(steps, key=lambda step: step.at),
+            "trace": found.get(TRACE_CONTEXT),
+            "command": commandlines.track_message(found.offset_id, None),
+        }
+    )
 
 
 async def tail(request: Request) -> Response:
-    """Messages as they arrive, as events."""
+    """Messages as they arrive, as events; the first one has the command that does the same."""
     parts = parts_of(request)
     topic = needed(request, "topic")
     # So that a wrong name is an answer and not a stream that ends.
     await parts.admin.topics.get(topic)
-    arriving = parts.admin.messages.tail(
-        topic,
-        expression=text(request, "expression") or "*",
-        expression_type=text(request, "type") or "TAG",
-    )
-    return stream(_tail(parts, arriving))
+    expression, kind = text(request, "expression"), text(request, "type") or "TAG"
+    arriving = parts.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
+    command = commandlines.follow_topic(topic, expression=expression, is_sql=kind != "TAG")
+    return stream(_tail(parts, arriving, command), is_let_in(request))
 
 
 async def _tail(
+    parts: Parts, arriving: AsyncGenerator[ReceivedMessage, None], command: str
+) -> AsyncGenerator[bytes, None]:
+    if parts.tails >= MOST_TAILS:
+        yield encoded("refused", {"text": f"{MOST_TAILS} pages follow topics already; close one"})
+        return
+    parts.tails += 1
+    try:
+        yield encoded("command", {"command": command})
+        async with aclosing(_arriving(parts, arriving)) as events:
+            async for event in events:
+                yield event
+    finally:
+        parts.tails -= 1
+
+
+async def _arriving(
     parts: Parts, arriving: AsyncGenerator[ReceivedMessage, None]
 ) -> AsyncGenerator[bytes, None]:
     second, shown, passed = 0, 0, 0

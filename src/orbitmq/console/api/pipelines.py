@@ -11,7 +11,7 @@ from starlette.routing import Route
 from orbitmq.console.answers import LARGEST, answer
 from orbitmq.console.errors import BadInput
 from orbitmq.console.parts import parts_of
-from orbitmq.console.pipelines import Pipeline
+from orbitmq.console.pipelines import Pipeline, PipelineReport
 
 
 def shown_pipeline(pipeline: Pipeline, now: float) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def shown_pipeline(pipeline: Pipeline, now: float) -> dict[str, Any]:
             and report.trigger_seconds
             and report.batch_seconds > report.trigger_seconds
         ),
+        "is_slow": _is_slow(report),
         "group": report.group,
         "topics": report.topics,
         "output": report.output,
@@ -39,6 +40,12 @@ def shown_pipeline(pipeline: Pipeline, now: float) -> dict[str, Any]:
         "error": report.error,
         "url": report.url,
     }
+
+
+def _is_slow(report: PipelineReport) -> bool:
+    """Whether more comes in than is processed, while something waits."""
+    came, went = report.input_rows_per_second, report.rows_per_second
+    return bool(came and went and came > went and any(report.lag.values()))
 
 
 async def pipelines(request: Request) -> Response:
@@ -76,7 +83,8 @@ async def forget(request: Request) -> Response:
 
 routes = [
     Route("/pipelines", pipelines),
-    Route("/pipelines/{name}", pipeline, methods=["GET"]),
-    Route("/pipelines/{name}", report, methods=["POST"]),
-    Route("/pipelines/{name}", forget, methods=["DELETE"]),
+    # A query may be named as it likes, with slashes too.
+    Route("/pipelines/{name:path}", pipeline, methods=["GET"]),
+    Route("/pipelines/{name:path}", report, methods=["POST"]),
+    Route("/pipelines/{name:path}", forget, methods=["DELETE"]),
 ]

@@ -48,7 +48,7 @@ async def index(_: Request) -> Response:
 def _described(route: Route) -> dict[str, object]:
     methods = sorted((route.methods or set()) - {"HEAD"})
     return {
-        "path": f"{PREFIX}{route.path}".rstrip("/"),
+        "path": f"{PREFIX}{route.path}".replace(":path}", "}").rstrip("/"),
         "methods": methods,
         "about": inspect.getdoc(route.endpoint) or "",
     }

@@ -8,10 +8,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq import __version__
-from orbitmq.console.access import COOKIE
 from orbitmq.console.answers import answer, given
-from orbitmq.console.logins import Session
+from orbitmq.console.logins import COOKIE, Session
 from orbitmq.console.parts import Parts, parts_of, who
+
+#: Bytes of what those may send whom nobody knows yet.
+_LARGEST = 4096
 
 
 class Password(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,7 +44,7 @@ async def me(request: Request) -> Response:
 async def log_in(request: Request) -> Response:
     """Begin a session with the `password`; the answer sets a cookie."""
     parts = parts_of(request)
-    given_password = (await given(request, Password)).password
+    given_password = (await given(request, Password, largest=_LARGEST)).password
     token = parts.logins.log_in(given_password, who(request))
     response = answer(me_content(parts, parts.logins.session(token)))
     response.set_cookie(

@@ -17,7 +17,9 @@ from orbitmq.console.api.listing import Row, window
 from orbitmq.console.parts import parts_of, who
 from orbitmq.console.samples import TopicSample
 
-_COLUMNS = ("name", "kind", "queues", "in_rate", "messages", "lag", "groups", "last_stored_at")
+_COLUMNS = (
+    "name", "kind", "queues", "in_rate", "messages", "lag", "groups", "span", "last_stored_at",
+)  # fmt: skip
 
 
 class Wish(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -43,12 +45,21 @@ def topic_row(sample: TopicSample) -> dict[str, Any]:
         "permission": _permission(topic),
         "in_rate": sample.in_rate,
         "messages": sample.messages,
+        "first_stored_at": sample.first_stored_at,
         "last_stored_at": sample.last_stored_at,
+        "span": _span(sample),
         "lag": sum(sample.groups.values()),
         "groups": len(sample.groups),
         "worst_group": worst[0] if worst and worst[1] else None,
         "worst_lag": worst[1] if worst else 0,
     }
+
+
+def _span(sample: TopicSample) -> float | None:
+    """Seconds between the oldest and the newest message that are kept; None: none are."""
+    if sample.first_stored_at is None or sample.last_stored_at is None:
+        return None
+    return max(0.0, sample.last_stored_at - sample.first_stored_at)
 
 
 def _permission(topic: Topic) -> str:
@@ -67,7 +78,7 @@ async def topics(request: Request) -> Response:
     snapshot = parts_of(request).snapshot
     rows = map(topic_row, snapshot.topics.values())
     content = window(request, rows, columns=_COLUMNS, default="name", matches=_is_kind)
-    return answer(content | {"at": snapshot.at})
+    return answer({**content, "at": snapshot.at})
 
 
 async def topic(request: Request) -> Response:
@@ -109,6 +120,7 @@ async def topic(request: Request) -> Response:
                 }
                 for group in groups
             ],
+            "commands": {"delete": commandlines.delete_topic(name)},
             "unreachable": status.unreachable,
         }
     )  # fmt: skip

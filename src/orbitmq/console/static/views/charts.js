@@ -19,6 +19,8 @@ export async function charts({ query, remember }) {
       [`${state.group}: messages per second`, f.rate, [["in", `group/${state.group}/in`], ["out", `group/${state.group}/out`]]],
       [`${state.group}: waiting`, f.count, [["waiting", `group/${state.group}/lag`], ["failed before", `group/${state.group}/retry`]]],
       [`${state.group}: age of the oldest`, f.duration, [["oldest", `group/${state.group}/seconds`]]],
+      [`${state.group}: its handlers take`, f.fine, [["median of its consumers", `group/${state.group}/median`], ["the slowest", `group/${state.group}/slowest`]]],
+      [`${state.group}: failed per second`, f.rate, [["failed", `group/${state.group}/failed`]]],
       [`${state.group}: dead letters`, f.count, [["dead letters", `group/${state.group}/dead`]]],
     ] : []),
     ...(state.topic ? [[`${state.topic}: in per second`, f.rate, [["in", `topic/${state.topic}/in`]]]] : []),

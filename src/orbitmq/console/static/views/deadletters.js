@@ -23,48 +23,89 @@ export async function deadLetterGroups() {
   };
 }
 
-/** The dead letters of a group, in piles. */
-export async function deadLetters({ params }) {
+/** The dead letters of a group, in piles; those that the filter chooses. */
+export async function deadLetters({ params, query, remember }) {
   const group = params.group;
-  const load = () => get(path("dead-letters", group));
+  const filter = filterForm(query, async () => {
+    remember(filter.kept());
+    try { await view.refresh(); trouble.replaceChildren(); } catch (error) { trouble.replaceChildren(problem(error)); }
+    dispatchEvent(new Event("console:redraw"));
+  });
+  const trouble = h("div");
+  const load = () => get(path("dead-letters", group), filter.chosen());
   let content = await load();
+  let known = null;
   const running = h("div", { class: "stack" });
   const follow = (replay) => followReplay(running, replay);
   const going = (await get("/replays")).replays.find((each) => each.group === group && each.is_running);
   if (going) follow(going);
-  return {
+  const view = {
     title: `Dead letters of ${group}`,
-    draw: () => drawn(group, content, running, follow),
+    draw: () => drawn({ group, content, filter, trouble, running, follow }),
     // Reading all letters is no small thing: it is done again when the number has changed.
     refresh: async (now) => {
-      const row = now?.dying?.find((each) => each.name === group);
-      if (!row || row.dead_letters !== content.count) content = await load();
+      const count = now?.dying?.find((each) => each.name === group)?.dead_letters ?? null;
+      if (now && count !== null && count === known) return;
+      known = count;
+      content = await load();
     },
     replayed: (event) => running.replayed?.(event),
   };
+  return view;
 }
 
-function drawn(group, content, running, follow) {
-  const save = (format) => url(path("dead-letters", group, "export"), { format });
+/** Which letters: by key, topic, reason, time and attempts. */
+function filterForm(query, changed) {
+  const input = (name, props) => h("input", { name, value: query.get(name) ?? "", autocomplete: "off", spellcheck: "false", ...props });
+  const fields = {
+    key: input("key", { placeholder: "order-17" }), topic: input("topic"), reason: input("reason", { placeholder: "a part of it" }),
+    since: input("since", { type: "datetime-local", step: 1 }), until: input("until", { type: "datetime-local", step: 1 }),
+    min_attempts: input("min_attempts", { type: "number", min: 0 }), max_attempts: input("max_attempts", { type: "number", min: 0 }),
+  };
+  const kept = () => Object.fromEntries(Object.entries(fields).map(([name, each]) => [name, each.value.trim()]));
+  const chosen = () => {
+    const moment = (text) => (text ? new Date(text).getTime() / 1000 : "");
+    return { ...kept(), since: moment(fields.since.value), until: moment(fields.until.value) };
+  };
+  const isOn = () => Object.values(kept()).some(Boolean);
+  const clear = h("button", { type: "button", class: "quiet", onclick: () => { for (const each of Object.values(fields)) each.value = ""; changed(); } }, "Clear");
+  const form = h("form", { class: "body form" }, field("Key", fields.key), field("Sent to topic", fields.topic), field("Reason", fields.reason), field("Died since", fields.since), field("Died before", fields.until),
+    field("Tried at least", fields.min_attempts), field("Tried at most", fields.max_attempts), h("div", { class: "row" }, h("button", { class: "primary" }, "Filter"), clear));
+  form.onsubmit = (event) => { event.preventDefault(); changed(); };
+  const node = h("details", { class: "card filter", open: isOn() }, h("summary", null, "Filter by key, topic, reason, time, attempts"), form);
+  return { node, kept, chosen, isOn };
+}
+
+/** What a replay is told: no text where nothing was filled in. */
+function wished(chosen) {
+  const numbers = ["since", "until", "min_attempts", "max_attempts"];
+  return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== "").map(([name, value]) => [name, numbers.includes(name) ? Number(value) : value]));
+}
+
+function drawn({ group, content, filter, trouble, running, follow }) {
+  const chosen = filter.chosen();
+  const save = (format) => url(path("dead-letters", group, "export"), { ...chosen, format });
+  const which = filter.isOn() ? "that the filter chooses" : "";
   return [
     head(group, {
       crumb: link("/dead-letters", "Dead letters"),
-      sub: [`${f.plural(content.count, "message")} in ${f.plural(content.reasons.length, "pile")}`, content.is_complete ? "" : "; there are more, these are the newest", " · ", link(path("groups", group), "the group")],
+      sub: [`${f.plural(content.count, "message")} in ${f.plural(content.reasons.length, "pile")} ${which}`, content.is_complete ? "" : "; there are more, these are the newest", " · ", link(path("groups", group), "the group")],
       actions: [
         h("a", { class: "button", href: save("jsonl"), download: "" }, "Save as JSON lines"),
         h("a", { class: "button", href: save("parquet"), download: "" }, "Save as Parquet"),
         h("button", { type: "button", onclick: () => notebookDialog(content.notebook) }, "Open in a notebook"),
-        content.count > 0 && h("button", { type: "button", class: "primary", onclick: () => replayDialog(group, null, content.count, follow) }, "Replay all"),
+        content.count > 0 && h("button", { type: "button", class: "primary", onclick: () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }) }, "Replay all"),
       ],
     }),
-    h("div", { class: "stack" }, keep("running", running), content.reasons.length
-      ? h("section", { class: "card", "aria-label": "Reasons" }, content.reasons.map((pile) => drawnPile(group, pile, follow)))
-      : h("section", { class: "card" }, h("p", { class: "empty" }, "This group has no dead letters.")),
-      command(content.commands.list)),
+    h("div", { class: "stack" }, keep("running", running), keep("filter", filter.node), keep("trouble", trouble), content.reasons.length
+      ? h("section", { class: "card", "aria-label": "Reasons" }, content.reasons.map((pile) => drawnPile(group, pile, chosen, follow)))
+      : h("section", { class: "card" }, h("p", { class: "empty" }, filter.isOn() ? "No dead letter matches." : "This group has no dead letters.")),
+      command(content.commands.list), command(content.commands.export)),
   ];
 }
 
-function drawnPile(group, pile, follow) {
+function drawnPile(group, pile, chosen, follow) {
+  const which = { ...chosen, pile: pile.name };
   const [hour, day, week, older] = pile.ages;
   const topics = Object.entries(pile.topics).sort((a, b) => b[1] - a[1]);
   return h("article", { class: "pile" },
@@ -77,25 +118,29 @@ function drawnPile(group, pile, follow) {
         h("span", { class: "muted" }, topics.slice(0, 3).map(([topic, number], place) => [place ? ", " : "from ", link(path("topics", topic), topic), topics.length > 1 ? ` (${f.count(number)})` : ""]))),
       pile.sample && h("div", { class: "sample" }, pile.sample.preview),
       h("div", { class: "row" },
-        h("button", { type: "button", onclick: () => lettersDialog(group, pile) }, "Look at them"),
-        h("button", { type: "button", onclick: () => replayDialog(group, pile, Math.min(10, pile.count), follow, true) }, `Replay ${Math.min(10, pile.count)}`),
-        pile.count > 10 && h("button", { type: "button", onclick: () => replayDialog(group, pile, pile.count, follow) }, "Replay the rest"),
+        h("button", { type: "button", onclick: () => lettersDialog(group, which, follow) }, "Look at them"),
+        h("button", { type: "button", onclick: () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }) }, `Replay ${Math.min(10, pile.count)}`),
+        pile.count > 10 && h("button", { type: "button", onclick: () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }) }, "Replay the rest"),
         h("button", { type: "button", class: "quiet", onclick: () => notebookDialog(pile.notebook) }, "Open in a notebook"))));
 }
 
-async function lettersDialog(group, pile) {
-  const body = h("div", null, h("p", { class: "muted" }, "Asking the broker."));
-  dialog(pile.name, body, { wide: true });
+async function lettersDialog(group, which, follow) {
+  const body = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking the broker."));
+  const ids = new Set();
+  const some = h("button", { type: "button", class: "primary", disabled: true, onclick: () => { opened.close(); replayDialog(group, { which: { ids: [...ids] }, most: ids.size, follow, about: `${f.plural(ids.size, "letter")} that you chose`, isSample: true }); } }, "Replay the chosen");
+  const opened = dialog(which.pile, body, { wide: true, footer: () => some });
+  const choose = (row) => h("input", { type: "checkbox", "aria-label": `Choose ${row.keys.join(" ") || row.id}`, onchange: (event) => { if (event.target.checked) ids.add(row.letter); else ids.delete(row.letter); some.disabled = !ids.size; } });
   try {
-    const { rows } = await get(path("dead-letters", group, "letters"), { reason: pile.name, count: 100 });
+    const { rows, command: text } = await get(path("dead-letters", group, "letters"), { ...which, count: 100 });
     body.replaceChildren(table([
+      ["", choose, ""],
       ["Died", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => messageDialog(row.id, row.topic, row.offset_id) }, f.when(row.died_at)), ""],
       ["Topic", (row) => row.origin_topic ?? "", "opt"],
       ["Keys", (row) => row.keys.join(" "), "opt"],
       ["Tried", (row) => `${row.tried}×`, "n"],
       ["Body", (row) => row.preview, "preview"],
       ["Reason", (row) => h("span", { class: "small muted" }, row.reason), "name opt"],
-    ], rows, { label: "Dead letters" }));
+    ], rows, { label: "Dead letters" }), command(text));
   } catch (error) {
     body.replaceChildren(problem(error));
   }
@@ -109,7 +154,7 @@ function notebookDialog(snippet) {
   dialog("Open in a notebook", [h("p", { class: "muted" }, "PySpark, with the filter filled in; needs pip install 'orbitmq[spark]'."), h("pre", { class: "code", tabindex: 0 }, snippet)], { wide: true, footer: () => button });
 }
 
-function replayDialog(group, pile, most, follow, isSample = false) {
+function replayDialog(group, { which, most, follow, about, isSample = false }) {
   const count = h("input", { type: "number", min: 1, value: String(most) });
   const rate = h("input", { type: "number", min: 0.1, step: "any", value: isSample ? "" : "50", placeholder: "no limit" });
   const to = h("select", null, h("option", { value: "retry" }, "this group only"), h("option", { value: "origin" }, "the topic, for every group"));
@@ -117,20 +162,22 @@ function replayDialog(group, pile, most, follow, isSample = false) {
   const shown = h("div");
   const test = h("button", { type: "button" }, "Dry run");
   const start = h("button", { class: "primary", disabled: !me.write }, "Replay");
-  const wish = () => ({ reason: pile?.name ?? null, count: count.value ? Number(count.value) : null, rate: rate.value ? Number(rate.value) : null, to: to.value, again: again.checked });
-  const text = () => {
-    const wanted = wish();
-    const quoted = (value) => (/^[\w./:@%+=-]+$/.test(value) ? value : `'${value.replaceAll("'", `'"'"'`)}'`);
-    return ["orbitmq dlq resend", quoted(group), wanted.reason && `--reason ${quoted(wanted.reason)}`, wanted.count && `--limit ${wanted.count}`, wanted.rate && `--rate ${wanted.rate}`, `--to ${wanted.to}`, wanted.again && "--again"].filter(Boolean).join(" ");
+  const wish = () => ({ ...wished(which), count: count.value ? Number(count.value) : null, rate: rate.value ? Number(rate.value) : null, to: to.value, again: again.checked });
+  let asked = 0;
+  const preview = async () => {
+    asked += 1;
+    const mine = asked;
+    let found;
+    try { found = command((await post(path("dead-letters", group, "replay", "command"), wish())).command); } catch (error) { found = problem(error); }
+    if (mine === asked) shown.replaceChildren(found);
   };
-  const preview = () => shown.replaceChildren(command(text()));
   const begin = async (dryRun) => {
     const replay = await post(path("dead-letters", group, "replay"), { ...wish(), dry_run: dryRun });
     opened.close();
     follow(replay);
   };
   const form = h("form", { class: "stack" },
-    h("p", null, pile ? h("span", { class: "mono" }, pile.name) : "All dead letters of the group, the oldest first."),
+    h("p", { class: "mono" }, about),
     h("div", { class: "form" }, field("How many", count), field("At most per second", rate), field("Send to", to), h("label", { class: "check wide" }, again, "also those that were sent again before")),
     shown, readOnlyNote(), h("footer", null, test, start));
   form.oninput = preview;

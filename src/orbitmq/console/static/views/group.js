@@ -36,7 +36,7 @@ function drawn(content, curves, map, names, ranges) {
       actions: [
         link(`/progress?group=${encodeURIComponent(content.name)}`, h("span", { class: "button" }, "Move progress")),
         link(path("dead-letters", content.name), h("span", { class: "button" }, "Dead letters")),
-        h("button", { type: "button", onclick: () => switchDialog(content.name, isPaused) }, isPaused ? "Resume" : "Pause"),
+        h("button", { type: "button", onclick: () => switchDialog(content.name, isPaused, content.commands) }, isPaused ? "Resume" : "Pause"),
       ],
     }),
     h("div", { class: "stack" },
@@ -85,7 +85,7 @@ function wrong(content) {
 /** Findings of one kind as one: six queues that nobody pulls are one thing that happened. */
 function gathered(findings) {
   const kinds = Map.groupBy ? Map.groupBy(findings, (each) => each.kind) : findings.reduce((map, each) => map.set(each.kind, [...(map.get(each.kind) ?? []), each]), new Map());
-  return [...kinds].map(([kind, some]) => ({ tone: "bad", kind, text: some[0].text, others: some.slice(1).map((each) => each.text) }));
+  return [...kinds].map(([kind, some]) => ({ tone: "bad", kind, text: some[0].text, remedy: some[0].remedy, command: some[0].command, others: some.slice(1).map((each) => each.text) }));
 }
 
 function queues(content, own) {
@@ -113,7 +113,7 @@ function members(content) {
   ], content.members.clients), h("span", { class: "small muted" }, content.members.subscriptions.map((each) => `${each.topic} ${each.expression}`).join(" · ")));
 }
 
-function switchDialog(name, isPaused) {
+function switchDialog(name, isPaused, commands) {
   const word = isPaused ? "resume" : "pause";
   const button = h("button", { type: "button", class: "primary", disabled: !me.write }, isPaused ? "Resume" : "Pause");
   button.onclick = () => act(button, async () => {
@@ -123,6 +123,6 @@ function switchDialog(name, isPaused) {
   });
   const opened = dialog(isPaused ? `Resume ${name}` : `Pause ${name}`, [
     h("p", null, isPaused ? "Its members may pull again." : "Its members stay connected and get nothing until it is resumed; messages wait."),
-    command(`orbitmq group ${word} ${name}`), readOnlyNote(),
+    command(commands[word]), readOnlyNote(),
   ], { footer: () => button });
 }

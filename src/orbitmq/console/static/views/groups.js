@@ -8,7 +8,7 @@ export async function groups({ query, remember }) {
   const state = { search: query.get("search") ?? "", filter: query.get("filter") ?? "", sort: query.get("sort") ?? "-lag", noun: "group", empty: "There is no group yet." };
   const keep = () => remember({ search: state.search, filter: state.filter, sort: state.sort === "-lag" ? "" : state.sort });
   const list = virtualTable("/groups", [
-    { label: "Group", sort: "name", cell: (row) => groupLink(row.name), kind: "name" },
+    { label: "Group", sort: "name", cell: (row) => [groupLink(row.name), row.pipelines.map((name) => [" ", h("a", { class: "tag spark-tag", href: path("pipelines", name), title: `consumed by the Spark query ${name}` }, "Spark")])], kind: "name" },
     { label: "Waiting", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-n" },
     { label: "Oldest", sort: "lag_seconds", cell: (row) => f.duration(row.lag_seconds), kind: "n w-n" },
     { label: "", sort: "pace", cell: (row) => (row.lag || row.pace === "paused" ? pace(row.pace, row.lag) : h("span", { class: "faint small" }, row.pace)), kind: "w-m opt" },

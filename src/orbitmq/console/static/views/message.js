@@ -28,6 +28,7 @@ function shown(content) {
     tracks,
     facts([
       ["Topic", link(path("topics", content.topic), content.topic)], ["Queue", h("span", { class: "mono" }, `${content.broker}:${content.queue}`)], ["Offset", f.exact(content.offset)],
+      ["Original", !content.origin_id || content.origin_id === content.offset_id ? null : h("button", { type: "button", class: "quiet mono", onclick: () => messageDialog(content.origin_id, undefined, content.origin_id) }, content.origin_id)],
       ["Stored", f.precise(content.stored_at)], ["Sent", f.precise(content.born_at)], ["From", h("span", { class: "mono" }, content.born_host)],
       ["Tag", content.tags], ["Keys", content.keys.join(" ")], ["Attempts", content.attempts ? `${content.attempts} before this` : "none before this"],
       ["Size", `${f.bytes(content.body_size)} body, ${f.bytes(content.size)} stored`], ["Id", h("span", { class: "mono" }, content.id)], ["Offset id", h("span", { class: "mono" }, content.offset_id)],
@@ -57,12 +58,24 @@ async function follow(button, place, content) {
   button.disabled = true;
   try {
     const answer = await get("/messages/track", { id: content.offset_id });
-    place.replaceChildren(tracked(answer.tracks));
+    place.replaceChildren(h("div", { class: "stack" }, tracked(answer.tracks), h("h3", null, "Its path"), path_(answer), command(answer.command)));
   } catch (error) {
     place.replaceChildren(problem(error));
   } finally {
     button.disabled = false;
   }
+}
+
+/** What happened to it, in order; times count from the first. */
+function path_({ path: steps, trace }) {
+  const [first] = steps;
+  return h("div", { class: "stack" }, table([
+    ["When", (row) => h("span", { class: "nowrap", title: f.precise(row.at) }, row === first ? f.precise(row.at) : `+${f.fine(row.at - first.at)}`), "nowrap"],
+    ["What", (row) => h("span", { class: row.is_bad ? "bad-text" : "" }, row.what), "name"],
+    ["Group", (row) => (row.group ? groupLink(row.group) : ""), "opt"],
+    ["Where", (row) => h("span", { class: "mono" }, row.where), "name opt"],
+    ["Took", (row) => (row.took === null ? "" : f.fine(row.took)), "n"],
+  ], steps, { label: "Path" }), trace && h("p", { class: "muted small" }, "OpenTelemetry trace ", h("span", { class: "mono" }, trace.split("-")[1] ?? trace)));
 }
 
 export function tracked(tracks) {

@@ -1,7 +1,7 @@
 import { get, url } from "../api.js";
 import { h } from "../dom.js";
 import * as f from "../format.js";
-import { card, field, head, problem, suggestions, table } from "../parts.js";
+import { card, command, field, head, problem, suggestions, table } from "../parts.js";
 import { messageDialog } from "./message.js";
 
 const MODES = [["newest", "The newest"], ["time", "From a time"], ["offset", "From an offset"], ["key", "With a key"], ["id", "With an id"], ["tail", "As they arrive"]];
@@ -33,6 +33,7 @@ export async function messages({ query, remember }) {
   const form = h("form", { class: "card" }, h("div", { class: "body" }, place));
   let rows = [];
   let cursor = null;
+  let text = "";
   let stream = null;
 
   function lay() {
@@ -69,6 +70,7 @@ export async function messages({ query, remember }) {
       if (mode.value === "id") {
         const found = await get("/messages/one", { id: id.value.trim(), topic: topic.value.trim() });
         rows = [found];
+        text = found.command;
         draw();
         messageDialog(found.id, found.topic, found.offset_id);
         return;
@@ -76,6 +78,7 @@ export async function messages({ query, remember }) {
       const page = await get("/messages", more ? { ...wanted(), cursor } : wanted());
       rows = rows.concat(page.rows);
       cursor = page.cursor;
+      text = page.command;
       draw();
     } catch (error) {
       result.replaceChildren(problem(error));
@@ -86,7 +89,7 @@ export async function messages({ query, remember }) {
 
   function draw() {
     result.replaceChildren(card(f.plural(rows.length, "message"), list(rows),
-      cursor && rows.length < MOST_ROWS ? h("button", { type: "button", onclick: () => show(true) }, "Show more") : h("span", { class: "small muted" }, "that is all")));
+      cursor && rows.length < MOST_ROWS ? h("button", { type: "button", onclick: () => show(true) }, "Show more") : h("span", { class: "small muted" }, "that is all")), command(text));
   }
 
   function follow() {
@@ -96,7 +99,8 @@ export async function messages({ query, remember }) {
     const body = h("div");
     let passed = 0;
     const stop = h("button", { type: "button", onclick: () => { leave(); state.textContent = "stopped"; stop.disabled = true; } }, "Stop");
-    result.replaceChildren(card(`${asked.topic}, as messages arrive`, body, [state, stop]));
+    const same = h("div");
+    result.replaceChildren(card(`${asked.topic}, as messages arrive`, body, [state, stop]), same);
     let isWaiting = false;
     const paint = () => { isWaiting = false; body.replaceChildren(list(rows)); };
     stream.addEventListener("message", (event) => {
@@ -106,6 +110,8 @@ export async function messages({ query, remember }) {
       state.textContent = passed ? `${f.count(passed)} more were not shown` : "following";
       if (!isWaiting) { isWaiting = true; requestAnimationFrame(paint); }
     });
+    stream.addEventListener("command", (event) => same.replaceChildren(command(JSON.parse(event.data).command)));
+    stream.addEventListener("refused", (event) => { result.replaceChildren(problem({ message: JSON.parse(event.data).text })); leave(); });
     stream.addEventListener("passed", (event) => { passed += JSON.parse(event.data).count; });
     stream.onopen = () => { state.textContent = "following"; state.dataset.open = "yes"; };
     stream.onerror = () => { if (stream?.readyState === EventSource.CLOSED) { state.textContent = "the topic cannot be followed; is its name right?"; leave(); } };

@@ -36,7 +36,7 @@ function drawn(content, curve, series, go, deleted) {
         link(`/messages${query}`, h("span", { class: "button" }, "Messages")),
         link(`/send${query}`, h("span", { class: "button" }, "Send")),
         h("button", { type: "button", onclick: () => topicDialog({ topic: content, done: () => go(location.pathname) }) }, "Change"),
-        h("button", { type: "button", class: "danger", onclick: () => deleteDialog(content.name, deleted) }, "Delete"),
+        h("button", { type: "button", class: "danger", onclick: () => deleteDialog(content.name, content.commands.delete, deleted) }, "Delete"),
       ],
     }),
     h("div", { class: "stack" },
@@ -65,7 +65,7 @@ function drawn(content, curve, series, go, deleted) {
   ];
 }
 
-function deleteDialog(name, deleted) {
+function deleteDialog(name, text, deleted) {
   const typed = h("input", { autocomplete: "off", spellcheck: "false" });
   const button = h("button", { type: "button", class: "danger", disabled: true }, "Delete for good");
   typed.oninput = () => { button.disabled = !me.write || typed.value !== name; };
@@ -76,7 +76,7 @@ function deleteDialog(name, deleted) {
   });
   const opened = dialog(`Delete ${name}`, [
     h("p", null, "Its messages are gone then, and the progress of every group in it."),
-    command(`orbitmq topic delete ${name}`), readOnlyNote(),
+    command(text), readOnlyNote(),
     me.write && field("Type the name of the topic", typed),
   ], { footer: () => button });
 }

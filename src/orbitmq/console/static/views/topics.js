@@ -13,6 +13,7 @@ export async function topics({ query, go, remember }) {
     { label: "In", sort: "in_rate", cell: (row) => `${f.rate(row.in_rate)}/s`, kind: "n w-s" },
     { label: "Waiting", sort: "lag", cell: (row) => (row.worst_group ? h("a", { href: path("groups", row.worst_group), title: `most of it in ${row.worst_group}` }, f.count(row.lag)) : "0"), kind: "n w-n" },
     { label: "Messages", sort: "messages", cell: (row) => f.count(row.messages), kind: "n w-n opt" },
+    { label: "Kept", sort: "span", cell: (row) => h("span", { title: row.first_stored_at ? `the oldest is of ${f.precise(row.first_stored_at)}` : "" }, f.brief(row.span)), kind: "n w-s opt" },
     { label: "Last message", sort: "last_stored_at", cell: (row) => f.when(row.last_stored_at), kind: "n w-m opt" },
     { label: "Groups", sort: "groups", cell: (row) => f.count(row.groups), kind: "n w-s opt" },
     { label: "Queues", sort: "queues", cell: (row) => [f.count(row.queues), row.permission !== "rw" ? h("span", { class: "warn-text" }, ` ${row.permission}`) : ""], kind: "n w-s opt" },

@@ -1,0 +1,95 @@
+"""How long handlers take, by the account of consumers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orbitmq.client.admin import RunningInfo
+from orbitmq.client.admin.membervalues import TopicConsumption
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.console.handlers import HandlerTimes, times_of
+from tests.console.conftest import Desk
+from tests.support.client import quick_settings
+
+
+async def ignore(_message: ReceivedMessage) -> None:
+    """Consumes a message."""
+
+
+def info(**topics: tuple[float, float, float]) -> RunningInfo:
+    """A consumer, by its topics: messages that went well and failed each second, and the time."""
+    return RunningInfo(
+        "billing",
+        "client-1",
+        (),
+        (),
+        {
+            name.replace("retry_", "%RETRY%"): TopicConsumption(1.0, 0.0, well, failed, took, 0)
+            for name, (well, failed, took) in topics.items()
+        },
+        {},
+    )
+
+
+def test_the_middle_and_the_slowest_of_all_consumers_are_told() -> None:
+    infos = [info(orders=(5.0, 0.5, 0.010)), info(orders=(5.0, 0.0, 0.030), idle=(0.0, 0.0, 9.0)),
+             info(orders=(0.1, 1.0, 2.0), retry_billing=(1.0, 0.0, 50.0))]  # fmt: skip
+
+    assert times_of(infos) == HandlerTimes(0.030, 2.0, 1.5)
+    assert times_of([info(idle=(0.0, 0.0, 9.0))]) is None
+    assert times_of([]) is None
+
+
+async def test_handler_times_and_failures_are_kept_over_time(desk: Desk) -> None:
+    client = quick_settings(desk.cluster.name_server)
+    names = [f"group/billing/{name}" for name in ("median", "slowest", "failed")]
+    consumer = AsyncConsumer("billing", client=client, consume_from="first")
+    consumer.on("orders")(ignore)
+    async with consumer:
+        await desk.world.fill(Queue("orders", "broker-a", 0), 5)
+
+        def has_points(found: Any) -> bool:
+            return all(found["series"][name] for name in names)
+
+        query = "&".join(f"series={name}" for name in names)
+        found = await desk.browser.until(f"/charts?{query}", has_points)
+
+    assert all(value >= 0 for _, value in found["series"][names[0]])
+
+
+async def test_a_group_that_retries_for_ever_is_a_fault_with_a_remedy(desk: Desk) -> None:
+    client = quick_settings(desk.cluster.name_server)
+    consumer = AsyncConsumer("strict", client=client, ordered=True)
+    consumer.on("orders")(ignore)
+    async with consumer:
+
+        def is_found(found: Any) -> bool:
+            return any(each["kind"] == "endless retries" for each in found["faults"])
+
+        faults = (await desk.browser.until("/faults", is_found))["faults"]
+        shown = await desk.browser.until("/groups/strict", is_found)
+
+    (fault,) = [each for each in faults if each["kind"] == "endless retries"]
+    assert fault["subject"] == "strict"
+    assert "stops its queue" in fault["text"]
+    assert "max_retries" in fault["remedy"]
+    assert fault["command"] == "orbitmq group member strict"
+    assert [each["kind"] for each in shown["faults"]] == ["endless retries"]
+
+
+@pytest.mark.feature("L6")
+async def test_members_that_disagree_are_named_with_what_to_do(desk: Desk) -> None:
+    await desk.world.consumer("client-1", subscriptions={"orders": "a"})
+    await desk.world.consumer("client-2", subscriptions={"orders": "b"})
+
+    shown = await desk.browser.until("/groups/billing", lambda found: found["findings"])
+
+    (finding,) = [each for each in shown["findings"] if each["variants"]]
+    assert "client-1" in finding["text"]
+    assert "client-2" in finding["text"]
+    assert "subscribe alike" in finding["remedy"]
+    assert finding["command"].startswith("orbitmq group clone billing ")
