@@ -61,9 +61,9 @@ def test_batches_keep_to_their_limit_and_a_run_ends_where_it_began_to_look(
     send(orbit_shared_cluster, topic, 20, first=1000)
     second = run()
 
-    assert first == [(0, 300), (1, 300), (2, 300), (3, 100)]
+    assert first == [(0, 0), (1, 300), (2, 300), (3, 300), (4, 100)]  # 0 says where it begins
     assert in_between == list(range(1000))
-    assert second == [(4, 20)]
+    assert second == [(5, 20)]
     assert in_files(tmp_path) == list(range(1020))
 
 
@@ -81,7 +81,7 @@ def test_an_idle_stream_has_no_lag_and_makes_no_batches(
 
     query = into_files(frame, tmp_path)
     try:
-        for sent, batch in ((40, 0), (80, 1), (120, 2)):
+        for sent, batch in ((40, 1), (80, 2), (120, 3)):
             until_told(orbit_shared_cluster, "idle", topic, sent)
             # A batch for every time something came, and none between them.
             assert query.lastProgress is not None

@@ -13,6 +13,7 @@ from orbitmq.client.errors import NoRoute
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangecluster import Bounds, Found
 from orbitmq.client.ranges import QueueRange
+from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import DataLost, OptionRefused, SourceError
 from orbitmq.spark.heads import HeadSettings
 from orbitmq.spark.offsets import Json
@@ -61,6 +62,11 @@ def taken(stream: StreamDriver, start: Json, end: Json) -> dict[tuple[str, int],
     return found
 
 
+def begun(stream: StreamDriver) -> Json:
+    """Where it begins, after the first batch, which only says so."""
+    return stream.latest_offset(stream.initial_offset(), limit=None)
+
+
 def at(topic: str, *offsets: int) -> Json:
     return {topic: {f"broker-a:{number}": offset for number, offset in enumerate(offsets)}}
 
@@ -74,7 +80,7 @@ def test_a_stream_from_the_earliest_begins_at_offsets(
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
     with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
-        start = stream.initial_offset()
+        start = begun(stream)
         end = stream.latest_offset(start, limit=None)
 
         assert start == at(orbit_shared_topic, 0, 0, 0, 0)
@@ -104,6 +110,22 @@ def test_rule_1_a_crash_in_the_first_batch_of_a_stream_from_the_end_loses_nothin
     assert logged == at(orbit_shared_topic, 10, 10, 10, 10)
     assert repeated == {}
     assert rest == {("broker-a", n): (10, 110) for n in range(4)}
+
+
+@pytest.mark.parametrize("then", ["latest", "earliest"])
+def test_rule_1_another_place_to_begin_at_changes_nothing_for_a_stream_that_has_begun(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, then: str
+) -> None:
+    send(orbit_shared_cluster, orbit_shared_topic, 40)
+    with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
+        logged = begun(stream)
+
+    with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets=then) as stream:
+        first = taken(stream, stream.initial_offset(), logged)
+        rest = taken(stream, logged, stream.latest_offset(logged, limit=None))
+
+    assert first == {} or set(first.values()) == {(0, 0)}
+    assert rest == {("broker-a", n): (0, 10) for n in range(4)}
 
 
 @pytest.mark.parametrize("trigger", ["once", "ordinary"])
@@ -167,11 +189,11 @@ def test_a_stream_from_offsets_of_its_own(
     with driver(
         orbit_shared_cluster, topic, startingOffsets=json.dumps(at(topic, 3, -2, 5, 9))
     ) as stream:
-        assert stream.initial_offset() == at(topic, 3, 0, 5, 9)
+        assert begun(stream) == at(topic, 3, 0, 5, 9)
     with driver(
         orbit_shared_cluster, topic, startingOffsets=json.dumps(at(topic, 3, -2, -1, 9))
     ) as stream:
-        assert stream.latest_offset(stream.initial_offset(), limit=None) == at(topic, 3, 0, 10, 9)
+        assert begun(stream) == at(topic, 3, 0, 10, 9)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +212,7 @@ def test_offsets_have_to_be_given_for_the_queues_that_are_read(
         driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets=given) as stream,
         pytest.raises(OptionRefused, match=words),
     ):
-        stream.initial_offset()
+        begun(stream)
 
 
 def test_a_topic_that_is_not_there_is_named(orbit_shared_cluster: EmbeddedCluster) -> None:
@@ -213,7 +235,7 @@ def test_queues_can_be_chosen(
     with driver(
         orbit_shared_cluster, orbit_shared_topic, assign=chosen, startingOffsets="earliest"
     ) as stream:
-        start = stream.initial_offset()
+        start = begun(stream)
         assert taken(stream, start, stream.latest_offset(start, limit=None)) == {
             ("broker-a", 1): (0, 10),
             ("broker-a", 3): (0, 10),
@@ -222,7 +244,7 @@ def test_queues_can_be_chosen(
         driver(orbit_shared_cluster, orbit_shared_topic, assign=absent) as stream,
         pytest.raises(OptionRefused, match=r"must be queues that exist: .*broker-a:0"),
     ):
-        stream.latest_offset(stream.initial_offset(), limit=None)
+        stream.latest_offset(begun(stream), limit=None)
 
 
 def test_topics_can_be_chosen_by_a_pattern(orbit_cluster: EmbeddedCluster) -> None:
@@ -232,10 +254,10 @@ def test_topics_can_be_chosen_by_a_pattern(orbit_cluster: EmbeddedCluster) -> No
     with driver(
         orbit_cluster, "", subscribePattern="shop-.*", startingOffsets="earliest"
     ) as stream:
-        assert sorted(stream.initial_offset()) == ["shop-invoices", "shop-orders"]
+        assert sorted(begun(stream)) == ["shop-invoices", "shop-orders"]
         orbit_cluster.create_topic("shop-returns", queues=1)
         fill(orbit_cluster.broker_addresses[0], "shop-returns", numbered(3))
-        start = stream.initial_offset()
+        start = begun(stream)
         end = stream.latest_offset(start, limit=None)
         after = stream.latest_offset(end, limit=None)
 
@@ -251,7 +273,7 @@ def test_a_batch_takes_no_more_than_allowed(
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
     with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
-        position = stream.initial_offset()
+        position = begun(stream)
         sizes = []
         while (end := stream.latest_offset(position, limit=12)) != position:
             sizes.append(sum(to - at for at, to in taken(stream, position, end).values()))
@@ -276,7 +298,7 @@ def test_a_batch_waits_for_enough_messages(
         minOffsetsPerTrigger="8",
         maxTriggerDelay="1m",
     ) as stream:
-        first = stream.latest_offset(stream.initial_offset(), limit=None)
+        first = stream.latest_offset(begun(stream), limit=None)
         send(orbit_shared_cluster, topic, 4)
         held = stream.latest_offset(first, limit=None)
         send(orbit_shared_cluster, topic, 4)
@@ -304,7 +326,7 @@ def test_a_run_over_what_is_there_ends_where_the_queues_ended_when_it_began(
     ) as stream:
         stream.take_only_what_is_there()
         send(orbit_shared_cluster, topic, 40)
-        end = stream.latest_offset(stream.initial_offset(), limit=None)
+        end = stream.latest_offset(begun(stream), limit=None)
 
         assert end == at(topic, 10, 10, 10, 10)
         assert stream.latest_offset(end, limit=None) == end
@@ -355,7 +377,7 @@ def test_rule_2_nothing_new_is_the_same_text(
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
     with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
-        end = stream.latest_offset(stream.initial_offset(), limit=None)
+        end = stream.latest_offset(begun(stream), limit=None)
         # As it comes back from Spark's log.
         logged = json.loads(json.dumps(end))
 
@@ -368,7 +390,7 @@ def test_a_queue_that_appears_is_read_from_its_beginning(
 ) -> None:
     fill(orbit_broker, orbit_topic, numbered(40, queues=4))
     with driver(orbit_cluster, orbit_topic, startingOffsets="earliest") as stream:
-        before = stream.latest_offset(stream.initial_offset(), limit=None)
+        before = stream.latest_offset(begun(stream), limit=None)
         orbit_cluster.create_topic(orbit_topic, queues=6)
         fill(orbit_broker, orbit_topic, numbered(60, queues=6))
 
@@ -495,7 +517,7 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
             fill(address, "orders", numbered(10))
         options = {"startingOffsets": "earliest", "fetchOffset.numRetries": "0"}
         with driver(cluster, "orders", options=options) as stream:
-            before = stream.latest_offset(stream.initial_offset(), limit=None)
+            before = stream.latest_offset(begun(stream), limit=None)
             stop_broker(cluster, 1)
             fill(first, "orders", numbered(10))
             after = stream.latest_offset(before, limit=None)
@@ -515,6 +537,48 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
             assert after == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
             assert taken(stream, before, after) == {("broker-a", 0): (10, 20)}
     assert "orders@broker-b:0 says nothing, and the stream goes on without it" in caplog.text
+
+
+def test_a_run_over_what_is_there_does_not_end_well_without_a_broker_that_is_away() -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        for address in cluster.broker_addresses:
+            fill(address, "orders", numbered(20))
+        options = {"startingOffsets": "earliest", "fetchOffset.numRetries": "0"}
+        with driver(cluster, "orders", options=options) as stream:
+            half = stream.latest_offset(begun(stream), limit=20)
+        stop_broker(cluster, 1)
+
+        with driver(cluster, "orders", options=options) as stream:
+            try:
+                stream.take_only_what_is_there()  # says so, as long as its route is known
+                stream.latest_offset(half, limit=None)
+            except OrbitError as error:
+                told = str(error)
+            else:
+                told = ""
+    assert "orders@broker-b:0" in told
+
+
+def test_queues_that_were_assigned_may_be_away_for_a_while() -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        first, second = cluster.broker_addresses
+        for address in (first, second):
+            fill(address, "orders", numbered(10))
+        options = {
+            "startingOffsets": "earliest",
+            "fetchOffset.numRetries": "0",
+            "assign": '{"orders": ["broker-a:0", "broker-b:0"]}',
+        }
+        with driver(cluster, "orders", options=options) as stream:
+            before = stream.latest_offset(begun(stream), limit=None)
+            stop_broker(cluster, 1)
+            fill(first, "orders", numbered(10))
+
+            after = stream.latest_offset(before, limit=None)
+
+    assert after == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
 
 
 def stop_broker(cluster: EmbeddedCluster, place: int) -> None:
@@ -542,7 +606,7 @@ def test_an_idle_stream_asks_brokers_a_few_times_a_second(
             return ends(queues, patient=patient)
 
         stream._cluster.ends = counted  # type: ignore[method-assign]
-        position = stream.latest_offset(stream.initial_offset(), limit=None)
+        position = stream.latest_offset(begun(stream), limit=None)
         stream.latest_offset(position, limit=None)
         counts = []
         for _ in range(3):
@@ -589,7 +653,7 @@ def test_rule_5_the_last_batch_is_told_to_the_broker_too(
     with driver(
         orbit_shared_cluster, orbit_shared_topic, group="counted", startingOffsets="earliest"
     ) as stream:
-        start = stream.initial_offset()
+        start = begun(stream)
         end = stream.latest_offset(start, limit=None)
         stream.partitions(start, end)
         in_between = orbit_shared_cluster.progress("counted", orbit_shared_topic)
@@ -629,7 +693,7 @@ def test_a_report_that_fails_is_made_again_and_stops_nothing(
     with driver(
         orbit_cluster, orbit_topic, group="g", startingOffsets="earliest", clock=clock
     ) as stream:
-        end = stream.latest_offset(stream.initial_offset(), limit=None)
+        end = stream.latest_offset(begun(stream), limit=None)
         report = stream._cluster.report
 
         def failing(_: Mapping[Queue, int]) -> Mapping[Queue, Exception]:

@@ -5,11 +5,11 @@ give the same text, so topics and queues are written in one order:
 
     {"orders": {"broker-a:0": 17, "broker-a:1": 4, "broker-b:0": 9}}
 
-A stream that begins at a place that time moves (`latest`, the progress of a group, a time) has an
-initial offset that names the place instead: `{"starting": "latest"}`. Spark asks for the initial
-offset again when the very first batch is repeated after a crash, and logs only where that batch
-ends. So the answer must never change, and the first batch of such a stream is one without rows
-that ends at the positions the place stood for. From then on they are in Spark's log.
+The initial offset of a stream names the place where it begins instead: `{"starting": "latest"}`.
+Spark asks for the initial offset again when the very first batch is repeated after a crash, and
+logs only where that batch ends. By then time may have moved the place, or somebody has given
+another. So the first batch of a stream is one without rows that ends at the positions the place
+stood for. From then on they are in Spark's log.
 """
 
 from __future__ import annotations
@@ -77,22 +77,8 @@ class AtTimes:
 Place: TypeAlias = Earliest | Latest | GroupProgress | AtOffsets | AtTimes
 
 
-def is_fixed(place: Place) -> bool:
-    """Whether it stands for the same messages whenever it is looked up.
-
-    What is earliest moves as well, but only over messages that nobody can read any more.
-    """
-    match place:
-        case Earliest():
-            return True
-        case AtOffsets(offsets):
-            return LATEST not in offsets.values()
-        case _:
-            return False
-
-
 def starting(place: Place) -> Json:
-    """The initial offset of a stream that begins at a place that time moves."""
+    """The initial offset of a stream that begins at a place: it stands for the place itself."""
     match place:
         case Latest():
             return {_STARTING: "latest"}

@@ -5,8 +5,9 @@ it, after the fact, and is never read back except by a new stream that asks for 
 (`startingOffsets=group`). Spark says in the first argument of `latestOffset` up to where all is
 done; only that sign comes in time also for the last batch, so progress is told there.
 
-A stream begins at a place. If time moves the place (see `offsets`), the first batch takes nothing
-and ends at the offsets that the place stands for; only from then on there is something to repeat.
+A stream begins at a place. The first batch takes nothing and ends at the offsets that the place
+stands for; only from then on there is something to repeat. So neither time nor another
+`startingOffsets` can move the place when a first batch that failed is repeated.
 
 A queue that appears later is read from its beginning: the batch in which it appears takes nothing
 of it and ends at its first message.
@@ -29,7 +30,6 @@ from orbitmq.spark.offsets import (
     Json,
     Latest,
     from_json,
-    is_fixed,
     is_starting,
     starting,
     to_json,
@@ -93,8 +93,7 @@ class StreamDriver:
     def initial_offset(self) -> Json:
         """Where the stream begins: always the same for one query."""
         if self._initial is None:
-            place = self._options.read.start
-            self._initial = to_json(self._begin()) if is_fixed(place) else starting(place)
+            self._initial = starting(self._options.read.start)
         return self._initial
 
     def latest_offset(self, start: Json, *, limit: int | None, take_all: bool = False) -> Json:
@@ -112,6 +111,7 @@ class StreamDriver:
             return start
         bounds = self._heads.bounds(fresh=is_new_start)
         self._check(positions, bounds)
+        self._check_brokers(positions)
         ends = self._ends(positions, bounds, limit, take_all=take_all)
         return start if ends == positions else to_json(ends)
 
@@ -126,7 +126,7 @@ class StreamDriver:
 
     def take_only_what_is_there(self) -> None:
         """From now on no batch goes beyond what the queues have at this moment."""
-        self._target = self._heads.bounds(fresh=True)
+        self._target = self._cluster.bounds(self._heads.queues).or_raise()
 
     def partitions(self, start: Json, end: Json) -> list[tuple[QueueRange, ...]]:
         """The ranges of a batch, dealt out to tasks."""
@@ -209,6 +209,19 @@ class StreamDriver:
             f"{bounds[queue].high}"
             for queue, at in sorted(positions.items())
             if queue in bounds and not bounds[queue].low <= at <= bounds[queue].high
+        ]
+        if problems:
+            raise DataLost(problems)
+
+    def _check_brokers(self, positions: dict[Queue, int]) -> None:
+        """A run that takes what is there must not end well without what an absent broker has."""
+        if self._target is None or not self._options.read.fail_on_data_loss:
+            return
+        present = {(queue.topic, queue.broker) for queue in self._target}
+        problems = [
+            f"{queue} was read up to offset {at}, and nobody serves that broker's queues now"
+            for queue, at in sorted(positions.items())
+            if (queue.topic, queue.broker) not in present
         ]
         if problems:
             raise DataLost(problems)
