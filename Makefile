@@ -61,7 +61,7 @@ soak: $(READY) ## Leaks: 1,000 reconnects and 100 restarts of a consumer
 	@$(BIN)/python -m pytest tests/soak/client_soak.py -s $(ARGS)
 
 docs: $(READY) ## Build the documentation site into build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: $(READY) ## Resolve the dependencies anew
 	@$(BIN)/python -m tools.lock

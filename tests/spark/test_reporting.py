@@ -89,7 +89,7 @@ def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(
         .start()
     )
     try:
-        seen = stage.until("archive of orders", batch=1, lag_total=0, state="waiting")
+        seen = stage.until("archive of orders", batch=2, lag_total=0, state="waiting")
         fill(stage.broker, "orders", numbered(60, queues=4, first=100))
         failed = stage.until("archive of orders", state="failed")
     finally:
@@ -101,7 +101,7 @@ def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(
     assert seen["rows_per_second"] > 0
     assert seen["batch_seconds"] > 0
     assert "the disk is full" in failed["error"]
-    assert (failed["batch"], failed["reported_at"] >= seen["reported_at"]) == (1, True)
+    assert (failed["batch"], failed["reported_at"] >= seen["reported_at"]) == (2, True)
     # The page of the group names the query.
     with urllib.request.urlopen(  # noqa: S310  # ours
         f"{stage.console}/api/v1/groups/archive", timeout=20
