@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from orbitmq.broker.access import Reason
+from orbitmq.broker.identities import SILENCE
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
@@ -18,11 +20,12 @@ from orbitmq.wire.acl import Credentials, sign
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import LockBatch, LockedQueues
 from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.stats import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
 from tests.support.access import account, wanting
-from tests.support.broker import GROUP, RawClient, until
+from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.delivery import AskedProducer, HandBroker, hand_broker, record_of, send_half
 
 DENIED = int(ResponseCode.NO_PERMISSION)
@@ -206,7 +209,9 @@ async def test_the_client_id_of_another_account_is_refused_while_that_is_connect
     afterwards = await spy.heartbeat("maker@1", producers=("makers",))
 
     assert refused.code == DENIED
-    assert "client id 'maker@1' is in use by another account" in (refused.remark or "")
+    assert "client id 'maker@1' is in use by another account in the same group" in (
+        refused.remark or ""
+    )
     assert guarded.broker.parts.access.refused[Reason.CLIENT_TAKEN] == 1
     assert afterwards.code == 0
 
@@ -225,7 +230,7 @@ async def test_a_connection_keeps_no_more_than_its_last_client_id_from_others(
 ) -> None:
     squatter = await guarded.client(OTHER)
     for number in range(10):
-        await squatter.heartbeat(f"maker@{number}", producers=("any",))
+        await squatter.heartbeat(f"maker@{number}", producers=("makers",))
     maker = await guarded.client(MAKER)
 
     codes = [(await maker.heartbeat(f"maker@{n}", producers=("makers",))).code for n in range(10)]
@@ -251,6 +256,124 @@ async def test_a_reply_goes_to_the_client_that_asked_and_not_to_who_takes_its_na
     assert spy.replies == []
 
 
+#: What a client is called that is called after its address alone.
+CONTAINER = "172.17.0.2@DEFAULT"
+#: Every Java client is this producer, besides what it is for.
+INNER = "CLIENT_INNER_PRODUCER"
+
+
+async def test_two_accounts_may_use_one_client_id_in_different_groups(guarded: Guarded) -> None:
+    taker, maker, other = [await guarded.client(each) for each in (TAKER, MAKER, OTHER)]
+
+    answers = [
+        await taker.heartbeat(CONTAINER, wanting("orders"), producers=(INNER,)),
+        await maker.heartbeat(CONTAINER, producers=(INNER, "makers")),
+        await other.heartbeat(CONTAINER, producers=(INNER, "others")),
+    ]
+
+    assert [each.code for each in answers] == [0, 0, 0], answers
+    assert guarded.broker.parts.access.refused[Reason.CLIENT_TAKEN] == 0
+
+
+async def test_two_accounts_may_not_use_one_client_id_in_one_consumer_group(
+    guarded: Guarded,
+) -> None:
+    await guarded.consumer(TAKER, CONTAINER)
+    rival = await guarded.client(RIVAL)
+
+    refused = await rival.heartbeat(CONTAINER, wanting("orders"))
+
+    assert refused.code == DENIED
+    assert len(guarded.broker.parts.consumers.members(GROUP)) == 1
+
+
+async def test_who_comes_back_with_another_key_need_not_wait_for_a_connection_nobody_closes(
+    guarded: Guarded,
+) -> None:
+    await guarded.consumer(TAKER, CONTAINER)
+    rival = await guarded.client(RIVAL)
+
+    guarded.broker.clock.advance(SILENCE)
+    still_there = await rival.heartbeat(CONTAINER, wanting("orders"))
+    guarded.broker.clock.advance(0.1)
+    silent = await rival.heartbeat(CONTAINER, wanting("orders"))
+
+    assert [still_there.code, silent.code] == [DENIED, 0]
+
+
+async def test_the_client_id_of_an_account_that_is_gone_is_free(guarded: Guarded) -> None:
+    await guarded.consumer(TAKER, CONTAINER)
+    rival = await guarded.client(RIVAL)
+
+    guarded.allow(listed(RIVAL, TAKES))
+
+    assert (await rival.heartbeat(CONTAINER, wanting("orders"))).code == 0
+
+
+async def reply(client: RawClient, to: str) -> Command:
+    properties = {"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": to}
+    return await client.send(
+        REPLIES, b"42", properties=properties, code=RequestCode.SEND_REPLY_MESSAGE_V2
+    )
+
+
+@pytest.mark.parametrize("spy_comes_first", [True, False])
+async def test_of_two_accounts_with_one_client_id_the_one_gets_a_reply_whose_account_replies(
+    guarded: Guarded, spy_comes_first: bool
+) -> None:
+    spy = await guarded.producer(OTHER, "spy@1")
+    if spy_comes_first:
+        await spy.heartbeat(CONTAINER, producers=("spies",))
+    asker = await guarded.producer(MAKER, CONTAINER)
+    if not spy_comes_first:
+        await spy.heartbeat(CONTAINER, producers=("spies",))
+
+    answer = await reply(await guarded.client(MAKER), CONTAINER)
+
+    assert answer.code == 0, answer.remark
+    assert [bytes(each.body) for each in asker.replies] == [b"42"]
+    assert spy.replies == []
+
+
+async def test_a_reply_that_could_be_meant_for_either_of_two_accounts_is_given_to_neither(
+    guarded: Guarded,
+) -> None:
+    asker = await guarded.producer(MAKER, CONTAINER)
+    spy = await guarded.producer(OTHER, "spy@1")
+    await spy.heartbeat(CONTAINER, producers=("spies",))
+    replier = await guarded.client(ADMIN)
+
+    unclear = await reply(replier, CONTAINER)
+    await spy.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("spies"))
+    clear = await reply(replier, CONTAINER)
+
+    assert unclear.code != 0
+    assert "several accounts use this client id" in (unclear.remark or "")
+    assert clear.code == 0, clear.remark
+    assert [bytes(each.body) for each in asker.replies] == [b"42"]
+    assert spy.replies == []
+
+
+async def test_a_question_to_one_of_two_with_one_client_id_goes_to_the_account_that_asks(
+    guarded: Guarded,
+) -> None:
+    _, told_taker = await guarded.consumer(TAKER, CONTAINER)
+    guarded.broker.clock.advance(SILENCE + 1)
+    _, told_rival = await guarded.consumer(RIVAL, CONTAINER)
+    header = GetConsumerRunningInfoRequest(consumer_group=GROUP, client_id=CONTAINER)
+
+    for who in (TAKER, RIVAL, ADMIN):
+        asking = await guarded.client(who)
+        answer = await asking.connection.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        assert answer.code == 0, answer.remark
+
+    asked = int(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    # The admin has none of his own there: the one that was heard of last is asked.
+    counts = [[each.code for each in told].count(asked) for told in (told_taker, told_rival)]
+    assert counts == [1, 2]
+
+
 async def test_the_locks_of_a_client_are_not_given_back_by_another_account(
     guarded: Guarded,
 ) -> None:
@@ -269,6 +392,90 @@ async def test_the_locks_of_a_client_are_not_given_back_by_another_account(
     assert decode_body(LockedQueues, locked.body).lock_ok_mq_set == (queue,)
     assert stolen.code == DENIED
     assert decode_body(LockedQueues, tried.body).lock_ok_mq_set == ()
+
+
+# Pulls that wait.
+
+
+async def held_pull(guarded: Guarded, client: RawClient) -> asyncio.Task[Command]:
+    parts = guarded.broker.parts
+    parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
+    before = len(parts.held)
+    waiting = asyncio.ensure_future(client.pull("orders", hold=100.0))
+    await until(lambda: len(parts.held) == before + 1)
+    return waiting
+
+
+@pytest.mark.parametrize("rights", [None, "", 'topicPerms = ["orders=PUB"]'])
+async def test_who_loses_a_right_while_it_waits_is_told_so_and_others_go_on_waiting(
+    guarded: Guarded, rights: str | None
+) -> None:
+    waiting = await held_pull(guarded, await guarded.client(TAKER))
+    other = await held_pull(guarded, await guarded.client(RIVAL))
+    maker = await guarded.client(MAKER)
+
+    left = [] if rights is None else [listed(TAKER, rights)]
+    guarded.allow(listed(MAKER, MAKES), listed(RIVAL, TAKES), *left)
+    answer = await asyncio.wait_for(waiting, 10)
+    was_woken = other.done()
+    await maker.stored("orders", b"secret")
+
+    assert answer.code == DENIED
+    assert bodies_in(answer) == []
+    assert not was_woken
+    assert bodies_in(await asyncio.wait_for(other, 10)) == [b"secret"]
+    assert sum(guarded.broker.parts.access.refused.values()) == 1
+
+
+async def test_another_secret_ends_the_waiting_of_who_has_the_former_one(guarded: Guarded) -> None:
+    waiting = await held_pull(guarded, await guarded.client(TAKER))
+
+    guarded.allow(listed(account("taker-key", "another-s3cr3t"), TAKES))
+
+    assert (await asyncio.wait_for(waiting, 10)).code == DENIED
+
+
+async def test_a_message_that_arrives_before_everybody_was_checked_again_is_not_given_out(
+    guarded: Guarded,
+) -> None:
+    """More wait than are looked at in passing: the last is checked when it is answered."""
+    taker, maker = await guarded.client(TAKER), await guarded.client(MAKER)
+    parts = guarded.broker.parts
+    config = TopicConfig(topic_name="orders", read_queue_nums=200, write_queue_nums=200)
+    parts.topics.ensure(config, now=0.0)
+    waiting = [asyncio.ensure_future(taker.pull("orders", n, hold=100.0)) for n in range(200)]
+    await until(lambda: len(parts.held) == 200)
+
+    guarded.accounts.write_text(listed(MAKER, MAKES))
+    # Nobody is told of the change: as if it had not come to the last one's turn yet.
+    parts.access._on_change.clear()
+    parts.access.refresh()
+    await maker.stored("orders", b"secret", queue_id=199)
+    answer = await asyncio.wait_for(waiting[199], 10)
+
+    assert answer.code == DENIED
+    assert bodies_in(answer) == []
+    taker.connection.abort()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_pull_that_waits_for_its_turn_is_checked_again_then(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker, maker = await guarded.client(TAKER), await guarded.client(MAKER)
+    await maker.stored("orders", b"secret")
+    pacing = guarded.broker.parts.pacing
+    put_off: list[Callable[[], None]] = []
+    monkeypatch.setattr(pacing, "must_wait", lambda _: True)
+    monkeypatch.setattr(pacing, "later", lambda _, call: put_off.append(call))
+    pulling = asyncio.ensure_future(taker.pull("orders"))
+    await until(lambda: len(put_off) == 1)
+    monkeypatch.undo()
+
+    guarded.allow(listed(MAKER, MAKES))
+    put_off[0]()
+
+    assert (await asyncio.wait_for(pulling, 10)).code == DENIED
 
 
 # Members of groups.

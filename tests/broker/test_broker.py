@@ -240,6 +240,8 @@ async def test_a_broker_on_every_interface_advertises_a_real_address(tmp_path: P
         (lambda _: RegistrationSettings(interval=0), "registration.interval"),
         (lambda _: RegistrationSettings(interval=60.5), "registration.interval"),
         (lambda root: BrokerSettings(root=root, max_topic_queues=0), "broker.max_topic_queues"),
+        (lambda root: BrokerSettings(root=root, max_auto_topics=0), "broker.max_auto_topics"),
+        (lambda root: BrokerSettings(root=root, max_auto_groups=0), "broker.max_auto_groups"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_its_name(

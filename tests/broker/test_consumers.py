@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -79,6 +80,22 @@ def test_a_newer_version_replaces_and_is_no_reason_to_rebalance() -> None:
 
     assert replaced == GroupChange(group="g", topics_replaced=frozenset({"T"}))
     assert consumers.subscription("g", "T") == wants("T", "B", 2)
+
+
+def test_a_newer_version_of_the_same_wish_is_nobodys_business() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(wants("T", "A || B", 1)))
+    # Clients list the tags in an order of their own, or not at all.
+    again = msgspec.structs.replace(wants("T", "A || B", 2), tags_set=("B", "A"), code_set=(0, 0))
+
+    renewed = change(consumers, ONE, data(again))
+    joined = change(consumers, TWO, data(wants("T", "A || B", 3)))
+
+    assert renewed == GroupChange(group="g", topics_renewed=frozenset({"T"}))
+    assert joined is not None
+    assert not joined.topics_replaced
+    assert joined.topics_renewed == {"T"}
+    assert consumers.subscription("g", "T") == wants("T", "A || B", 3)
 
 
 def test_an_older_version_of_another_member_does_not_replace() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.dataversion import version_text
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.groups import PREDEFINED_GROUPS, GroupTable
+from orbitmq.broker.groups import MADE_PER_SECOND, PREDEFINED_GROUPS, GroupTable
 from orbitmq.broker.paging import PageRequest
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, SubscriptionGroupTable
 from orbitmq.wire.codes import ResponseCode
@@ -75,6 +76,37 @@ def test_without_auto_creation_only_groups_of_the_system_are_made() -> None:
 
     assert groups.find("g", now=NOW) is None
     assert groups.find("CID_RMQ_SYS_x", now=NOW) is not None
+
+
+def test_from_a_number_of_groups_on_only_administration_makes_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    groups = GroupTable(max_auto=len(PREDEFINED_GROUPS) + 2, now=NOW)
+    assert groups.find("a", now=NOW) is not None
+    assert groups.find("b", now=NOW) is not None
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
+        refused = [groups.find(f"g{number}", now=NOW + number) for number in range(500)]
+
+    assert refused == [None] * 500
+    assert len(caplog.records) == 1
+    assert groups.find("a", now=NOW) is not None
+    groups.update(SubscriptionGroupConfig(group_name="c"), now=NOW)
+    assert groups.find("c", now=NOW) is not None
+    groups.delete("a", now=NOW)
+    groups.delete("b", now=NOW)
+    assert groups.find("g0", now=NOW) is not None
+
+
+def test_groups_that_come_too_many_at_once_are_made_later() -> None:
+    groups = table()
+    named = [f"g{number}" for number in range(MADE_PER_SECOND + 5)]
+
+    at_once = [name for name in named if groups.find(name, now=NOW) is not None]
+    later = [name for name in named if groups.find(name, now=NOW + 1) is not None]
+
+    assert len(at_once) == MADE_PER_SECOND
+    assert later == named
 
 
 def test_a_group_is_changed_and_deleted() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.holding import HeldPull
+from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.settings import PullSettings
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.bodies.base import encode_body
@@ -435,10 +435,10 @@ async def test_the_pulls_of_a_closed_connection_are_forgotten_at_once(
     await asyncio.gather(*lost, return_exceptions=True)
 
 
-async def test_more_pulls_than_may_be_held_are_answered_at_once(
+async def test_more_pulls_than_may_be_held_are_answered_after_a_short_while(
     start_broker: StartBroker, open_client: OpenClient
 ) -> None:
-    broker = await start_broker(pull=PullSettings(held_requests=3))
+    broker = await start_broker(pull=PullSettings(held_requests=3, short_hold=0.05))
     client = await open_client(broker)
     orders = _make(broker)
     waiting = [begin(client, orders) for _ in range(3)]

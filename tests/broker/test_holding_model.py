@@ -16,11 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orbitmq.broker.holding import HeldPull, Holding
+from orbitmq.broker.heldpull import HeldPull
+from orbitmq.broker.holding import Holding, Kept
 from orbitmq.broker.pacing import Pacing
 from orbitmq.broker.peers import Peer
 from orbitmq.filter.tags import parse_tags
 from orbitmq.javahash import java_hash
+from orbitmq.remoting.address import Address
 from orbitmq.wire.command import Command
 
 QUEUES = (0, 1)
@@ -28,6 +30,9 @@ TAGS = ("a", "b", "c")
 CONNECTIONS = 3
 LIMIT = 8
 LIMIT_OF_ONE = 6
+PUT_OFF = 3
+PUT_OFF_OF_ONE = 2
+SHORT_HOLD = 1.0
 
 
 class HandLoop:
@@ -69,6 +74,7 @@ class OneEnd:
 
     def __init__(self, number: int) -> None:
         self.context = Peer(f"c{number}", b"")
+        self.remote = Address("127.0.0.1", number)
 
     def flush(self) -> None:
         pass
@@ -87,6 +93,9 @@ class HoldingMachine(RuleBasedStateMachine):
             cast(Any, self.loop),
             limit=LIMIT,
             limit_of_one=LIMIT_OF_ONE,
+            short_hold=SHORT_HOLD,
+            most_put_off=PUT_OFF,
+            most_put_off_of_one=PUT_OFF_OF_ONE,
             at_once=2,
         )
         self.holding.again = self._answered
@@ -94,6 +103,8 @@ class HoldingMachine(RuleBasedStateMachine):
         self.ends = dict.fromkeys(QUEUES, 0)
         #: What the model says is held: the tags it wants and when its time is up.
         self.held: dict[HeldPull, tuple[frozenset[str], float]] = {}
+        #: What it says is put off, and until when.
+        self.put_off: dict[HeldPull, float] = {}
         self.answers: list[HeldPull] = []
 
     def _answered(self, pull: HeldPull) -> None:
@@ -119,21 +130,36 @@ class HoldingMachine(RuleBasedStateMachine):
         mine = of_each[self.connections[who]]
         share = LIMIT // len({self.connections[who], *of_each})
         is_full = len(self.held) == LIMIT
+        has_room = mine < LIMIT_OF_ONE and (not is_full or mine < share)
+        can_be_put_off = self._can_be_put_off(self.connections[who])
 
-        is_held = self.holding.hold(pull, seconds)
+        kept = self.holding.hold(pull, seconds)
         self.loop.advance(0)
 
-        assert is_held == (mine < LIMIT_OF_ONE and (not is_full or mine < share))
-        gave_way = self._take_answers()
-        assert len(gave_way) == (is_full and is_held)
+        otherwise = Kept.PUT_OFF if can_be_put_off else Kept.NOT
+        assert kept is (Kept.HELD if has_room else otherwise)
+        gave_way = [each for each in self.held if not each.is_held]
+        assert len(gave_way) == (is_full and has_room)
+        answered = self._take_answers()
         for other in gave_way:
             # Somebody with more than a share, and the one of theirs that has waited longest.
             assert of_each[other.connection] > share
             theirs = [each for each in self.held if each.connection is other.connection]
             assert other is theirs[0]
-            del self.held[other]
-        if is_held:
+            _, deadline = self.held.pop(other)
+            if self._can_be_put_off(other.connection):
+                self.put_off[other] = min(deadline, self.loop.now + SHORT_HOLD)
+            else:
+                answered.remove(other)
+        assert not answered
+        if kept is Kept.HELD:
             self.held[pull] = (frozenset(tags) or frozenset(TAGS), self.loop.now + seconds)
+        elif kept is Kept.PUT_OFF:
+            self.put_off[pull] = self.loop.now + min(seconds, SHORT_HOLD)
+
+    def _can_be_put_off(self, connection: Any) -> bool:
+        mine = [each for each in self.put_off if each.connection is connection]
+        return len(self.put_off) < PUT_OFF and len(mine) < PUT_OFF_OF_ONE
 
     @rule(
         messages=st.lists(
@@ -167,10 +193,13 @@ class HoldingMachine(RuleBasedStateMachine):
         self.loop.advance(seconds)
 
         late = {pull for pull, (_, deadline) in self.held.items() if deadline <= self.loop.now}
-        assert self._take_answers() == late
+        soon = {pull for pull, until in self.put_off.items() if until <= self.loop.now}
+        assert self._take_answers() == late | soon
         for pull in late:
             assert pull.offset == self.ends[pull.key[1]]
             del self.held[pull]
+        for pull in soon:
+            del self.put_off[pull]
 
     @rule(who=st.integers(0, CONNECTIONS - 1))
     def close(self, who: int) -> None:
@@ -179,6 +208,8 @@ class HoldingMachine(RuleBasedStateMachine):
         assert not self._take_answers()
         for pull in [pull for pull in self.held if pull.connection is self.connections[who]]:
             del self.held[pull]
+        for pull in [pull for pull in self.put_off if pull.connection is self.connections[who]]:
+            del self.put_off[pull]
 
     @precondition(lambda self: self.held)
     @rule(queue=st.sampled_from(QUEUES))
@@ -194,6 +225,7 @@ class HoldingMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_are_held(self) -> None:
         assert len(self.holding) == len(self.held)
+        assert self.holding.put_off == len(self.put_off)
         for number, connection in enumerate(self.connections):
             mine = {pull for pull in self.held if pull.connection is self.connections[number]}
             assert set(connection.context.held) == mine
@@ -207,8 +239,8 @@ class HoldingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.holding.stop()
         self.loop.advance(0)
-        assert self._take_answers() == set(self.held)
-        assert len(self.holding) == 0
+        assert self._take_answers() == {*self.held, *self.put_off}
+        assert len(self.holding) == self.holding.put_off == 0
 
 
 TestHolding = HoldingMachine.TestCase

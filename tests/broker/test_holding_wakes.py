@@ -229,6 +229,27 @@ async def test_a_member_that_comes_and_wants_the_same_wakes_nobody(
     assert not waiting.mine.done()
 
 
+@pytest.mark.parametrize("kind", ["TAG", "SQL92"])
+async def test_a_member_that_starts_later_and_wants_the_same_wakes_nobody(
+    broker: Broker, client: RawClient, admin: RawClient, kind: str
+) -> None:
+    wish: dict[str, Any] = {"topic": "orders", "expression_type": kind}
+    wish["sub_string"] = "paid" if kind == "TAG" else "TAGS = 'paid'"
+    await client.heartbeat("c", SubscriptionData(**wish, sub_version=1))
+    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND), sub_version=1)
+
+    await admin.heartbeat("d", SubscriptionData(**wish, sub_version=2))
+    await client.heartbeat("c", SubscriptionData(**wish, sub_version=3))
+    # The later version is known all the same.
+    of_later = await client.pull("orders", sys_flag=0, sub_version=3)
+    was_woken = waiting.mine.done()
+    await admin.stored("orders", b"wanted", properties={"TAGS": "paid"})
+
+    assert of_later.code == ResponseCode.PULL_NOT_FOUND, of_later.remark
+    assert not was_woken
+    assert bodies_in(await waiting.answer()) == [b"wanted"]
+
+
 # Progress.
 
 

@@ -65,7 +65,7 @@ async def test_a_heartbeat_makes_members_and_says_what_is_understood(
     assert answer.ext_fields == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
     assert await members(client) == ["c1"]
     assert broker.parts.producers.is_online("makers")
-    assert broker.parts.producers.channel_of("c1") is not None
+    assert broker.parts.producers.channels_of("c1") != ()
     [member] = broker.parts.consumers.members(GROUP)
     assert member.client.address == str(client.connection.local)
     assert member.client.version == 479
@@ -94,6 +94,29 @@ async def test_a_group_that_may_not_be_made_is_passed_over(
     assert await members(client) == []
     assert broker.parts.topics.get("%RETRY%" + GROUP) is None
     assert broker.parts.producers.is_online("makers")
+
+
+async def test_a_heartbeat_of_very_many_groups_makes_no_more_than_are_allowed(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(max_auto_groups=20, max_auto_topics=10_000)
+    client = await open_client(broker)
+    before = len(broker.parts.topics)
+    made = 20 - len(broker.parts.groups)
+
+    answer = await raw_heartbeat(
+        client,
+        {
+            "clientID": "greedy",
+            "consumerDataSet": [
+                {"groupName": f"g{number}", "subscriptionDataSet": []} for number in range(200)
+            ],
+        },
+    )
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert len(broker.parts.groups) == 20
+    assert len(broker.parts.topics) == before + made
 
 
 async def test_a_heartbeat_of_a_cpp_client_is_understood(broker: Broker, client: RawClient) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import heapq
 import json
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,16 +25,18 @@ from orbitmq.broker.handlers.apart import Steps
 from orbitmq.broker.lag import lag_of
 from orbitmq.broker.metrics import Metrics
 from orbitmq.broker.parts import Parts
-from orbitmq.broker.settings import AccessSettings, HttpSettings
+from orbitmq.broker.settings import AccessSettings, HttpSettings, PullSettings
 from orbitmq.broker.timers import Timers
 from orbitmq.message.ids import decode_offset_id
+from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.testing.clock import MovableClock
 from orbitmq.wire.bodies.membership import MessageModel
 from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from orbitmq.wire.limits import WireLimits
 from tests.broker.conftest import OpenClient, StartBroker
-from tests.support.broker import GROUP, RawClient
+from tests.support.broker import GROUP, RawClient, until
 from tests.support.delivery import (
     AskedProducer,
     end_header,
@@ -41,6 +45,7 @@ from tests.support.delivery import (
 )
 from tests.support.metrics import has_read, use_in_every_way, wanting
 from tests.support.prometheus import ParsedFamily, parse_metrics
+from tests.support.remoting import RawPeer
 from tests.support.store import FailingFiles, HandClock
 
 #: What a page of Apache's 5.5.0 has; `tests/interop/test_metrics.py` checks it against a broker.
@@ -485,6 +490,61 @@ async def test_refused_requests_are_counted_by_reason(
     refused = found["orbitmq_access_refused_total"]
     assert refused.value(reason="no_credentials") == 3
     assert refused.value(reason="wrong_signature") == 0
+
+
+async def test_pulls_without_room_to_wait_are_counted(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    crowded = PullSettings(held_requests=4, held_per_connection=4, short_hold=100.0)
+    broker = await start_broker(pull=crowded)
+    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
+    greedy, modest = await open_client(broker), await open_client(broker)
+    held = broker.parts.held
+    begun = [asyncio.ensure_future(greedy.pull("orders", hold=100.0)) for _ in range(7)]
+    await until(lambda: held.put_off == 3)
+    begun += [asyncio.ensure_future(modest.pull("orders", hold=100.0)) for _ in range(2)]
+    await until(lambda: held.put_off == 5)
+
+    found = await scraped(broker)
+
+    assert found["orbitmq_held_pulls"].value() == 4
+    assert found["orbitmq_put_off_pulls"].value() == 5
+    assert found["orbitmq_pulls_crowded_out_total"].value() == 3
+    assert found["orbitmq_pulls_displaced_total"].value() == 2
+    assert found["orbitmq_pulls_refused_total"].value() == 0
+    for pull in begun:
+        pull.cancel()
+
+
+async def test_connections_that_were_refused_and_frames_that_wait_are_counted(
+    start_broker: StartBroker,
+) -> None:
+    limits = WireLimits(frame=1 << 20)
+    broker = await start_broker(
+        server=ServerSettings(
+            host_connections=3,
+            unfinished_bytes=(1 << 20) + 4,
+            connection=ConnectionSettings(limits=limits),
+        )
+    )
+    begun = struct.pack(">iI", 1 << 20, 100) + bytes(256 * 1024)
+    async with contextlib.AsyncExitStack() as peers:
+        for _ in range(3):
+            peer = await peers.enter_async_context(RawPeer.connected(broker.address))
+            peer.writer.write(begun)
+        await until(lambda: broker.parts.capacity.frames.waiting == 2)
+        refused = await peers.enter_async_context(RawPeer.connected(broker.address))
+        assert await refused.is_closed_by_the_other_side()
+
+        found = await scraped(broker)
+
+    assert found["orbitmq_connections"].value() == 3
+    assert found["orbitmq_connections_refused_total"].value() == 1
+    assert found["orbitmq_frames_waiting"].value() == 2
+    assert found["orbitmq_frames_waited_total"].value() == 2
+    assert found["orbitmq_frames_bytes"].value() == (1 << 20) + 4
+    assert found["orbitmq_frames_evicted_total"].value() == 0
+    assert found["orbitmq_frames_too_slow_total"].value() == 0
 
 
 async def test_groups_that_disagree_are_shown(broker: Broker, open_client: OpenClient) -> None:

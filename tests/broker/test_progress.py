@@ -26,7 +26,6 @@ from orbitmq.broker.progress import (
     encode_progress,
 )
 from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.offsets import ConsumerOffsets
 
 WALL = 1_700_000_000.0
 
@@ -229,7 +228,7 @@ def test_a_reset_survives_a_restart_as_progress() -> None:
     progress.reset("T", "g", 0, 20)
 
     again = table()
-    again.load(progress.file(wall=WALL))
+    again.load(progress.file(wall=WALL, log_end=0))
 
     assert again.query("T", "g", 0) == 20
     assert again.pending_reset("T", "g", 0) is None
@@ -290,7 +289,7 @@ def test_a_removed_group_or_topic_leaves_nothing_behind() -> None:
     assert progress.take_reset("T", "g", 1) is None
     assert progress.take_reset("TT", "gg", 1) is None
     assert progress.take_reset("T", "gg", 1) == 3
-    assert set(progress.file(wall=WALL).offset_table) == {"T@gg", "T@g2"}
+    assert set(progress.file(wall=WALL, log_end=0).offset_table) == {"T@gg", "T@g2"}
     assert progress.remove_group("nobody") == 0
 
 
@@ -341,13 +340,13 @@ def test_the_file_has_the_shape_that_apache_reads(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
 
     file = ConfigFile(path, ProgressFile, encode=encode_progress)
-    file.save(progress.file(wall=WALL))
+    file.save(progress.file(wall=WALL, log_end=12))
 
     assert path.read_text() == (
         '{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":1700000000000},'
-        '"groupTopicMap":{"g":["T"]},"offsetTable":{"T@g":{"2":5,"10":7}}}'
+        '"groupTopicMap":{"g":["T"]},"logEnd":12,"offsetTable":{"T@g":{"2":5,"10":7}}}'
     )
-    assert file.load().value == progress.file(wall=WALL)
+    assert file.load().value == progress.file(wall=WALL, log_end=12)
 
 
 def test_an_entry_without_a_group_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -386,16 +385,82 @@ def test_the_version_goes_on_with_every_five_hundred_commits() -> None:
     assert progress.version(wall=WALL + 4).counter == 2
 
 
-def test_a_slave_takes_the_masters_entries_over_its_own() -> None:
+def test_a_slave_becomes_a_copy_of_the_masters_table() -> None:
     master, slave = table(), table()
     commit(master, 5)
     commit(slave, 9)
+    commit(slave, 3, queue=1)
     commit(slave, 1, group="h")
 
-    slave.load(master.body(wall=WALL))
+    slave.replace(master.body(wall=WALL))
 
-    assert slave.query("T", "g", 0) == 5
-    assert slave.query("T", "h", 0) == 1
+    assert slave.offsets("T", "g") == {0: 5}
+    assert slave.query("T", "h", 0) is None
+    assert slave.groups_of("T") == {"g"}
+
+
+def test_a_copy_of_an_equal_table_changes_nothing() -> None:
+    master, slave = table(), table()
+    commit(master, 5)
+    slave.replace(master.body(wall=WALL))
+    saved = slave.revision
+
+    slave.replace(master.body(wall=WALL))
+
+    assert slave.revision == saved
+
+
+@pytest.mark.parametrize(("deleted", "left"), [(0, 5), (99, 5), (100, None), (101, None)])
+def test_progress_in_a_topic_that_was_deleted_after_the_file_was_made_is_dropped(
+    deleted: int, left: int | None
+) -> None:
+    before, after = table(), table()
+    commit(before, 5)
+    commit(before, 7, topic="U")
+
+    after.load(before.file(wall=WALL, log_end=100), lambda topic: deleted if topic == "T" else 0)
+
+    assert after.query("T", "g", 0) == left
+    assert after.query("U", "g", 0) == 7
+
+
+def test_a_file_that_does_not_say_where_the_log_ended_is_taken_as_a_whole() -> None:
+    progress = table()
+
+    progress.load(ProgressFile(offset_table={"T@g": {0: 5}}), lambda _: 100)
+
+    assert progress.query("T", "g", 0) == 5
+
+
+def test_progress_beyond_the_end_of_its_queue_is_moved_back_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    progress = table()
+    commit(progress, 10)
+    commit(progress, 5, queue=1)
+    commit(progress, 3, topic="%RETRY%g")
+    saved = progress.revision
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
+        moved = progress.fit(lambda topic, _: 5 if topic == "T" else 0)
+
+    assert moved == 2
+    assert progress.offsets("T", "g") == {0: 5, 1: 5}
+    assert progress.query("%RETRY%g", "g", 0) == 0
+    assert progress.revision > saved
+    assert {(each.__dict__["stored"], each.__dict__["offset"]) for each in caplog.records} == {
+        (10, 5),
+        (3, 0),
+    }
+
+
+def test_progress_within_its_queue_stays_as_it_is() -> None:
+    progress = table()
+    commit(progress, 5)
+    saved = progress.revision
+
+    assert progress.fit(lambda _topic, _queue: 5) == 0
+    assert progress.revision == saved
 
 
 # Against a model.
@@ -476,7 +541,7 @@ class ProgressModel(RuleBasedStateMachine):
 
     @rule()
     def broker_restarts(self) -> None:
-        file = decode_body(ProgressFile, encode_progress(self.table.file(wall=WALL)))
+        file = decode_body(ProgressFile, encode_progress(self.table.file(wall=WALL, log_end=0)))
         self.table = table()
         self.table.load(file)
         self.owner.clear()
@@ -508,8 +573,8 @@ TestProgressModel = ProgressModel.TestCase
 )
 def test_the_file_brings_back_what_was_written(entries: dict[str, dict[int, int]]) -> None:
     progress = table()
-    progress.load(ConsumerOffsets(offset_table=entries))
+    progress.load(ProgressFile(offset_table=entries))
 
-    again = decode_body(ProgressFile, encode_progress(progress.file(wall=WALL)))
+    again = decode_body(ProgressFile, encode_progress(progress.file(wall=WALL, log_end=0)))
 
     assert again.offset_table == entries

@@ -226,6 +226,24 @@ def test_auto_creation_that_was_turned_off_stays_off_with_an_old_file() -> None:
         topics.for_send("T", template="TBW102", queues=4, now=NOW)
 
 
+@pytest.mark.parametrize("topic", ["T", "%RETRY%stranger"])
+def test_from_a_number_of_topics_on_sending_makes_no_more(topic: str) -> None:
+    topics = table(max_auto=len(table()) + 1)
+    topics.for_send("U", template="TBW102", queues=4, now=NOW)
+
+    with pytest.raises(Refused, match=r"max_auto_topics.*orbitmq topic create") as refusal:
+        topics.for_send(topic, template="TBW102", queues=4, now=NOW)
+
+    assert refusal.value.code == ResponseCode.TOPIC_NOT_EXIST
+    assert topic not in topics
+    # What is there, what groups need and what administration makes is not meant.
+    assert topics.for_send("U", template="TBW102", queues=4, now=NOW).topic_name == "U"
+    topics.ensure_retry("g", 1, now=NOW)
+    topics.ensure_dead_letter("g", now=NOW)
+    topics.update(config("V", 2), now=NOW)
+    assert {"%RETRY%g", "%DLQ%g", "V"} <= {each.topic_name for each in topics}
+
+
 def test_a_retry_topic_is_made_in_any_case() -> None:
     topics = table(auto_create=False)
 

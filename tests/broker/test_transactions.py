@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from orbitmq.broker import transactionchecks
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.settings import SendSettings, TransactionSettings
-from orbitmq.broker.transactionchecks import Verdict, judge
+from orbitmq.broker.transactionchecks import TransactionChecks, Verdict, judge
 from orbitmq.broker.transactions import root_of
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.stored import StoredMessage
@@ -847,3 +847,31 @@ async def test_a_message_is_seen_exactly_if_its_transaction_was_committed(
             await producer.close()
 
             assert sorted(questions) == sorted(open_ones)
+
+
+class FineClock(HandClock):
+    """A clock that has counted so little that it tells more than the time of day can."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now)
+        self.counted = 0.0
+
+    def monotonic(self) -> float:
+        return self.counted
+
+
+async def test_time_that_is_too_short_to_be_seen_does_not_make_the_next_round_wait(
+    broker: HandBroker,
+) -> None:
+    """Less is left than the time of day can tell: asking for that time would be asking for now."""
+    now = broker.clock.now()
+    broker.parts.clock = FineClock(now)
+    checks = TransactionChecks(broker.parts)
+    left = 1e-9
+    assert now + left == now
+    broker.parts.clock.counted += INTERVAL - left
+
+    again = checks.step(now)
+
+    assert again is not None
+    assert again > now

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, NoRoute, NotRunning
 from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Routes
 from orbitmq.client.topicroute import TopicRoute, provisional_route, route_of
+from orbitmq.clock import SystemClock
 from orbitmq.remoting.address import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies.route import BrokerData, QueueData, TopicRouteData
 from tests.support.client import ScriptedNameServer, running_engine, topic_route
-from tests.support.remoting import until
+from tests.support.remoting import DEADLINE, until
 
 A = Address("127.0.0.1", 10911)
 A_SLAVE = Address("127.0.0.1", 10921)
@@ -371,3 +374,123 @@ async def test_routes_of_a_real_cluster_name_its_brokers() -> None:
             assert set(route.clusters.values()) == {"DefaultCluster"}
             with pytest.raises(NoRoute):
                 await engine.routes.get("absent")
+
+
+# ---- brokers that vanish and return
+
+
+def _both() -> TopicRouteData:
+    return topic_route({"broker-a": {0: A}, "broker-b": {0: B}})
+
+
+async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh() -> None:
+    async with ScriptedNameServer().serving() as names:
+        for topic in ("orders", "bills", "mails"):
+            names.routes[topic] = _both()
+        async with running_engine(names.address, route_refresh=3600.0) as engine:
+            for topic in names.routes:
+                engine.routes.track(topic)
+            await engine.routes.refresh()
+            for topic in names.routes:
+                names.routes[topic] = topic_route({"broker-b": {0: B}})
+            await engine.routes.refresh()
+            asked = len(names.requests)
+            # One question at a time, however many topics lost it.
+            await until(lambda: len(names.requests) > asked)
+            assert len(names.requests) == asked + 1
+
+            for topic in names.routes:
+                names.routes[topic] = _both()
+
+            def is_back(topic: str) -> bool:
+                known = engine.routes.known(topic)
+                return known is not None and known.brokers == {
+                    "broker-a": {0: A},
+                    "broker-b": {0: B},
+                }
+
+            await until(lambda: all(map(is_back, names.routes)), "the return of the broker")
+            await until(lambda: not engine.routes._vanished, "the end of the search")
+
+
+async def test_a_master_that_vanished_is_looked_for_though_its_slave_is_there() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}})
+        async with running_engine(names.address, route_refresh=3600.0) as engine:
+            engine.routes.track("orders")
+            await engine.routes.get("orders")
+            names.routes["orders"] = topic_route({"broker-a": {1: A_SLAVE}})
+            await engine.routes.get("orders", refresh=True)
+            assert not (await engine.routes.publish_route("orders")).publish_queues
+            names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}})
+
+            def can_write() -> bool:
+                known = engine.routes.known("orders")
+                return known is not None and bool(known.publish_queues)
+
+            await until(can_write, "the return of the master")
+
+
+@pytest.mark.parametrize("is_given_up", [True, False])
+async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up: bool) -> None:
+    asked: list[str] = []
+    answers = {"orders": _both()}
+    searches: list[asyncio.Task[None]] = []
+
+    async def look_up(topic: str) -> TopicRouteData:
+        asked.append(topic)
+        return answers[topic]
+
+    routes = Routes(
+        look_up,
+        lambda: (),
+        refresh=3600.0,
+        clock=SystemClock(),
+        chance=random.Random(1),
+        spawn=lambda search, name: searches.append(asyncio.create_task(search, name=name)),
+        return_pause=0.01,
+        return_patience=0.2 if is_given_up else 3600.0,
+    )
+    routes.track("orders")
+    await routes.get("orders")
+    answers["orders"] = topic_route({"broker-b": {0: B}})
+    await routes.get("orders", refresh=True)
+    await until(lambda: len(asked) > 4, "several questions")
+    if not is_given_up:
+        routes.untrack("orders")
+
+    async with asyncio.timeout(DEADLINE):
+        await searches[0]
+
+    assert len(searches) == 1
+    assert not routes._vanished
+
+
+async def test_routes_that_nobody_tracks_are_not_asked_for_when_a_broker_leaves_them() -> None:
+    async with ScriptedNameServer().serving() as names:
+        names.routes["orders"] = _both()
+        async with running_engine(names.address) as engine:
+            await engine.routes.get("orders")
+            names.routes["orders"] = topic_route({"broker-b": {0: B}})
+            await engine.routes.get("orders", refresh=True)
+
+            assert not engine.routes._vanished
+
+
+async def test_queues_of_a_restarted_broker_are_back_within_seconds() -> None:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=2)
+        async with running_engine(cluster.name_server, route_refresh=3600.0) as engine:
+            engine.routes.track("orders")
+            before = await engine.routes.get("orders")
+            broker = cluster.brokers[0]
+            await broker.stop()  # it says goodbye to the name server
+            assert len((await engine.routes.get("orders", refresh=True)).publish_queues) == 2
+            await broker.start()
+
+            def is_whole() -> bool:
+                known = engine.routes.known("orders")
+                return known is not None and known.publish_queues == before.publish_queues
+
+            await until(is_whole, "the broker's queues")
+            assert engine.routes.master("broker-a") == broker.address

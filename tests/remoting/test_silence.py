@@ -11,11 +11,11 @@ import pytest
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Handler
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
 from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut, SettingError
 from orbitmq.remoting.settings import ChannelSettings
 from orbitmq.wire.command import Command, command_pieces
-from tests.support.remoting import DEADLINE, serving, until
+from tests.support.remoting import DEADLINE, FakeTransport, serving, until
 
 ANSWERED = 10
 HELD = 11
@@ -65,7 +65,7 @@ async def test_a_connection_without_any_answer_is_made_anew(channels: Channels) 
         with pytest.raises(RequestTimedOut):
             await channels.request(address, ANSWERED, timeout=0.3)
 
-        assert not first.is_open
+        await until(lambda: not first.is_open, "the end of the connection")
         assert "nothing was heard" in first.reason
         assert await channels.get(address) is not first
         await until(lambda: len(taken) == 2, "a second connection")
@@ -81,6 +81,61 @@ async def test_others_who_wait_on_it_hear_of_it(channels: Channels) -> None:
 
         with pytest.raises(ConnectionLost):
             await asyncio.wait_for(patient, DEADLINE)
+
+
+async def test_a_peer_that_is_busy_is_not_given_up_and_its_answers_still_come(
+    channels: Channels,
+) -> None:
+    held: list[tuple[Connection, Command]] = []
+
+    def hold(connection: Connection, request: Command) -> Result:
+        held.append((connection, request))
+        return LATER
+
+    async with serving({HELD: hold}) as server:
+        connection = await channels.get(server.address)
+        patient = [
+            asyncio.create_task(connection.request(HELD, timeout=DEADLINE)) for _ in range(3)
+        ]
+
+        for _ in range(3):
+            with pytest.raises(RequestTimedOut):
+                await connection.request(HELD, timeout=0.3)
+        await asyncio.sleep(2 * QUICK.silence)  # long enough for the peer to be given up
+        for there, request in held:
+            there.reply(request, request.answer(0))
+
+        async with asyncio.timeout(DEADLINE):
+            assert [answer.code for answer in await asyncio.gather(*patient)] == [0, 0, 0]
+        assert connection.is_open
+
+
+class _TakingTransport(FakeTransport):
+    """Has much to write, of which the peer takes something for each of the first few writes."""
+
+    def __init__(self, takes: int) -> None:
+        super().__init__()
+        self.unwritten = 10_000_000
+        self.takes = takes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        super().write(data)
+        if len(self.written) <= self.takes:
+            self.unwritten -= 100_000
+
+
+async def test_a_peer_is_not_given_up_while_it_takes_a_long_frame_before_our_question() -> None:
+    transport = _TakingTransport(takes=4)
+    connection = Connection(Dispatcher({}), silence=0.02)
+    connection.connection_made(transport)
+
+    connection.submit(ANSWERED, None, lambda _: None, timeout=0.05)
+    await until(lambda: not connection.is_open, "the end, once it takes nothing more")
+    connection.connection_lost(None)
+
+    # The request, and the question for a sign of life after each time that something was taken.
+    assert len(transport.written) == 5
+    assert "nothing was heard" in connection.reason
 
 
 async def test_many_short_waits_are_as_good_as_a_long_one(channels: Channels) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
 from orbitmq.remoting.errors import SettingError
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
@@ -37,11 +37,13 @@ HOLD = 11
 MIB = 1024 * 1024
 #: The longest frame that the servers of these tests take.
 LONGEST = 1 * MIB
+#: Bytes a second that a frame has to go on by.
+RATE = 16 * 1024
 #: Bytes of one read, on either loop: what a connection may have without a place.
 ONE_READ = 256 * 1024
 
-#: Room for four of the longest frames.
-ROOM = 4 * (LONGEST + 4)
+#: Room for eight of the longest frames, which is for four from one host.
+ROOM = 8 * (LONGEST + 4)
 
 
 def tight(**changes: Any) -> ServerSettings:
@@ -74,7 +76,7 @@ def kept(server: Server) -> int:
 
 async def test_memory_for_frames_that_are_not_finished_is_bounded_whoever_sends_them() -> None:
     async with serving({CODE: _fine}, tight(crowded_frame=60.0)) as server:
-        async with _peers(server, 24) as peers:
+        async with _peers(server.address, 24) as peers:
             for peer in peers:
                 await begin(peer)
             await until(lambda: len(server.connections) == 24)
@@ -93,12 +95,65 @@ async def test_memory_for_frames_that_are_not_finished_is_bounded_whoever_sends_
         assert (server._capacity.frames.used, server._capacity.frames.waiting) == (0, 0)
 
 
+async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others() -> None:
+    async with (
+        serving({CODE: _fine}, tight(host="0.0.0.0", crowded_frame=60.0)) as server,  # noqa: S104  # two of its own addresses
+        _peers(Address("127.0.0.1", server.address.port), 24, "127.0.0.2") as greedy,
+    ):
+        for peer in greedy:
+            await begin(peer, LONGEST // 2)
+        await until(lambda: server._capacity.frames.waiting == 20)
+        honest = await connect(Address("127.0.0.1", server.address.port))
+
+        for _ in range(3):
+            body = bytes(LONGEST - 1000)
+            assert (await honest.request(CODE, body=body, timeout=DEADLINE)).code == 0
+
+        assert server._capacity.frames.waiting == 20
+        honest.close()
+
+
+async def test_what_those_keep_who_wait_is_bounded_as_well() -> None:
+    room = 2 * (LONGEST + 4)
+    async with (
+        serving({CODE: _fine}, tight(unfinished_bytes=room, crowded_frame=60.0)) as server,
+        _peers(server.address, 60) as peers,
+    ):
+        for peer in peers:
+            await begin(peer, ONE_READ)
+        frames = server._capacity.frames
+        await until(lambda: frames.evicted > 0 and frames.waiting + frames.evicted == 59)
+
+        assert frames.kept_by_waiting <= room
+
+
+async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait() -> None:
+    # Each takes far longer than the patience with others, and goes on all the time.
+    settings = tight(unfinished_bytes=4 * (LONGEST + 4), crowded_frame=0.1)
+    async with (
+        serving({CODE: _fine}, settings) as server,
+        _peers(server.address, 6) as peers,
+    ):
+
+        async def send(peer: RawPeer) -> int:
+            data = long_request()
+            for start in range(0, len(data), 64 * 1024):
+                await peer.send(data[start : start + 64 * 1024])
+                await asyncio.sleep(0.02)
+            return (await peer.receive()).code
+
+        async with asyncio.timeout(DEADLINE):
+            assert await asyncio.gather(*map(send, peers)) == [0] * 6
+        assert server._capacity.frames.waited > 0
+        assert server._capacity.frames.evicted == 0
+
+
 async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_others_go_on() -> (
     None
 ):
     async with (
         serving({CODE: _fine}, tight(crowded_frame=0.05)) as server,
-        _peers(server, 4) as greedy,
+        _peers(server.address, 4) as greedy,
     ):
         for peer in greedy:
             await begin(peer)
@@ -108,12 +163,13 @@ async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_o
         answer = await honest.request(CODE, body=bytes(LONGEST - 1000), timeout=DEADLINE)
 
         assert answer.code == 0
-        assert await greedy[0].is_closed_by_the_other_side()
+        # One place was needed, and no more than that was taken.
+        assert server._capacity.frames.evicted == 1
         honest.close()
 
 
 async def test_many_honest_senders_of_long_frames_take_turns_and_nobody_is_closed() -> None:
-    async with serving({CODE: _fine}, tight(crowded_frame=60.0)) as server:
+    async with serving({CODE: _fine}, tight()) as server:
         connections = [await connect(server.address) for _ in range(12)]
 
         answers = await asyncio.gather(
@@ -147,13 +203,14 @@ async def test_a_frame_that_takes_too_long_ends_its_connection_however_busy_that
             await asyncio.sleep(0.02)
 
         assert await closed
-    assert "took over 0.3 s" in caplog.text
+    assert "went on by fewer than 16384 bytes a second for 0.3 s" in caplog.text
+    assert server._capacity.frames.too_slow == 1
 
 
 async def test_requests_before_a_long_frame_are_answered_while_that_waits() -> None:
     async with (
         serving({CODE: _fine}, tight(crowded_frame=60.0)) as server,
-        _peers(server, 4) as greedy,
+        _peers(server.address, 4) as greedy,
         RawPeer.connected(server.address) as peer,
     ):
         for each in greedy:
@@ -212,22 +269,27 @@ async def test_what_is_written_to_a_peer_that_vanished_is_not_tried_for_ever() -
         connection.close()
 
 
-def _peers(server: Server, count: int) -> _Peers:
-    return _Peers(server.address, count)
+def _peers(address: Address, count: int, host: str | None = None) -> _Peers:
+    return _Peers(address, count, host)
 
 
 class _Peers:
-    """So many raw peers, closed at the end."""
+    """So many raw peers, of an address of this host if that is given; closed at the end."""
 
-    def __init__(self, address: Address, count: int) -> None:
+    def __init__(self, address: Address, count: int, host: str | None) -> None:
         self._address = address
         self._count = count
+        self._local = None if host is None else (host, 0)
         self._peers: list[RawPeer] = []
 
     async def __aenter__(self) -> list[RawPeer]:
         for _ in range(self._count):
             self._peers.append(
-                RawPeer(*await asyncio.open_connection(self._address.host, self._address.port))
+                RawPeer(
+                    *await asyncio.open_connection(
+                        self._address.host, self._address.port, local_addr=self._local
+                    )
+                )
             )
         return self._peers
 
@@ -239,28 +301,135 @@ class _Peers:
 # One connection, without sockets.
 
 
-async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read() -> None:
-    clock = ManualClock()
-    places = UnfinishedFrames(LONGEST + 4, patience=60.0, monotonic=clock.monotonic)
-    places.enter(Holder("other"), LONGEST + 4)
+def is_read(transport: FakeTransport) -> bool:
+    return transport.is_reading_now
+
+
+def was_aborted(transport: FakeTransport) -> bool:
+    return transport.was_aborted
+
+
+def one_connection(
+    clock: ManualClock, places: UnfinishedFrames | None = None, **settings: Any
+) -> tuple[Connection, FakeTransport]:
     transport = FakeTransport()
-    connection = Connection(Dispatcher({}), clock=clock, places=places)
+    handlers: dict[int, Handler] = {CODE: _fine, HOLD: lambda _, __: LATER}
+    connection = Connection(
+        Dispatcher(handlers), clock=clock, places=places, settings=ConnectionSettings(**settings)
+    )
     connection.connection_made(transport)
+    return connection, transport
+
+
+def places_of(clock: ManualClock, limit: int, patience: float = 60.0) -> UnfinishedFrames:
+    places = UnfinishedFrames(limit, patience=patience, rate=1.0, monotonic=clock.monotonic)
+    # The tests look themselves.
+    places._watch = lambda: None  # type: ignore[method-assign]
+    return places
+
+
+async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory() -> None:
+    clock = ManualClock()
+    places = places_of(clock, LONGEST + 4)
+    other = Holder("other")
+    places.enter(other, LONGEST + 4)
+    connection, transport = one_connection(clock, places)
 
     connection.data_received(long_request()[: FREE_BYTES + 1])
-    assert not transport.is_reading_now
+    assert not is_read(transport)
     clock.time += 100
-    connection.check_frame(clock.monotonic(), 60.0)
-    assert not transport.was_aborted
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    assert not was_aborted(transport)
     clock.time += 61
-    connection._arriving.place_given()
-    connection.check_frame(clock.monotonic(), 60.0)
-    assert not transport.was_aborted
+    places.leave(other)
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
     connection._resume()
-    clock.time += 61
-    connection.check_frame(clock.monotonic(), 60.0)
+    clock.time += 59
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    assert not was_aborted(transport)
+    clock.time += 2
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
 
-    assert transport.was_aborted
+    assert was_aborted(transport)
+
+
+async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read_for_reasons_of_ours() -> None:
+    clock = ManualClock()
+    connection, transport = one_connection(clock, open_requests=1)
+    held = Command.request(HOLD, opaque=1)
+    data = long_request(2)
+
+    # A request that takes us long, and behind it the beginning of a frame.
+    connection.data_received(encode_command(held) + data[:30_000])
+    assert not is_read(transport)
+    for _ in range(3):
+        clock.time += 59
+        connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.reply(held, held.answer(0))
+    connection._resume()
+    assert is_read(transport)
+    clock.time += 59
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    assert not was_aborted(transport)
+    clock.time += 2
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
+
+    assert was_aborted(transport)
+
+
+async def test_a_connection_that_we_do_not_read_from_keeps_its_place() -> None:
+    clock = ManualClock()
+    places = places_of(clock, 2 * (LONGEST + 4), patience=5.0)
+    connection, transport = one_connection(clock, places, slow_bytes=1 << 20)
+    connection.data_received(long_request()[: FREE_BYTES + 1])
+    assert is_read(transport)
+    places.enter(Holder("127.0.0.1"), 2 * LONGEST)
+
+    connection.pause_writing()  # it does not take its answers
+    for _ in range(5):
+        clock.time += 4
+        places._look()
+    connection.resume_writing()
+    connection._resume()
+    clock.time += 4
+    places._look()
+    assert not was_aborted(transport)
+    clock.time += 2
+    places._look()
+
+    assert was_aborted(transport)
+    assert places.evicted == 1
+
+
+async def test_a_long_frame_may_take_its_time_on_a_slow_line() -> None:
+    clock = ManualClock()
+    connection, transport = one_connection(clock)
+    data = encode_command(Command.request(CODE, opaque=1, body=bytes(4 * MIB)))
+
+    # 160 kbit/s: 3.5 minutes.
+    for start in range(0, len(data), 20 * 1024):
+        clock.time += 1
+        connection.data_received(data[start : start + 20 * 1024])
+        connection.check_frame(clock.monotonic(), 60.0, RATE)
+
+    assert connection.is_open
+    assert len(transport.written) == 1
+
+
+async def test_a_long_frame_that_stops_on_its_way_ends_its_connection() -> None:
+    clock = ManualClock()
+    connection, transport = one_connection(clock)
+    data = encode_command(Command.request(CODE, opaque=1, body=bytes(4 * MIB)))
+    connection.data_received(data[: 3 * MIB])
+    clock.time += 61
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    assert connection.is_open  # it did well so far
+
+    clock.time += 61
+    connection.data_received(b"x")
+    connection.check_frame(clock.monotonic(), 60.0, RATE)
+
+    assert was_aborted(transport)
 
 
 async def test_a_peer_that_sends_usual_frames_all_the_time_has_begun_none_for_long() -> None:
@@ -275,14 +444,14 @@ async def test_a_peer_that_sends_usual_frames_all_the_time_has_begun_none_for_lo
         clock.time += 50
         # Every read ends one frame and begins the next.
         connection.data_received(data[10:] + data[:10])
-        connection.check_frame(clock.monotonic(), 60.0)
+        connection.check_frame(clock.monotonic(), 60.0, RATE)
 
     assert connection.is_open
     assert len(transport.written) == 5
 
 
 async def test_a_connection_that_is_gone_leaves_its_place_and_keeps_no_bytes() -> None:
-    places = UnfinishedFrames(LONGEST + 4, patience=60.0, monotonic=ManualClock().monotonic)
+    places = places_of(ManualClock(), LONGEST + 4)
     connection = Connection(Dispatcher({}), places=places)
     connection.connection_made(FakeTransport())
     connection.data_received(long_request()[: FREE_BYTES + 1])
@@ -299,6 +468,7 @@ async def test_a_connection_that_is_gone_leaves_its_place_and_keeps_no_bytes() -
     [
         (lambda: ServerSettings(unfinished_bytes=MIB), "server.unfinished_bytes must have room"),
         (lambda: ServerSettings(frame=1.0), "crowded_frame 5.0, frame 1.0"),
+        (lambda: ServerSettings(frame_rate=0), "server.frame_rate must be positive"),
         (lambda: ServerSettings(host_connections=0), "server.host_connections must be positive"),
         (lambda: ConnectionSettings(open_bytes=0), "connection.open_bytes must be positive"),
     ],
@@ -314,8 +484,10 @@ def test_a_limit_that_cannot_work_is_named(make: Callable[[], object], named: st
 class Holder:
     """As much of a connection as places need."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, received: int = 0) -> None:
         self.remote = Address(host, 1)
+        self.received = received
+        self.read_since: float | None = float("-inf")
         self.has_place = False
         self.was_closed = False
 
@@ -324,47 +496,51 @@ class Holder:
         self.has_place = True
 
     def place_taken(self, _: str) -> None:
-        assert self.has_place
         self.has_place = False
         self.was_closed = True
 
 
 class PlacesMachine(RuleBasedStateMachine):
-    """Senders of some hosts come, finish, leave and wait, as time goes by."""
+    """Senders of some hosts come, go on, finish, leave and wait, as time goes by."""
 
-    LIMIT = 10
+    LIMIT = 12
     PATIENCE = 5.0
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.places = UnfinishedFrames(
-            self.LIMIT, patience=self.PATIENCE, monotonic=self.clock.monotonic
-        )
-        # The machine looks itself: there is no loop.
-        self.places._watch = lambda: None  # type: ignore[method-assign]
-        self.inside: dict[Holder, tuple[int, float]] = {}
+        self.places = places_of(self.clock, self.LIMIT, self.PATIENCE)
+        self.inside: dict[Holder, int] = {}
+        #: When each was last seen to go on, or let in.
+        self.went_on: dict[Holder, float] = {}
         self.waiting: list[tuple[Holder, int]] = []
+
+    def _has(self, host: str) -> int:
+        return sum(size for each, size in self.inside.items() if each.remote.host == host)
 
     def _settle(self) -> None:
         """Move those who were let in or closed to where they are now."""
         for holder in [each for each in self.inside if each.was_closed]:
+            # Only who did not go on.
+            assert self.clock.time - self.went_on[holder] >= self.PATIENCE
             del self.inside[holder]
         for holder, size in [each for each in self.waiting if each[0].has_place]:
             self.waiting.remove((holder, size))
-            self.inside[holder] = (size, self.clock.time)
+            self._let_in(holder, size)
 
-    @rule(host=st.sampled_from("abc"), size=st.integers(1, 10))
+    def _let_in(self, holder: Holder, size: int) -> None:
+        holder.has_place = True
+        self.inside[holder] = size
+        self.went_on[holder] = self.clock.time
+
+    @rule(host=st.sampled_from("abc"), size=st.integers(1, 12))
     def come(self, host: str, size: int) -> None:
         holder = Holder(host)
-        fits = not self.waiting and sum(each for each, _ in self.inside.values()) + size <= 10
-
-        assert self.places.enter(holder, size) is fits
-        if fits:
-            holder.has_place = True
-            self.inside[holder] = (size, self.clock.time)
+        if self.places.enter(holder, size):
+            self._let_in(holder, size)
         else:
             self.waiting.append((holder, size))
+        self._settle()
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
@@ -383,24 +559,54 @@ class PlacesMachine(RuleBasedStateMachine):
         self.places.leave(entry[0])
         self._settle()
 
-    @rule(seconds=st.sampled_from((1.0, 3.0, 6.0)))
-    def wait(self, seconds: float) -> None:
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data(), seconds=st.sampled_from((1.0, 3.0, 6.0)))
+    def wait(self, data: st.DataObject, seconds: float) -> None:
+        """Time goes by, in which some go on."""
+        diligent = data.draw(st.sets(st.sampled_from(list(self.inside))))
         self.clock.time += seconds
+        for holder in diligent:
+            holder.received += 1000
+            self.went_on[holder] = self.clock.time
         self.places._look()
+
+        assert not any(holder.was_closed for holder in diligent)
         self._settle()
 
-        if self.waiting:
-            # Nobody has been inside for long while others wait.
-            assert all(self.clock.time - since < 5.0 for _, since in self.inside.values())
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def everybody_stops(self) -> None:
+        """Who waits gets his turn, if those who are inside do nothing."""
+        first = {each.remote.host: each for each, _ in reversed(self.waiting)}
+        for _ in range(4 * len(self.waiting) + 4):
+            self.clock.time += self.PATIENCE + 1
+            self.places._look()
+            self._settle()
+
+        assert not any(each in dict(self.waiting) for each in first.values())
 
     @invariant()
     def the_limit_is_kept(self) -> None:
-        assert self.places.used == sum(size for size, _ in self.inside.values()) <= self.LIMIT
+        assert self.places.used == sum(self.inside.values()) <= self.LIMIT
         assert self.places.waiting == len(self.waiting)
 
     @invariant()
+    def a_host_has_half_or_a_single_frame(self) -> None:
+        for host in "abc":
+            count = sum(each.remote.host == host for each in self.inside)
+            assert count <= 1 or self._has(host) <= self.LIMIT // 2
+
+    @invariant()
     def nobody_waits_without_reason(self) -> None:
-        assert not self.waiting or self.inside
+        sizes = dict(self.waiting)
+        hosts = {each.remote.host for each in (*self.inside, *sizes)}
+        for host, line in self.places._waiting.items():
+            size = sizes[next(each for each in sizes if each in line)]
+            if self._has(host) and self._has(host) + size > self.LIMIT // (len(hosts) + 1):
+                continue  # its host has its part
+            # Who only lacks room is not overtaken by those behind him.
+            assert sum(self.inside.values()) + size > self.LIMIT
+            break
 
     @invariant()
     def each_host_is_served_in_order(self) -> None:
@@ -410,14 +616,29 @@ class PlacesMachine(RuleBasedStateMachine):
             assert mine == line
 
 
+async def test_nobody_is_closed_for_a_time_in_which_this_process_stood_still() -> None:
+    clock = ManualClock()
+    places = UnfinishedFrames(2, patience=0.02, rate=1.0, monotonic=clock.monotonic)
+    holder = Holder("a")
+    assert places.enter(holder, 2)
+    assert not places.enter(Holder("b"), 2)
+
+    for _ in range(20):
+        clock.time += 100.0
+        timer = places._timer
+        await until(lambda: places._timer is not timer, "another look")  # noqa: B023  # at once
+
+    assert not holder.was_closed
+    places.leave(holder)
+
+
 TestPlaces = PlacesMachine.TestCase
 TestPlaces.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def test_hosts_take_turns_with_what_becomes_free() -> None:
     clock = ManualClock()
-    places = UnfinishedFrames(1, patience=60.0, monotonic=clock.monotonic)
-    places._watch = lambda: None  # type: ignore[method-assign]
+    places = places_of(clock, 1)
     first = Holder("crowd")
     places.enter(first, 1)
     crowd = [Holder("crowd") for _ in range(5)]

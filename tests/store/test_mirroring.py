@@ -337,3 +337,57 @@ def test_a_master_that_flushes_first_sends_only_what_is_flushed(tmp_path: Path) 
     pair.copy()
     pair.assert_same()
     pair.close()
+
+
+# Topics that are deleted on the master.
+
+
+def queues_of(store: Store, topic: str) -> set[int]:
+    return {each.queue_id for each in store.queues() if each.topic == topic}
+
+
+def test_messages_of_a_topic_that_is_known_to_be_deleted_get_into_no_queue(pair: Pair) -> None:
+    fill(pair.master, 12)
+    fill(pair.master, 6, topic="U")
+    half_way = pair.master.mirroring.end // 2
+    pair.copy(half_way)
+    pair.master.delete_topic("T")
+    deleted_at = pair.master.mirroring.end
+
+    assert pair.slave.delete_topic_below("T", deleted_at)
+    pair.copy()
+    assert queues_of(pair.slave, "T") == set()
+    put(pair.master, "T", 0, b"of the new topic")
+    pair.master.write()
+    pair.copy()
+
+    pair.assert_same()
+    assert queues_of(pair.slave, "T") == {0}
+    assert pair.slave.deleted_below("T") == deleted_at
+
+
+def test_a_crash_does_not_bring_back_what_was_deleted_on_the_master(pair: Pair) -> None:
+    fill(pair.master, 12)
+    pair.copy()
+    end = pair.master.mirroring.end
+    assert pair.slave.delete_topic_below("T", end + 1000)
+
+    pair.crash_slave()
+
+    assert queues_of(pair.slave, "T") == set()
+    # What comes now may be of a topic that was made again.
+    assert pair.slave.deleted_below("T") == end
+
+
+def test_messages_beyond_a_deletion_are_not_deleted(pair: Pair) -> None:
+    fill(pair.master, 12)
+    deleted_at = pair.master.mirroring.end
+    pair.master.delete_topic("T")
+    put(pair.master, "T", 0, b"of the new topic")
+    pair.master.write()
+    pair.copy()
+
+    assert not pair.slave.delete_topic_below("T", deleted_at)
+
+    assert bodies(pair.slave, "T", 0) == [b"of the new topic"]
+    assert pair.slave.deleted_below("T") == 0

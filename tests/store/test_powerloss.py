@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orbitmq.broker.commitrule import Way
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.progress import ProgressFile, ProgressTable, encode_progress
 from orbitmq.store.settings import FlushPolicy, FlushSettings
 from orbitmq.store.store import Store
 from tests.support.powerloss import ForgetfulFiles
@@ -142,3 +145,85 @@ def test_without_waiting_for_the_disk_little_is_lost_and_only_at_the_end(
     for place, when in written.items():
         if place >= survived:
             assert gone - when <= flush.thorough_interval + 0.1
+
+
+class Consumption:
+    """A group that consumes a store, and its progress: in memory, and in a file on the same disk.
+
+    What it has been given is remembered over all lives. No message may be passed that it was not.
+    """
+
+    def __init__(self) -> None:
+        self.given: set[bytes] = set()
+
+    def begin(self, store: Store, root: Path, files: ForgetfulFiles) -> None:
+        """As a broker does at its start."""
+        self._store = store
+        self._table = ProgressTable(wall=0.0)
+        path = root / "config" / "consumerOffset.json"
+        self._file = ConfigFile(path, ProgressFile, disk=files, encode=encode_progress)
+        if (saved := self._file.load().value) is not None:
+            self._table.load(saved, store.deleted_below)
+        if self._table.fit(store.max_offset):
+            self.save()
+
+    def save(self) -> None:
+        self._file.save(self._table.file(wall=0.0, log_end=self._store.mirroring.written))
+
+    def consume(self, queue_id: int) -> None:
+        """Be given all messages of a queue from the progress on."""
+        offset = self._table.stored("T", "g", queue_id) or 0
+        end = self._store.max_offset("T", queue_id)
+        while offset < end:
+            result = self._store.read("T", queue_id, offset)
+            self.given.update(message.body for message in messages_of(result))
+            offset = result.next_offset
+        self._table.commit("T", "g", queue_id, end, by="one", way=Way.REPORT, now=0.0)
+
+    def delete_topic(self) -> None:
+        self._store.delete_topic("T", is_noted=True)
+        self._table.remove_topic("T")
+
+    def check(self) -> None:
+        for queue_id, number, body in contents(self._store).values():
+            if number < (self._table.stored("T", "g", queue_id) or 0):
+                assert body in self.given, (queue_id, number)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_group_passes_a_message_that_it_was_not_given(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(f"progress{seed}")
+    flush = FlushSettings(policy=FlushPolicy.ASYNC, queue_tail_bytes=dice.choice([100, 2000]))
+    settings = replace(SMALL, flush=flush)
+    clock, consumption = HandClock(), Consumption()
+    root = tmp_path / "life0"
+    root.mkdir()
+    written = 0
+    for life in range(4):
+        files = ForgetfulFiles(root)
+        store = Store(root, settings, clock=clock, files=files, background=False)
+        consumption.begin(store, root, files)
+        consumption.check()
+        for _ in range(dice.randrange(5, 60)):
+            action = dice.random()
+            if action < 0.5:
+                for _ in range(dice.randrange(1, 6)):
+                    put(store, "T", dice.randrange(3), b"%d" % written + b"x" * dice.randrange(300))
+                    written += 1
+                store.write()
+            elif action < 0.75:
+                consumption.consume(dice.randrange(3))
+            elif action < 0.88:
+                consumption.save()
+            elif action < 0.91:
+                consumption.delete_topic()
+            else:
+                clock.advance(dice.choice([0.2, 1.5, 11.0]))
+                store.tick()
+        consumption.check()
+        root = tmp_path / f"life{life + 1}"
+        if dice.random() < 0.3:
+            files.lose_process(root)
+        else:
+            files.lose_power(root, dice)
+        store.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from orbitmq.broker.broker import Broker
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.wire.bodies.membership import SubscriptionData
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode, TransactionState
 from orbitmq.wire.headers.topics import CreateTopicRequest
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
@@ -47,6 +48,7 @@ def wanting(topic: str, expression: str = "*") -> SubscriptionData:
 def has_read(broker: Broker, topic: str, offset: int, group: str = GROUP) -> None:
     """Let a group have progress in the first queue of a topic."""
     parts = broker.parts
-    parts.groups.find(group, now=0.0)
+    if group not in parts.groups:
+        parts.groups.update(SubscriptionGroupConfig(group_name=group), now=0.0)
     parts.progress.reset(topic, group, 0, offset)
     parts.progress.take_reset(topic, group, 0)

@@ -17,8 +17,11 @@ really in; the broker's own topics are not covered by defaults (see `accounts`);
 without any field is checked like any other.
 
 What the broker says to clients on its own is for those only whose account may have it
-(`may_publish`, `may_consume`; see `identities`), and a client id that another account uses is
-refused.
+(`may_publish`, `may_consume`; see `identities`), and a client id that another account uses in the
+same group is refused.
+
+A request that is not answered at once is checked again before it is, if the accounts have changed
+since (`check_again`).
 
 A refusal says what is missing, but not whether an access key exists: an unknown key and a wrong
 signature are answered alike, and take the same time.
@@ -28,13 +31,14 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orbitmq.broker.accounts import Account, Accounts, AccountsFile, Grant, is_internal
 from orbitmq.broker.clients import Channel
 from orbitmq.broker.identities import TRUSTED, Identities
-from orbitmq.broker.needs import CLIENT_IDS, NEEDS, Need, group_need, topic_need
+from orbitmq.broker.needs import CLAIMS, NEEDS, Claim, Need, group_need, topic_need
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.message.errors import MessageError
@@ -72,7 +76,7 @@ class Reason(enum.StrEnum):
 def open_access(parts: Parts) -> Access:
     """The access rules of a broker, kept up to date. Raises `AccountsUnreadable`."""
     settings = parts.settings.access
-    access = Access(settings.accounts, parts.store)
+    access = Access(settings.accounts, parts.store, parts.clock.monotonic)
     if access.is_on:
         parts.background.every(settings.check_interval, access.refresh)
         parts.on_connection_closed(access.forget)
@@ -82,11 +86,19 @@ def open_access(parts: Parts) -> Access:
 class Access:
     """Lets requests pass or refuses them."""
 
-    def __init__(self, accounts: Path | None, store: Store) -> None:
+    def __init__(
+        self,
+        accounts: Path | None,
+        store: Store,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._file = AccountsFile(accounts) if accounts is not None else None
         self._store = store
         self._noted = Occurrences()
-        self._identities = Identities()
+        self._identities = Identities(monotonic)
+        self._on_change: list[Callable[[], None]] = []
+        #: Counts how often the accounts have changed.
+        self.version = 0
         #: How many requests were refused, by reason.
         self.refused = dict.fromkeys(Reason, 0)
 
@@ -101,17 +113,28 @@ class Access:
 
     def refresh(self) -> None:
         """Take over what the file of accounts says by now."""
-        if self._file is not None:
-            self._file.refresh()
+        if self._file is not None and self._file.refresh():
+            self.version += 1
+            for call in self._on_change:
+                call()
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Have `call` called after the accounts have changed."""
+        self._on_change.append(call)
 
     def check(self, connection: Connection, request: Command) -> None:
         """Raise `Refused` unless the request may be carried out."""
         if self._file is None:
             return
         account = self._sender(self._file.accounts, connection.remote.host, request)
-        client_id = CLIENT_IDS.get(request.code)
-        if client_id is not None:
-            self._check_client(connection, request, account, client_id(request))
+        claim = CLAIMS.get(request.code)
+        if claim is not None:
+            self._check_client(connection, request, account, claim(request))
+
+    def check_again(self, connection: Connection, request: Command, *, since: int) -> None:
+        """Raise `Refused` if a request that passed at version `since` does not pass any more."""
+        if since != self.version:
+            self.check(connection, request)
 
     def _sender(self, accounts: Accounts, host: str, request: Command) -> str:
         """The account that sent a request which may be carried out. Raises `Refused`."""
@@ -151,18 +174,27 @@ class Access:
                 )
 
     def _check_client(
-        self, connection: Connection, request: Command, account: str, client_id: str
+        self, connection: Connection, request: Command, account: str, claim: Claim
     ) -> None:
-        if self._identities.is_taken(client_id, account, connection):
+        if self._identities.is_taken(claim, account, connection, self._is_known):
             raise self._refusal(
                 Reason.CLIENT_TAKEN,
                 account,
                 connection.remote.host,
-                f"client id {client_id[:_SHOWN]!r} is in use by another account; set another "
-                "instance name",
+                f"client id {claim.client_id[:_SHOWN]!r} is in use by another account in the same "
+                "group; set another instance name",
             )
         if request.code == Code.HEART_BEAT:
-            self._identities.note(connection, account, client_id)
+            self._identities.note(connection, account, claim)
+
+    def _is_known(self, connection: Connection) -> bool:
+        """Whether the account behind a connection still exists."""
+        assert self._file is not None  # noqa: S101  # nobody is noted without accounts
+        accounts = self._file.accounts
+        return (
+            connection.remote.host in accounts.white_hosts
+            or peer_of(connection).account in accounts.by_key
+        )
 
     def forget(self, connection: Connection) -> None:
         """A connection was closed."""
@@ -180,6 +212,21 @@ class Access:
         if topic is not None:
             needs.append(topic_need(topic, Grant.SUB))
         return self._may(channel, *needs)
+
+    def nearest(self, channels: Sequence[Connection], request: Command) -> Connection | None:
+        """Which of the connections that use one client id is meant by whoever sent a request.
+
+        The last one of the sender's own account; else the last one, if they are all of one
+        account. Else nobody can tell, and None is better than to tell somebody what is meant for
+        another.
+        """
+        if self._file is None:
+            return channels[-1] if channels else None
+        by_account = {peer_of(each).account: each for each in channels if self._is_known(each)}
+        own = by_account.get(access_key_of(request) or TRUSTED)
+        if own is not None:
+            return own
+        return next(iter(by_account.values())) if len(by_account) == 1 else None
 
     def _may(self, channel: Channel, *needs: Need) -> bool:
         if self._file is None:

@@ -133,6 +133,8 @@ class SavedTable(Generic[B]):
         self._monotonic = clock.monotonic
         self._saved = revision()
         self._not_before = 0.0
+        #: Why the last save failed; None when it did not.
+        self._problem: ConfigNotSaved | None = None
         self._task: asyncio.Task[None] | None = None
         #: Whether somebody asked while the task was writing.
         self._is_asked_again = False
@@ -155,7 +157,9 @@ class SavedTable(Generic[B]):
             revision = self._revision()
             await asyncio.to_thread(self._file.save, self._document())
             self._saved = revision
-        except ConfigNotSaved:
+            self._problem = None
+        except ConfigNotSaved as error:
+            self._problem = error
             self._not_before = self._monotonic() + _AFTER_FAILURE
             if self._file.failures_in_a_row == 1:
                 log.exception(
@@ -167,10 +171,26 @@ class SavedTable(Generic[B]):
             self._is_asked_again = False
             self.save_soon()
 
+    async def saved(self) -> None:
+        """Return when the file says what the table says now, or more. Raises `ConfigNotSaved`."""
+        wanted = self._revision()
+        while self._saved < wanted:
+            if self._task is None:
+                self._not_before = 0.0
+                self.save_soon()
+            if self._task is not None:
+                await asyncio.shield(self._task)
+            if self._saved < wanted and self._problem is not None:
+                raise self._problem
+
     async def close(self) -> None:
         """Write what is not written yet, after whoever is writing. Raises `ConfigNotSaved`."""
         while self._task is not None:
             await asyncio.wait((self._task,))
+        self.save_now()
+
+    def save_now(self) -> None:
+        """Write what is not written yet; nobody else may be writing. Raises `ConfigNotSaved`."""
         if self.is_stale:
             revision = self._revision()
             self._file.save(self._document())

@@ -134,6 +134,7 @@ class Broker:
         try:
             address = Address(host, port or doors.address.port)
             self._parts = parts = self._assemble(address, doors.address.port)
+            parts.capacity = doors.capacity
         except BaseException:
             await doors.close(grace=0)
             raise
@@ -196,7 +197,11 @@ class Broker:
         pause = settings.lock_pause
         parts.locks = OrderLocks(granting_from=clock.monotonic() + pause if pause else None)
         parts.topics = TopicTable(settings.topics, now=clock.now())
-        parts.groups = GroupTable(auto_create=settings.auto_create_group, now=clock.now())
+        parts.groups = GroupTable(
+            auto_create=settings.auto_create_group,
+            max_auto=settings.max_auto_groups,
+            now=clock.now(),
+        )
         parts.progress = ProgressTable(wall=clock.now(), rule=settings.progress.rule)
         parts.filters = FilterTable(is_enabled=settings.pull.enable_property_filter)
         parts.background = Background(loop)

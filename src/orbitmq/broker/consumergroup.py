@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from orbitmq.broker.clients import Channel, Client
 from orbitmq.wire.bodies.membership import (
@@ -50,6 +51,17 @@ class Member:
         return topics
 
 
+class Merged(NamedTuple):
+    """Topics whose subscription was worked out anew, by what that changed."""
+
+    added: set[str]
+    removed: set[str]
+    #: The group wants other messages.
+    replaced: set[str]
+    #: It wants the same, and says so under a later version: every member that starts does.
+    renewed: set[str]
+
+
 class ConsumerGroup:
     """The members of a group and what follows from their heartbeats."""
 
@@ -78,11 +90,10 @@ class ConsumerGroup:
             return ()
         return tuple(self.members)
 
-    def merge(self, topics: Iterable[str]) -> tuple[set[str], set[str], set[str]]:
-        """Work the subscription of `topics` out anew: those added, removed, replaced."""
-        added: set[str] = set()
-        removed: set[str] = set()
-        replaced: set[str] = set()
+    def merge(self, topics: Iterable[str]) -> Merged:
+        """Work the subscription of `topics` out anew."""
+        merged = Merged(set(), set(), set(), set())
+        added, removed, replaced, renewed = merged
         for topic in topics:
             before = self.subscriptions.get(topic)
             after = self._best(topic, before)
@@ -94,9 +105,11 @@ class ConsumerGroup:
             self.subscriptions[topic] = after
             if before is None:
                 added.add(topic)
-            elif before != after:
+            elif _wish(before) != _wish(after):
                 replaced.add(topic)
-        return added, removed, replaced
+            elif before.sub_version != after.sub_version:
+                renewed.add(topic)
+        return merged
 
     def _best(self, topic: str, before: SubscriptionData | None) -> SubscriptionData | None:
         best: SubscriptionData | None = None
@@ -110,3 +123,8 @@ class ConsumerGroup:
             ):
                 best = named
         return best
+
+
+def _wish(subscription: SubscriptionData) -> tuple[str | None, str]:
+    """What messages are filtered by. Clients differ in what else they say, and in its order."""
+    return subscription.sub_string, subscription.expression_type

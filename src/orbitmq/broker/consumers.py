@@ -54,8 +54,10 @@ class GroupChange:
     left: tuple[Client, ...] = ()
     topics_added: frozenset[str] = frozenset()
     topics_removed: frozenset[str] = frozenset()
-    #: Topics whose subscription is another one now; not by itself a reason to notify.
+    #: Topics of which other messages are wanted now; not by itself a reason to notify.
     topics_replaced: frozenset[str] = frozenset()
+    #: Topics of which the same messages are wanted under another version: nobody's business.
+    topics_renewed: frozenset[str] = frozenset()
     #: Whether nobody is left.
     is_gone: bool = False
 
@@ -157,7 +159,7 @@ class ConsumerTable:
         left: tuple[Client, ...] = (),
     ) -> GroupChange | None:
         """Bring the group up to date after its members changed; None when that changed nothing."""
-        added, removed, replaced = group.merge(topics)
+        added, removed, replaced, renewed = group.merge(topics)
         for topic in added:
             self._of_topic.setdefault(topic, set()).add(group.name)
         for topic in removed:
@@ -169,7 +171,7 @@ class ConsumerTable:
         if not group.members:
             del self._groups[group.name]
         is_news = bool(joined or left or added or removed)
-        if not is_news and not replaced:
+        if not is_news and not replaced and not renewed:
             return None
         return GroupChange(
             group=group.name,
@@ -179,6 +181,7 @@ class ConsumerTable:
             topics_added=frozenset(added),
             topics_removed=frozenset(removed),
             topics_replaced=frozenset(replaced),
+            topics_renewed=frozenset(renewed),
             is_gone=not group.members,
         )
 
@@ -308,4 +311,5 @@ def _joined(first: GroupChange, then: GroupChange) -> GroupChange:
         left=first.left + then.left,
         topics_removed=first.topics_removed | then.topics_removed,
         topics_replaced=(first.topics_replaced | then.topics_replaced) - then.topics_removed,
+        topics_renewed=(first.topics_renewed | then.topics_renewed) - then.topics_removed,
     )

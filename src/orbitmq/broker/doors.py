@@ -36,8 +36,8 @@ class Doors:
         self._settings = settings
         self._clock = clock
         #: One for both: who is refused at one door is not let in at the other.
-        self._capacity = Capacity(settings.server, clock.monotonic)
-        self._first = Server(owner, settings.server, clock=clock, capacity=self._capacity)
+        self.capacity = Capacity(settings.server, clock.monotonic)
+        self._first = Server(owner, settings.server, clock=clock, capacity=self.capacity)
         self._second: Server | None = None
 
     @property
@@ -70,7 +70,7 @@ class Doors:
             self._owner,
             replace(settings.server, port=port),
             clock=self._clock,
-            capacity=self._capacity,
+            capacity=self.capacity,
         )
         try:
             await second.start()

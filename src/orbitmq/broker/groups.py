@@ -4,6 +4,10 @@ A group comes into being when somebody looks it up who needs it (`find`: heartbe
 send-back, a message to its retry topic, unregistering) and auto-creation is on, or by
 administration. Commits and resets only look whether it is there (`in`).
 
+Anybody can name groups, tens of thousands in one heartbeat, and each is kept for good with a retry
+topic of its own. So there is a number from which on no more come into being by themselves, and not
+too many do in one second, in which others are to be served as well; clients come again.
+
 Beside its configuration a group may be forbidden single topics: a set of bits for each, of which
 the read bit stops pulls. Apache's broker drops all of a group's bits when one topic's are
 cleared, and does not save that; here only that topic's go, and it is saved.
@@ -11,6 +15,7 @@ cleared, and does not save that; here only that topic's go, and it is saved.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -22,6 +27,11 @@ from orbitmq.broker.dataversion import first_version, next_version
 from orbitmq.broker.paging import LARGEST_PAGE, PageRequest, page
 from orbitmq.broker.permissions import READ_BIT
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, SubscriptionGroupTable
+
+log = logging.getLogger(__name__)
+
+#: Groups that come into being in one second by themselves; each costs about 0.1 ms.
+MADE_PER_SECOND = 1000
 
 #: What there is from the start. All may broadcast, which is also the default.
 PREDEFINED_GROUPS = (
@@ -47,8 +57,13 @@ class GroupPage:
 class GroupTable:
     """All groups of a broker. `now` is the time of day, in seconds since the epoch."""
 
-    def __init__(self, *, auto_create: bool = True, now: float) -> None:
+    def __init__(self, *, auto_create: bool = True, max_auto: int = 10_000, now: float) -> None:
+        """`max_auto` is the number of groups from which on none is made by being looked up."""
         self._auto_create = auto_create
+        self._max_auto = max_auto
+        self._second = 0  #: of the time of day
+        self._made = 0  #: groups that were made in it
+        self._refused = 0  #: groups that were not made because there are too many
         self._groups = {
             name: SubscriptionGroupConfig(group_name=name) for name in PREDEFINED_GROUPS
         }
@@ -80,7 +95,30 @@ class GroupTable:
         may_be_made = self._auto_create or group.startswith(names.SYSTEM_GROUP_PREFIX)
         if not may_be_made or names.group_problem(group) is not None:
             return None
+        if not self._has_room(now):
+            self._log_refusal(group)
+            return None
+        self._made += 1
         return self._put(SubscriptionGroupConfig(group_name=group), now)
+
+    def _has_room(self, now: float) -> bool:
+        if int(now) != self._second:
+            self._second, self._made = int(now), 0
+        return len(self._groups) < self._max_auto and self._made < MADE_PER_SECOND
+
+    def _log_refusal(self, group: str) -> None:
+        self._refused += 1
+        if self._refused % 1000 == 1:
+            log.warning(
+                "a group was not made by itself: there are %d, of which %d came in this second; "
+                "allowed are %d and %d (time %d)",
+                len(self._groups),
+                self._made,
+                self._max_auto,
+                MADE_PER_SECOND,
+                self._refused,
+                extra={"group": group},
+            )
 
     # Administration.
 

@@ -21,34 +21,38 @@ that is not beyond it, so nothing is missed then either.
 
 **Fairly.** There is room for so many (`limit`), and for so many of one connection (`limit_of_one`);
 one with much in its request counts for several. When all room is taken, whoever has less than an
-equal share of it gets it from somebody who has more: the oldest pull of that one is answered now.
-So nobody who waits for a few queues is turned away, whatever others do. Whoever exceeds their share
-is answered at once.
+equal share of it gets it from somebody who has more: the oldest pull of that one gives way. So
+nobody who waits for a few queues is turned away, whatever others do. What exceeds a share, or gives
+way, is put off (`putoff`): answered after `short_hold`, or sooner if it asked for that, and not
+woken before.
 
-**Once.** A pull leaves by exactly one of: woken, timed out, giving way, its connection closed, the
-broker stops. Where there is somebody to answer, the pull is processed again from the first check
-on, with holding disabled, so what they are told is up to date.
+**Once.** A pull leaves by exactly one of: woken, timed out, put off and its time is up, its
+connection closed, the broker stops. Where there is somebody to answer, the pull is processed again
+from the first check on, with holding disabled, so what they are told is up to date.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import heapq
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.pacing import Pacing
 from orbitmq.broker.peers import Peer, peer_of
+from orbitmq.broker.putoff import MOST, MOST_OF_ONE, PutOff
 from orbitmq.broker.slices import Slices
+from orbitmq.broker.waiting import WaitingTable
 from orbitmq.filter.properties import Properties
-from orbitmq.filter.subscription import MessageFilter
 from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.store.arrivals import Arrival
 from orbitmq.store.errors import StoreError
 from orbitmq.store.scanning import properties_of
 from orbitmq.store.store import Store
-from orbitmq.wire.command import Command
 
 log = logging.getLogger(__name__)
 
@@ -59,48 +63,17 @@ AT_ONCE = 32
 #: Messages of one queue that those who wait for it may be behind. More are as good as unheard of:
 #: the store is asked then.
 _MOST_UNJUDGED = 256
-#: So many bytes of a request count for one that waits.
-_USUAL_BYTES = 4 * 1024
+#: How long those wait at most who are put off.
+SHORT_HOLD = 1.0
 
 
-class HeldPull:
-    """A pull that waits."""
+class Kept(enum.Enum):
+    """Where a pull is that is to be answered later."""
 
-    __slots__ = (
-        "connection",
-        "deadline",
-        "group",
-        "is_held",
-        "key",
-        "offset",
-        "request",
-        "since",
-        "wanted",
-        "weight",
-    )
-
-    def __init__(
-        self,
-        connection: Connection,
-        request: Command,
-        topic: str,
-        queue_id: int,
-        group: str,
-        offset: int,
-        wanted: MessageFilter,
-    ) -> None:
-        self.connection = connection
-        self.request = request
-        self.key = (topic, queue_id)
-        self.group = group
-        #: The first message that the filter has not judged.
-        self.offset = offset
-        self.wanted = wanted
-        #: How many usual ones it counts for.
-        self.weight = 1 + request.kept_bytes // _USUAL_BYTES
-        self.since = 0.0
-        self.deadline = 0.0
-        self.is_held = False
+    HELD = "held"
+    PUT_OFF = "put off"
+    #: Nowhere: there is no room at all.
+    NOT = "not"
 
 
 class Holding:
@@ -114,17 +87,26 @@ class Holding:
         limit: int,
         *,
         limit_of_one: int | None = None,
+        short_hold: float = SHORT_HOLD,
+        most_put_off: int = MOST,
+        most_put_off_of_one: int = MOST_OF_ONE,
         at_once: int = AT_ONCE,
     ) -> None:
         #: How many may be held, and how many of one connection; what is held already stays.
         self.limit = limit
         self.limit_of_one = limit if limit_of_one is None else limit_of_one
+        self.short_hold = short_hold
+        self.is_stopped = False
+        #: How many found no room, how many of those not even to be put off, and how many gave way.
+        self.crowded_out = 0
+        self.refused = 0
+        self.displaced = 0
         #: Processes a pull again and answers it; set by the handler of pulls.
         self.again: Callable[[HeldPull], None] = _nobody
         self._store = store
         self._pacing = pacing
         self._loop = loop
-        self._queues: dict[tuple[str, int], dict[HeldPull, None]] = {}
+        self._waiting = WaitingTable()
         self._deadlines: list[tuple[float, int, HeldPull]] = []
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -137,24 +119,34 @@ class Holding:
         #: What has arrived in queues where not everybody has been asked about it yet.
         self._unjudged: dict[tuple[str, int], list[Arrival]] = {}
         self._slices = Slices(loop, at_once=at_once, before=self._begin_slice)
+        self._put_off = PutOff(
+            loop,
+            self._slices,
+            self._process,
+            limit=most_put_off,
+            limit_of_one=most_put_off_of_one,
+        )
+        self._noted = Occurrences()
 
     def __len__(self) -> int:
         return self._count
 
-    def hold(self, pull: HeldPull, seconds: float) -> bool:
-        """Keep a pull for so long; False when there are too many already."""
+    @property
+    def put_off(self) -> int:
+        """How many are answered a little later because they found no room."""
+        return len(self._put_off)
+
+    def hold(self, pull: HeldPull, seconds: float) -> Kept:
+        """Keep a pull for so long, or for a little while, or not at all: as there is room."""
         peer = peer_of(pull.connection)
-        if not self._has_room(peer, pull.weight):
-            return False
         pull.since = self._loop.time()
         pull.deadline = pull.since + seconds
+        if not self._has_room(peer, pull.weight):
+            return self._crowd_out(pull, peer)
         pull.is_held = True
         self._count += 1
         self._weight += pull.weight
-        queue = self._queues.get(pull.key)
-        if queue is None:
-            queue = self._queues[pull.key] = {}
-        queue[pull] = None
+        self._waiting.add(pull)
         if not peer.held:
             self._holders[pull.connection] = None
         peer.held[pull] = None
@@ -164,7 +156,7 @@ class Holding:
             self._set_timer()
         elif len(self._deadlines) > _SMALL_HEAP + 2 * self._count:
             self._forget_gone()
-        return True
+        return Kept.HELD
 
     def age_of(self, pull: HeldPull) -> float:
         """How long ago a pull was held, in seconds."""
@@ -180,8 +172,27 @@ class Holding:
                 return False
         return True
 
+    def _crowd_out(self, pull: HeldPull, peer: Peer) -> Kept:
+        self.crowded_out += 1
+        if count := self._noted.note(pull.connection.remote.host):
+            log.warning(
+                "a client waits for more than there is room for (time %d): it has %d pulls held of "
+                "%d in all, and is answered late",
+                count,
+                len(peer.held),
+                self._count,
+                extra={"client": peer.name, "group": pull.group, "topic": pull.topic},
+            )
+        if self._put_off.add(pull, self._soon(pull)):
+            return Kept.PUT_OFF
+        self.refused += 1
+        return Kept.NOT
+
+    def _soon(self, pull: HeldPull) -> float:
+        return min(pull.deadline, self._loop.time() + self.short_hold)
+
     def _displace(self, share: int) -> bool:
-        """Answer the oldest pull of somebody who holds more than a share."""
+        """Have the oldest pull of somebody who holds more than a share give way."""
         greedy = self._greedy
         while greedy and peer_of(greedy[-1]).held_weight <= share:
             greedy.pop()
@@ -192,14 +203,17 @@ class Holding:
             return False
         pull = next(iter(peer_of(greedy[-1]).held))
         self._remove(pull)
-        self._pacing.later(pull.connection, lambda: self._run(pull))
+        self.displaced += 1
+        if not self._put_off.add(pull, self._soon(pull)):
+            # Who has so many is told that we are busy when it asks again.
+            self._pacing.later(pull.connection, lambda: self._run(pull))
         return True
 
     # What ends the waiting.
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Messages can be read now: wake those who wait for one of them."""
-        if not self._queues:
+        if not self._waiting:
             return
         try:
             self._wake(arrivals)
@@ -208,11 +222,11 @@ class Holding:
             log.exception("those who wait could not be woken")
 
     def _wake(self, arrivals: Sequence[Arrival]) -> None:
-        queues = self._queues
+        of_queue = self._waiting.of_queue
         woken: list[HeldPull] = []
         for arrival in arrivals:
             key = (arrival[0].topic, arrival[0].queue_id)
-            waiting = queues.get(key)
+            waiting = of_queue(*key)
             if not waiting:
                 continue
             if len(waiting) <= self._slices.at_once and key not in self._unjudged:
@@ -240,11 +254,11 @@ class Holding:
         """Ask everybody who waits for a queue about what arrives there, until nothing does."""
         unjudged = self._unjudged[key]
         try:
-            while unjudged and key in self._queues:
+            while unjudged and self._waiting.of_queue(*key):
                 arrivals = tuple(unjudged)
                 unjudged.clear()
                 seen: dict[int, Properties | None] = {}
-                for pull in tuple(self._queues[key]):
+                for pull in tuple(self._waiting.of_queue(*key)):
                     if pull.is_held and any(self._is_woken(pull, each, seen) for each in arrivals):
                         self._process(pull)
                     yield
@@ -283,44 +297,41 @@ class Holding:
         topic: str | None = None,
         queue_id: int | None = None,
         group: str | None = None,
+        *,
+        unless: Callable[[HeldPull], bool] | None = None,
     ) -> None:
         """Process again those who wait for a queue, a topic or anything, or only a group's.
 
-        For what concerns them and is no message: a reset, a deleted topic, a permission.
+        For what concerns them and is no message: a reset, a deleted topic, a permission. Those for
+        whom `unless` is true go on waiting. Who is put off is processed again soon in any case.
         """
-        self._slices.begin(
-            self._waking(
-                [
-                    key
-                    for key in self._queues
-                    if (topic is None or key[0] == topic)
-                    and (queue_id is None or key[1] == queue_id)
-                ],
-                group,
-            )
-        )
+        self._slices.begin(self._waking(self._waiting.find(topic, queue_id, group), unless))
 
-    def _waking(self, keys: Sequence[tuple[str, int]], group: str | None) -> Iterator[None]:
-        for key in keys:
-            for pull in tuple(self._queues.get(key, ())):
-                if pull.is_held and (group is None or pull.group == group):
-                    self._remove(pull)
-                    self._process(pull)
-                yield
+    def _waking(
+        self, found: Iterator[HeldPull], unless: Callable[[HeldPull], bool] | None
+    ) -> Iterator[None]:
+        for pull in found:
+            if pull.is_held and (unless is None or not unless(pull)):
+                self._remove(pull)
+                self._process(pull)
+            yield
 
     def forget(self, connection: Connection) -> None:
         """A connection was closed: nobody is there to be answered."""
         for pull in tuple(peer_of(connection).held):
             self._remove(pull)
+        self._put_off.forget(connection)
         self._greedy.clear()
 
     def stop(self) -> None:
         """Answer everybody, and hold nobody any more."""
+        self.is_stopped = True
         self.limit = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.wake()
+        self._put_off.finish()
 
     def _expire(self) -> None:
         self._timer = None
@@ -370,10 +381,7 @@ class Holding:
         pull.is_held = False
         self._count -= 1
         self._weight -= pull.weight
-        queue = self._queues[pull.key]
-        del queue[pull]
-        if not queue:
-            del self._queues[pull.key]
+        self._waiting.remove(pull)
         peer = peer_of(pull.connection)
         del peer.held[pull]
         peer.held_weight -= pull.weight

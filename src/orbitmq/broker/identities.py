@@ -6,41 +6,69 @@ heartbeat came over it. So the account of the last heartbeat is remembered with 
 what that account may do is looked up when there is something to say: rights that were taken away
 are gone at once.
 
-Replies and questions name a client id, which its client has made up. As long as a connection of
-one account uses an id, no other account may: it would get what is meant for the first. Only the id
-of the last heartbeat counts, so a connection cannot keep more than one from others.
+Replies and questions name a client id, which its client has made up; and locks of a group belong to
+one. So while a connection of one account uses an id in a group, no other account may do so in the
+same group. In other groups it may: many clients are called after their address alone
+(`10.0.0.7@DEFAULT`), and containers share addresses. What is meant for a client id then goes to the
+account that it is meant for (`Access.nearest`).
+
+An id is in use for as long as its last heartbeat is not older than `SILENCE` and its account still
+exists: somebody who comes back with another key, and whose former connection nobody has closed,
+need not wait until the broker does. Only the id of the last heartbeat counts, so a connection
+cannot keep more than one from others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from orbitmq.broker.needs import Claim
 from orbitmq.broker.peers import peer_of
 from orbitmq.remoting.connection import Connection
 
 #: Stands for whoever comes from a host that needs no account.
 TRUSTED = ""
+#: Clients send heartbeats every 30 s.
+SILENCE = 45.0
 
 
 class Identities:
     """The accounts and client ids of all connections."""
 
-    def __init__(self) -> None:
-        self._connections: dict[str, set[Connection]] = {}
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        #: By client id and connection: the last heartbeat, and when it came.
+        self._noted: dict[str, dict[Connection, tuple[Claim, float]]] = {}
 
-    def is_taken(self, client_id: str, account: str, by: Connection) -> bool:
-        """Whether a client id is in use over a connection of another account."""
-        return account != TRUSTED and any(
-            each is not by and each.is_open and peer_of(each).account != account
-            for each in self._connections.get(client_id, ())
+    def is_taken(
+        self, claim: Claim, account: str, by: Connection, is_known: Callable[[Connection], bool]
+    ) -> bool:
+        """Whether a client id is in use in the same group by another account.
+
+        `is_known` tells whether the account behind a connection still exists.
+        """
+        noted = self._noted.get(claim.client_id)
+        if account == TRUSTED or not noted:
+            return False
+        fresh = self._monotonic() - SILENCE
+        return any(
+            each is not by
+            and each.is_open
+            and peer_of(each).account != account
+            and heard_at >= fresh
+            and claim.meets(theirs)
+            and is_known(each)
+            for each, (theirs, heard_at) in noted.items()
         )
 
-    def note(self, connection: Connection, account: str, client_id: str) -> None:
+    def note(self, connection: Connection, account: str, claim: Claim) -> None:
         """Remember whose heartbeat came over a connection."""
         peer = peer_of(connection)
-        if peer.client_id != client_id:
+        if peer.client_id != claim.client_id:
             self.forget(connection)
-            self._connections.setdefault(client_id, set()).add(connection)
+        self._noted.setdefault(claim.client_id, {})[connection] = (claim, self._monotonic())
         peer.account = account
-        peer.client_id = client_id
+        peer.client_id = claim.client_id
 
     def forget(self, connection: Connection) -> None:
         """Nobody is there any more, or under another client id."""
@@ -48,7 +76,7 @@ class Identities:
         client_id, peer.account, peer.client_id = peer.client_id, None, None
         if client_id is None:
             return
-        connections = self._connections[client_id]
-        connections.discard(connection)
-        if not connections:
-            del self._connections[client_id]
+        noted = self._noted[client_id]
+        del noted[connection]
+        if not noted:
+            del self._noted[client_id]

@@ -1,23 +1,32 @@
 """What outlives the broker besides its messages: the files in `config`, in Apache's format.
 
     topics.json  subscriptionGroup.json       written when they change
-    consumerOffset.json                       every five seconds
+    consumerOffset.json                       every five seconds, and when a group is deleted
     consumerFilter.json                       every ten
 
 All of them once more at a stop.
+
+Messages and files reach the disk by different ways, and a crash may leave one ahead of the other.
+When a broker starts, the store has made its queues agree with the log; then the tables are made to
+agree with the queues. A slave's need not: they speak of the master's log, and become right when
+that has come, or when the slave is started as a master.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from orbitmq.broker.background import SavedTable
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
 from orbitmq.broker.destinations import adopt
+from orbitmq.broker.errors import ConfigNotSaved
 from orbitmq.broker.filters import FilterFile
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.progress import ProgressFile, encode_progress
 from orbitmq.wire.bodies.topics import SubscriptionGroupTable, TopicConfigTable
+
+log = logging.getLogger(__name__)
 
 _FILTER_INTERVAL = 10.0
 
@@ -49,13 +58,16 @@ class Keeping:
         if (groups := self._groups.load().value) is not None:
             parts.groups.load(groups)
         if (progress := self._progress.load().value) is not None:
-            parts.progress.load(progress)
+            parts.progress.load(progress, parts.store.deleted_below)
         if (filters := self._filters.load().value) is not None:
             parts.filters.load(filters, parts.clock.now())
-        self._watch()
-        self._adopt_orphans()
+        progress_table = self._watch()
+        if not parts.settings.is_slave:
+            self._adopt_orphans()
+            if parts.progress.fit(parts.store.max_offset):
+                _save_before_serving(progress_table)
 
-    def _watch(self) -> None:
+    def _watch(self) -> SavedTable[ProgressFile]:
         parts, clock = self._parts, self._parts.clock
         background = parts.background
         topics = SavedTable(
@@ -73,7 +85,9 @@ class Keeping:
         progress = SavedTable(
             self._progress,
             revision=lambda: parts.progress.revision,
-            document=lambda: parts.progress.file(wall=clock.now()),
+            document=lambda: parts.progress.file(
+                wall=clock.now(), log_end=parts.store.mirroring.written
+            ),
             clock=clock,
         )
         filters = SavedTable(
@@ -86,6 +100,8 @@ class Keeping:
         self._later = (progress, filters)
         background.every(parts.settings.progress.save_interval, progress.save_soon)
         background.every(_FILTER_INTERVAL, filters.save_soon)
+        parts.progress_saved = progress.saved
+        return progress
 
     def _adopt_orphans(self) -> None:
         """Make topics of queues that have messages and no topic.
@@ -110,3 +126,16 @@ class Keeping:
         """Save everything. Raises `ConfigNotSaved`."""
         for table in (*self._later, *self._at_once):
             await table.close()
+
+
+def _save_before_serving(progress: SavedTable[ProgressFile]) -> None:
+    """Have the disk know of progress that was moved back before new messages take its numbers.
+
+    Otherwise the file could be right again at the next start, for all that can be seen, and about
+    other messages.
+    """
+    try:
+        progress.save_now()
+    except ConfigNotSaved:
+        # Then the disk takes no messages either; the file is tried again and again.
+        log.exception("progress that was moved back was not saved")

@@ -297,6 +297,7 @@ class Metrics:
 
     def _own(self, page: Exposition) -> None:
         parts, plain = self._parts, page.labels()
+        frames = parts.capacity.frames
         refused = page.counter("orbitmq_access_refused_total", "Requests refused by access rules")
         for reason, count in parts.access.refused.items():
             refused.add(page.labels(reason=reason.value), count)
@@ -308,7 +309,14 @@ class Metrics:
                 "Delayed and timer messages that could not go where they belong, and half messages",
                 parts.destinations.dropped,
             ),
+            ("pulls_crowded_out", "Pulls that found no room to wait", parts.held.crowded_out),
+            ("pulls_displaced", "Held pulls that gave way to others", parts.held.displaced),
+            ("pulls_refused", "Pulls told that the broker is busy", parts.held.refused),
             ("commits_refused", "Commits of lower offsets refused", parts.progress.refused),
+            ("connections_refused", "Connections that were not let in", parts.capacity.refused),
+            ("frames_waited", "Long frames that had to wait for memory", frames.waited),
+            ("frames_evicted", "Long frames given up because others waited", frames.evicted),
+            ("frames_too_slow", "Frames given up because they did not go on", frames.too_slow),
         ):
             page.counter(f"orbitmq_{name}_total", text).add(plain, value)
         unsaved = page.gauge("orbitmq_config_unsaved", "Whether a file could not be saved")
@@ -320,9 +328,17 @@ class Metrics:
         unreachable = len(parts.registration.unreachable)
         for name, text, value in (
             ("held_pulls", "Pulls that wait for messages", len(parts.held)),
+            (
+                "put_off_pulls",
+                "Pulls without room to wait that are answered soon",
+                parts.held.put_off,
+            ),
             ("timer_messages", "Timer messages that are not due yet", parts.timers.pending),
             ("name_servers_unreachable", "Name servers that did not answer", unreachable),
             ("store_writable", "Whether messages can be stored", self._is_writable()),
+            ("connections", "Connections that are open", parts.capacity.connections),
+            ("frames_waiting", "Long frames that wait for memory", frames.waiting),
+            ("frames_bytes", "Memory set aside for frames that arrive", frames.used),
         ):
             page.gauge(f"orbitmq_{name}", text).add(plain, value)
         self._findings(page)

@@ -188,9 +188,42 @@ NEEDS: Mapping[int, Needs] = {
     Code.QUERY_ASSIGNMENT: _nothing,
 }
 
-#: The client that a request speaks for, by its code.
-CLIENT_IDS: Mapping[int, Callable[[Command], str]] = {
-    Code.HEART_BEAT: lambda request: decode_body(HeartbeatData, request.body).client_id,
-    Code.LOCK_BATCH_MQ: lambda request: decode_body(LockBatch, request.body).client_id or "",
-    Code.UNLOCK_BATCH_MQ: lambda request: decode_body(LockBatch, request.body).client_id or "",
+#: Every Java client has this producer for itself, whatever else it does.
+_INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
+
+
+class Claim(NamedTuple):
+    """The client that a request speaks for, and as a member of which groups."""
+
+    client_id: str
+    consumer_groups: frozenset[str]
+    producer_groups: frozenset[str] = frozenset()
+
+    def meets(self, other: Claim) -> bool:
+        """Whether both are in one group."""
+        return not (
+            self.consumer_groups.isdisjoint(other.consumer_groups)
+            and self.producer_groups.isdisjoint(other.producer_groups)
+        )
+
+
+def _claim_of_heartbeat(request: Command) -> Claim:
+    data = decode_body(HeartbeatData, request.body)
+    return Claim(
+        data.client_id,
+        frozenset(each.group_name for each in data.consumer_data_set),
+        frozenset(each.group_name for each in data.producer_data_set) - {_INNER_PRODUCER},
+    )
+
+
+def _claim_of_lock(request: Command) -> Claim:
+    asked = decode_body(LockBatch, request.body)
+    return Claim(asked.client_id or "", frozenset({asked.consumer_group}))
+
+
+#: The requests that speak for a client, by their code.
+CLAIMS: Mapping[int, Callable[[Command], Claim]] = {
+    Code.HEART_BEAT: _claim_of_heartbeat,
+    Code.LOCK_BATCH_MQ: _claim_of_lock,
+    Code.UNLOCK_BATCH_MQ: _claim_of_lock,
 }

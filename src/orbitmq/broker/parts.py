@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from orbitmq.broker.clients import Channel
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from orbitmq.clock import Clock
     from orbitmq.message.ids import UniqueIds
     from orbitmq.remoting.address import Address
+    from orbitmq.remoting.capacity import Capacity
     from orbitmq.store.store import Store
 
 
@@ -53,6 +54,7 @@ class Parts:
         "access",
         "address",
         "background",
+        "capacity",
         "chance",
         "clock",
         "config_files",
@@ -71,6 +73,7 @@ class Parts:
         "port",
         "producers",
         "progress",
+        "progress_saved",
         "registration",
         "replication",
         "settings",
@@ -103,6 +106,8 @@ class Parts:
     producers: ProducerTable
     disagreements: Disagreements
     progress: ProgressTable
+    #: Returns when the disk knows the progress as it is now. Raises `ConfigNotSaved`.
+    progress_saved: Callable[[], Awaitable[None]]
     locks: OrderLocks
     filters: FilterTable
     counters: Counters
@@ -117,6 +122,8 @@ class Parts:
     timers: Timers
     transactions: TransactionChecks
     registration: Registration
+    #: Who is let in, and what has begun to arrive.
+    capacity: Capacity
     replication: Replication
     access: Access
     #: Every file that a table is saved in.

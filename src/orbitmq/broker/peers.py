@@ -9,7 +9,7 @@ from orbitmq.message.hosts import pack_host
 from orbitmq.remoting.connection import Connection
 
 if TYPE_CHECKING:
-    from orbitmq.broker.holding import HeldPull
+    from orbitmq.broker.heldpull import HeldPull
 
 _UNKNOWN_HOST = pack_host("0.0.0.0", 0)  # noqa: S104  # says "not known", nobody binds it
 

@@ -28,7 +28,8 @@ class ProducerTable:
         self._life = life
         self._groups: dict[str, dict[Channel, _Producer]] = {}
         self._of_channel: dict[Channel, set[str]] = {}
-        self._channel_of_client: dict[str, Channel] = {}
+        #: The connections of each client id, who came last last.
+        self._of_client: dict[str, dict[Channel, None]] = {}
         self._turns: dict[str, int] = {}
 
     def heartbeat(self, group: str, channel: Channel, client: Client, now: float) -> bool:
@@ -42,7 +43,9 @@ class ProducerTable:
             self._remove(group, channel)
         self._groups.setdefault(group, {})[channel] = _Producer(client, now)
         self._of_channel.setdefault(channel, set()).add(group)
-        self._channel_of_client[client.id] = channel
+        channels = self._of_client.setdefault(client.id, {})
+        channels.pop(channel, None)
+        channels[channel] = None
         return True
 
     def leave(self, group: str, channel: Channel) -> bool:
@@ -96,9 +99,12 @@ class ProducerTable:
             fallback = channel if fallback is None else fallback
         return fallback
 
-    def channel_of(self, client_id: str) -> Channel | None:
-        """The connection of a client, to push a reply over."""
-        return self._channel_of_client.get(client_id)
+    def channels_of(self, client_id: str) -> tuple[Channel, ...]:
+        """The connections of a client, to push a reply over; the one that came last is last.
+
+        There are several if it came back over a new one, or if two clients have the same id.
+        """
+        return tuple(self._of_client.get(client_id, ()))
 
     def is_online(self, group: str) -> bool:
         return group in self._groups
@@ -143,14 +149,15 @@ class ProducerTable:
         return True
 
     def _forget_client(self, client_id: str, channel: Channel) -> None:
-        """Let go of the way to a client, unless it still has this connection in another group.
+        """Let go of a way to a client, unless it still has this connection in another group.
 
         A client that came back over a new connection keeps that one: closing the old connection
         late must not make it unreachable, as it does in Apache's broker.
         """
-        if self._channel_of_client.get(client_id) != channel:
-            return
         for group in self._of_channel.get(channel, ()):
             if self._groups[group][channel].client.id == client_id:
                 return
-        del self._channel_of_client[client_id]
+        channels = self._of_client[client_id]
+        del channels[channel]
+        if not channels:
+            del self._of_client[client_id]

@@ -10,13 +10,18 @@ stored offset is not.
 **Cost.** A commit is made for every pull: two dictionary lookups and a comparison. An offset that
 does not differ changes nothing, so a table of idle groups is not written again (`revision`).
 
+**After a crash** the file may say what is true no longer. It says where the log ended when it was
+made, so topics that were deleted since are known, and their progress is dropped (`load`). And the
+log may have lost its end, which groups had consumed: new messages get those numbers again, and
+nobody may have passed them (`fit`).
+
 Instants are seconds of a clock that never goes back, except for `wall`, which goes into the file.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import msgspec
 
@@ -34,10 +39,14 @@ _SEPARATOR = "@"
 
 
 class ProgressFile(Body, frozen=True, kw_only=True):
-    """consumerOffset.json. Readers ignore `group_topic_map`; brokers of 4.x write the last only."""
+    """consumerOffset.json. Readers ignore `group_topic_map`; brokers of 4.x write the last only.
+
+    `log_end` is ours: where the log ended when the document was made.
+    """
 
     data_version: DataVersion | None = None
     group_topic_map: dict[str, tuple[str, ...]] | None = None
+    log_end: Int64 | None = None
     offset_table: dict[str, dict[Int32, Int64]] = msgspec.field(default_factory=dict)
 
 
@@ -285,8 +294,56 @@ class ProgressTable:
 
     # The file, and the table as slaves ask for it.
 
-    def load(self, file: ProgressFile | ConsumerOffsets) -> None:
-        """Take over what a file, or a master, says; other entries stay."""
+    def load(self, file: ProgressFile, deleted_below: Callable[[str], int] | None = None) -> None:
+        """Take over what a file says, except about topics that were deleted after it was made.
+
+        `deleted_below` gives the end of the log when a topic was last deleted. Where that is the
+        end that the file tells, no message has been stored in between, and the topic is empty.
+        """
+        self._take(file)
+        if deleted_below is None or file.log_end is None:
+            return
+        for topic in tuple(self._groups):
+            below = deleted_below(topic)
+            if below and below >= file.log_end:
+                groups = self.remove_topic(topic)
+                log.info(
+                    "progress in a topic that was deleted is dropped",
+                    extra={"topic": topic, "groups": groups},
+                )
+
+    def replace(self, master: ConsumerOffsets) -> None:
+        """Become a copy of a master's table."""
+        for topic, group in list(self._table):
+            offsets = master.offset_table.get(topic + _SEPARATOR + group)
+            if offsets is None or self._table[topic, group].keys() - offsets.keys():
+                self._drop((topic, group))
+        self._take(master)
+
+    def fit(self, max_offset: Callable[[str, int], int]) -> int:
+        """Move progress back that is beyond the end of its queue; how many entries.
+
+        The next message of a queue gets the number `max_offset`, whatever was there before: the
+        log lost its end with the power, or this broker was a slave and has not got all of it. So
+        nobody can have consumed what is beyond.
+        """
+        moved = 0
+        for (topic, group), queues in self._table.items():
+            for queue_id, queue in queues.items():
+                end = max_offset(topic, queue_id)
+                if queue.offset <= end:
+                    continue
+                log.warning(
+                    "progress was ahead of its queue, and is moved back to the end of it",
+                    extra={"group": group, "topic": topic, "queue": queue_id, "offset": end}
+                    | {"stored": queue.offset},
+                )
+                queues[queue_id] = QueueProgress(end)
+                self.revision += 1
+                moved += 1
+        return moved
+
+    def _take(self, file: ProgressFile | ConsumerOffsets) -> None:
         for name, offsets in file.offset_table.items():
             topic, separator, group = name.partition(_SEPARATOR)
             if not separator:
@@ -298,11 +355,12 @@ class ProgressTable:
         if file.data_version is not None:
             self.data_version = file.data_version
 
-    def file(self, *, wall: float) -> ProgressFile:
+    def file(self, *, wall: float, log_end: int) -> ProgressFile:
         """A copy for consumerOffset.json."""
         return ProgressFile(
             data_version=self.version(wall=wall),
             group_topic_map={group: tuple(sorted(names)) for group, names in self._topics.items()},
+            log_end=log_end,
             offset_table=self._offset_table(),
         )
 

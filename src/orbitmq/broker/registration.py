@@ -1,10 +1,12 @@
 """Telling the name servers which topics are here.
 
 Every name server is told separately and as often as necessary: all topics at the start and every 30
-seconds, what changed as soon as it changes. A name server that did not answer is told everything
-the next time; one that refused to be told of a part, because it was restarted and does not know the
-broker any more, at once. One that cannot be reached is logged once, and again when it is back. The
-broker serves whoever knows its address in the meantime.
+seconds, what changed as soon as it changes. A name server forgets a broker whose connection ends:
+it is told everything anew as soon as that happens, and so is one that refused to be told of a part,
+because it was restarted and does not know the broker any more. After a failure it is tried again a
+second later, then after twice as long each time, up to those 30 seconds; one that ends every
+connection soon is treated alike. One that cannot be reached is logged once, and again when it is
+back. The broker serves whoever knows its address in the meantime.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from orbitmq.clock import Clock
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.channels import Channels
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import RemotingError
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.registration import body_crc32
@@ -37,21 +40,59 @@ log = logging.getLogger(__name__)
 
 #: How long a stop waits for the name servers.
 _GOODBYE = 2.0
+#: After the first of several failures; doubles with each further one.
+_FIRST_PAUSE = 1.0
 
 
 class _NameServer:
     """What is known about one name server."""
 
-    __slots__ = ("address", "is_reachable", "knows_all", "problem")
+    __slots__ = (
+        "address",
+        "connection",
+        "has_news",
+        "is_reachable",
+        "knows_all",
+        "news",
+        "problem",
+        "troubles",
+    )
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        #: The one that it was last told on, until that ends.
+        self.connection: Connection | None = None
+        #: Topics that it is to be told of; None: of all.
+        self.news: set[str] | None = None
+        self.has_news = asyncio.Event()
+        #: Failed attempts and lost connections since it was last quiet for a whole interval.
+        self.troubles = 0
         #: Whether it has had the whole table since it was last unreachable.
         self.knows_all = False
         #: None before the first attempt.
         self.is_reachable: bool | None = None
         #: Why the last attempt failed; empty when it did not.
         self.problem = ""
+
+    def add_news(self, topics: frozenset[str] | None) -> None:
+        """Have it told soon of these topics as well; None: of all."""
+        if topics is None:
+            self.news = None
+        elif self.news is not None:
+            self.news |= topics
+        elif not self.has_news.is_set():
+            self.news = set(topics)
+        self.has_news.set()
+
+    def take_news(self) -> frozenset[str] | None:
+        """What it is to be told of now; None: of all topics."""
+        news, self.news = self.news, None
+        self.has_news.clear()
+        return None if news is None else frozenset(news)
+
+    def pause(self, interval: float) -> float:
+        """Seconds before the next attempt after the troubles that there were."""
+        return float(min(interval, _FIRST_PAUSE * 2 ** min(self.troubles - 1, 16)))
 
 
 class Registration:
@@ -72,9 +113,7 @@ class Registration:
         self._clock = clock
         self._channels = channels or outward_channels(settings().outward, clock)
         self._servers = [_NameServer(each) for each in settings().name_server_addresses()]
-        self._changed = asyncio.Event()
-        self._wants_all = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         #: Where slaves may connect.
         self.ha_port = address.port + HA_DISTANCE
         #: Told where the master is, and where it serves slaves, as a name server knows it.
@@ -86,19 +125,21 @@ class Registration:
         """Begin to register; returns at once."""
         if self._servers:
             self._topics.take_changed()
-            self._task = asyncio.get_running_loop().create_task(self._run())
-            self._task.add_done_callback(_log_failure)
+        for server in self._servers:
+            task = asyncio.get_running_loop().create_task(self._keep_informed(server))
+            task.add_done_callback(_log_failure)
+            self._tasks.append(task)
 
     def notice(self) -> None:
         """Register soon if the topics have changed; cheap when they have not."""
         if self._topics.revision != self._revision:
             self._revision = self._topics.revision
-            self._changed.set()
+            self._add_news(self._topics.take_changed() or None)
 
     def register_all(self) -> None:
         """Register everything soon: something has changed that concerns all topics."""
-        self._wants_all = True
-        self._changed.set()
+        self._topics.take_changed()
+        self._add_news(None)
 
     @property
     def name_servers(self) -> tuple[Address, ...]:
@@ -121,38 +162,57 @@ class Registration:
 
     async def stop(self, patience: float = _GOODBYE) -> None:
         """Say goodbye to those who knew us, within `patience` and a short time at most."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-            self._task = None
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         known = [server for server in self._servers if server.is_reachable]
         if known and patience > 0:
             patience = min(patience, _GOODBYE)
             await asyncio.gather(*(self._unregister(server, patience) for server in known))
         await self._channels.close()
 
-    async def _run(self) -> None:
-        interval = self._settings().registration.interval
-        only: frozenset[str] | None = None
-        while True:
-            await asyncio.gather(*(self._register(server, only) for server in self._servers))
-            try:
-                async with asyncio.timeout(interval):
-                    await self._changed.wait()
-            except TimeoutError:
-                only = None
-                continue
-            self._changed.clear()
-            only = self._only()
+    def _add_news(self, topics: frozenset[str] | None) -> None:
+        for server in self._servers:
+            server.add_news(topics)
 
-    def _only(self) -> frozenset[str] | None:
+    async def _keep_informed(self, server: _NameServer) -> None:
+        """Tell one name server again and again; the others do not wait for one that is slow."""
+        interval = self._settings().registration.interval
+        while True:
+            await self._register(server, self._only(server.take_news()))
+            pause = interval
+            if not server.is_reachable:
+                server.take_news()  # it is told everything the next time
+                server.troubles += 1
+                pause = server.pause(interval)
+            try:
+                async with asyncio.timeout(pause):
+                    await server.has_news.wait()
+            except TimeoutError:
+                if server.is_reachable:
+                    server.troubles = 0
+                continue
+            if server.is_reachable and server.connection is None and server.troubles > 1:
+                # It ends every connection: not in a hurry.
+                await asyncio.sleep(server.pause(interval))
+
+    def _only(self, news: frozenset[str] | None) -> frozenset[str] | None:
         """The topics to tell about; None for all of them."""
-        changed = self._topics.take_changed()
-        wants_all, self._wants_all = self._wants_all, False
         # One that is gone can only be told by what remains.
-        if wants_all or not changed or any(name not in self._topics for name in changed):
+        if news is None or any(name not in self._topics for name in news):
             return None
-        return changed
+        return news
+
+    def _lost(self, server: _NameServer, connection: Connection) -> None:
+        """It forgets us when the connection ends."""
+        if server.connection is connection:
+            server.connection = None
+            server.knows_all = False
+            if server.is_reachable:  # else it is tried again anyway
+                server.troubles += 1
+                server.add_news(None)
 
     async def _register(self, server: _NameServer, only: frozenset[str] | None) -> None:
         """Tell a name server of some topics, or of all that there are."""
@@ -182,12 +242,15 @@ class Registration:
             body_crc32=body_crc32(body),
         )
         try:
-            answer = await self._channels.request(
-                server.address,
-                RequestCode.REGISTER_BROKER,
-                header,
-                body=body,
-                timeout=settings.registration.timeout,
+            timeout = settings.registration.timeout
+            began = self._clock.monotonic()
+            connection = await self._channels.get(server.address, timeout=timeout)
+            if server.connection is not connection:
+                server.connection = connection
+                connection.on_close(lambda ended: self._lost(server, ended))
+            left = max(0.0, timeout - (self._clock.monotonic() - began))
+            answer = await connection.request(
+                RequestCode.REGISTER_BROKER, header, body=body, timeout=left
             )
             if answer.code != ResponseCode.SUCCESS:
                 raise _NotRegistered(answer.remark or f"code {answer.code}")
@@ -214,7 +277,7 @@ class Registration:
             log.info("registered", extra={"name_server": str(server.address)})
         elif not is_reachable and before is not False:
             log.warning(
-                "not registered with name server %s: %s; it is tried again every %g s",
+                "not registered with name server %s: %s; it is tried again, at least every %g s",
                 server.address,
                 problem,
                 self._settings().registration.interval,

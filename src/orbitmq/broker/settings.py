@@ -79,12 +79,12 @@ class PullSettings:
     """What a consumer may pull, and how long it may wait for it."""
 
     long_polling: bool = True  #: off: empty pulls are held for `short_hold`, whatever they ask
-    short_hold: float = 1.0  #: without `long_polling`
+    short_hold: float = 1.0  #: without `long_polling`, and for those without room to wait longer
     longest_hold: float = 120.0  #: whatever a client asks; clients ask for 15 s
     #: Pulls that may wait for messages; of more, those wait whose connections have fewest, and the
-    #: others are answered at once. Apache has no bound.
+    #: others are answered after `short_hold`. Apache has no bound.
     held_requests: int = 100_000
-    held_per_connection: int = 16_384  #: of one connection; more are answered at once
+    held_per_connection: int = 16_384  #: of one connection; more are answered after `short_hold`
     #: Whether messages are copied on their way to a socket (`transferMsgByHeap`; Apache's do).
     transfer: Transfer = Transfer.FILE
     lite_pull: bool = True  #: whether code 361 is served
@@ -294,6 +294,9 @@ class BrokerSettings:
     permission: int = READ_WRITE  #: 6: read and write; 4: read; 2: write; 0: nothing
     auto_create_topic: bool = True  #: whether sending to an unknown topic makes it
     auto_create_group: bool = True  #: whether consuming as an unknown group makes it
+    #: Topics, those of groups among them, from which on sending makes no more; administration may.
+    max_auto_topics: int = 30_000
+    max_auto_groups: int = 10_000  #: groups from which on consuming makes no more; likewise
     default_topic_queues: int = 8  #: of a topic that sending makes, at most
     max_topic_queues: int = 16_384  #: of any topic that is made or changed; Apache has no bound
     cluster_topic: bool = True  #: whether there is a topic of the cluster's name
@@ -327,6 +330,7 @@ class BrokerSettings:
     def __post_init__(self) -> None:
         check_positive("broker", self, "default_topic_queues", "client_life", "clean_interval")
         check_positive("broker", self, "scan_interval", "tick", "max_topic_queues")
+        check_positive("broker", self, "max_auto_topics", "max_auto_groups")
         if self.stop_grace < 0:
             raise SettingError(f"broker.stop_grace must not be negative, got {self.stop_grace}")
         if self.lock_pause < 0:
@@ -359,6 +363,7 @@ class BrokerSettings:
             cluster=self.cluster,
             broker_name=self.name,
             auto_create=self.auto_create_topic,
+            max_auto=self.max_auto_topics,
             default_queues=self.default_topic_queues,
             max_queues=self.max_topic_queues,
             cluster_topic_enabled=self.cluster_topic,

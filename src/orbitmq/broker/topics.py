@@ -44,6 +44,8 @@ class TopicSettings:
     cluster: str = "DefaultCluster"
     broker_name: str = "broker-a"
     auto_create: bool = True
+    #: Topics from which on sending makes no more: anybody can send, and names do not run out.
+    max_auto: int = 30_000
     default_queues: int = 8
     cluster_topic_enabled: bool = True
     broker_topic_enabled: bool = True
@@ -58,7 +60,8 @@ class TopicSettings:
     mixed_types_allowed: bool = False
 
     def __post_init__(self) -> None:
-        for setting in ("default_queues", "delay_levels", "revive_queues", "max_queues"):
+        positive = ("max_auto", "default_queues", "delay_levels", "revive_queues", "max_queues")
+        for setting in positive:
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} must be positive, got {getattr(self, setting)}")
         for setting in ("cluster", "broker_name", "trace_topic"):
@@ -177,6 +180,13 @@ class TopicTable:
         config = self._topics.get(topic)
         if config is not None:
             return config
+        if len(self._topics) >= self._settings.max_auto:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {topic!r} does not exist, and with {len(self._topics)} topics the broker "
+                "makes no more by itself (max_auto_topics); "
+                f"create it with: orbitmq topic create {topic}",
+            )
         is_retry = topic.startswith(names.RETRY_PREFIX)
         flag = 0
         if unit_mode:

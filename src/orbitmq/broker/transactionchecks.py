@@ -118,8 +118,10 @@ class TransactionChecks:
             return None
         monotonic = self._parts.clock.monotonic()
         if self._round_ms is None:
-            if monotonic < self._next_round:
-                return now + self._next_round - monotonic
+            again = now + (self._next_round - monotonic)
+            # What is left may be too little to be seen in the time of day: then it is time.
+            if again > now:
+                return again
             self._round_ms = int(now * 1000)
         is_over, is_waiting = self._walk(int(now * 1000), self._round_ms)
         if not is_over:

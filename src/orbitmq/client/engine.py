@@ -77,7 +77,9 @@ class Engine:
             raise SettingError("client.name_servers must name at least one host:port, got none")
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
-        self.chance = chance or random.Random()  # noqa: S311  # spreads load, guards nothing
+        self._own_chance = random.Random()  # noqa: S311  # spreads load, guards nothing
+        self.chance = chance or self._own_chance
+        self._is_stable = stable
         self.client_id = make_client_id(settings, stable=stable)
         self._name_servers = NameServers(settings.addresses, self.chance)
         self.routes = Routes(
@@ -86,6 +88,7 @@ class Engine:
             refresh=settings.route_refresh,
             clock=self.clock,
             chance=self.chance,
+            spawn=self.spawn,
         )
         self._heartbeats = Heartbeats(self)
         self._serving = Serving(Dispatcher({}))
@@ -100,7 +103,7 @@ class Engine:
         self._open: dict[Address, Connection] = {}
         self._on_connected: list[Connected] = []
         self._background = BackgroundTasks()
-        self._check_process = ProcessCheck("this client")
+        self._check_process = ProcessCheck("this client", from_start=True)
         self._state = _State.NEW
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
@@ -122,7 +125,10 @@ class Engine:
 
     async def start(self) -> None:
         """Belong to the running loop from now on. Connects to nobody yet."""
-        self._check_process()
+        if self._check_process.begin() and self._state is _State.NEW:
+            # Made before a fork, maybe of several workers: each is a client of its own.
+            self.client_id = make_client_id(self.settings, stable=self._is_stable)
+            self._own_chance.seed()
         if self._state is _State.RUNNING:
             raise AlreadyRunning("this client")
         if self._state is not _State.NEW:

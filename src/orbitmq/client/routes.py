@@ -3,6 +3,10 @@
 Lookups of one topic share one request. A route stays in use until it is replaced: a name server
 that has lost its memory, or cannot be reached, stops nobody who knows his brokers. Routes that
 nobody tracks are forgotten after a while.
+
+A broker that is restarted leaves the routes and is back seconds later, long before they are
+refreshed; until then its queues would stand still. So one that vanished is looked for every one or
+two seconds for a while, with one question at a time, however many topics have lost it.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ import copy
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orbitmq.client.errors import BrokerUnavailable, NoRoute, NotRunning
 from orbitmq.client.names import AUTO_CREATE_TOPIC
@@ -30,15 +34,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How often a broker that vanished is looked for at most; chance makes it up to twice as long.
+RETURN_PAUSE: Final = 1.0
+#: For how long it is looked for.
+RETURN_PATIENCE: Final = 60.0
+
 #: Called with a topic and its new route.
 Changed: TypeAlias = Callable[[str, TopicRoute], None]
 #: Asks a name server for a route; None when it knows of no such topic.
 Lookup: TypeAlias = "Callable[[str], Awaitable[TopicRouteData | None]]"
+#: Runs a coroutine in the background, under a name.
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], object]
 
 #: Queues per broker of a topic that is made by sending to it.
 DEFAULT_QUEUES: Final = 4
 #: How long the template's route stands for that of a new topic, which exists with the first send.
 PROVISIONAL_LIFE: Final = 1.0
+
+
+#: A broker's name and id.
+_Place: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +74,11 @@ class Routes:
         refresh: float,
         clock: Clock,
         chance: random.Random,
+        spawn: Spawn | None = None,
+        return_pause: float = RETURN_PAUSE,
+        return_patience: float = RETURN_PATIENCE,
     ) -> None:
+        """`spawn` runs the search for brokers that vanished; without it there is none."""
         self._lookup = lookup
         self._name_servers = name_servers
         self._life = refresh
@@ -71,6 +90,11 @@ class Routes:
         self._asking: dict[str, asyncio.Task[TopicRouteData | OrbitError | None]] = {}
         self._on_change: list[Changed] = []
         self._failures = Occurrences()
+        self._spawn = spawn
+        self._return_pause = return_pause
+        self._return_patience = return_patience
+        #: Brokers that are looked for, and the topics that have lost them; the next to ask first.
+        self._vanished: dict[_Place, dict[str, None]] = {}
 
     # ---- asking
 
@@ -270,6 +294,8 @@ class Routes:
         self._brokers.update(route.brokers)
         if route.is_provisional:
             return route  # nobody reads a topic that is not there
+        if before is not None:
+            self._miss(route.topic, _places(before.route) - _places(route))
         log.info(
             "route of %s changed: %s",
             route.topic,
@@ -286,6 +312,44 @@ class Routes:
                     extra={"topic": route.topic},
                 )
         return route
+
+    def _miss(self, topic: str, vanished: frozenset[_Place]) -> None:
+        """Look for brokers that are no longer in a topic's route."""
+        if self._spawn is None or topic not in self._tracked:
+            return
+        for place in sorted(vanished):
+            if place not in self._vanished:
+                self._vanished[place] = {}
+                try:
+                    self._spawn(self._look_for(place), f"return of {place[0]}")
+                except NotRunning:
+                    del self._vanished[place]  # about to stop: nobody needs it any more
+                    return
+            self._vanished[place][topic] = None
+
+    async def _look_for(self, place: _Place) -> None:
+        """Ask for one route after the other that has lost a broker, until one has it again."""
+        until = self._clock.monotonic() + self._return_patience
+        topics = self._vanished[place]
+        try:
+            while topics and self._clock.monotonic() < until:
+                await asyncio.sleep(self._return_pause * (1 + self._chance.random()))
+                topic = next(iter(topics))
+                del topics[topic]
+                if topic not in self._tracked:
+                    continue
+                await self._refresh(topic)
+                known = self._known.get(topic)
+                if known is None or place not in _places(known.route):
+                    topics[topic] = None
+                    continue
+                others = tuple(topics)
+                topics.clear()
+                await asyncio.gather(*map(self._refresh, others))
+                # It may have left again meanwhile.
+                until = self._clock.monotonic() + self._return_patience
+        finally:
+            del self._vanished[place]
 
     def _collect_brokers(self) -> None:
         """Only the brokers that some route names; of several addresses the latest heard of."""
@@ -304,3 +368,7 @@ class Routes:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _places(route: TopicRoute) -> frozenset[_Place]:
+    return frozenset((name, number) for name, found in route.brokers.items() for number in found)

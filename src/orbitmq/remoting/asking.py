@@ -15,14 +15,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orbitmq.remoting.address import NOWHERE
 from orbitmq.remoting.blocking import Encode
-from orbitmq.remoting.errors import ConnectionLost
+from orbitmq.remoting.errors import (
+    ConnectionLost,
+    RemotingError,
+    RequestTimedOut,
+    TooManyRequests,
+)
 from orbitmq.remoting.owner import Prepare
 from orbitmq.remoting.pending import Outcome, PendingRequests, settling
 from orbitmq.remoting.settings import ConnectionSettings
-from orbitmq.wire.codes import Serialization
+from orbitmq.wire.codes import RequestCode, Serialization
 from orbitmq.wire.command import Command, command_pieces
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.base import Header
+
+#: What any server answers at once: a name server with a few lines, a broker that it does not know
+#: it. Either is a sign of life.
+_PROBE = RequestCode.GET_NAMESRV_CONFIG
 
 
 class Asking(abc.ABC):
@@ -43,6 +52,7 @@ class Asking(abc.ABC):
         self._last_read = monotonic()
         #: When the first request was sent that stayed unanswered, with nothing read since.
         self._silent_since = float("-inf")
+        self._is_probing = False
         self._loop = asyncio.get_running_loop()
         # Nothing can be asked before the peer is known; then there is another one.
         self._pending = PendingRequests(self._loop, NOWHERE, 0)
@@ -172,6 +182,11 @@ class Asking(abc.ABC):
     def send_pieces(self, pieces: Sequence[Bytes]) -> None:
         """Send the pieces of whole frames. Their buffers must not change any more."""
 
+    @property
+    @abc.abstractmethod
+    def unwritten(self) -> int:
+        """Bytes that were sent and that the peer has not taken yet."""
+
     @abc.abstractmethod
     def abort(self, reason: str = "aborted here") -> None:
         """Close now; what was not written is lost."""
@@ -186,13 +201,14 @@ class Asking(abc.ABC):
         self._last_read = self._monotonic()
 
     def _was_late(self, waited: float) -> None:
-        """A request was not answered; give up a peer of which nothing at all is heard.
+        """A request was not answered; find out whether the peer is there at all.
 
         A connection whose other side vanished without a word - power, a cable, a firewall that
-        forgot it - takes requests for ever. Late answers to some requests are no reason: others
-        are heard meanwhile.
+        forgot it - takes requests for ever. Late answers to some requests are no reason to give it
+        up, and others may wait for theirs with more patience: a broker whose disk hangs is busy,
+        not gone. So it is asked something that costs nothing, and given up if it is silent on that.
         """
-        if self._silence is None:
+        if self._silence is None or self._is_probing or not self.is_open:
             return
         now = self._monotonic()
         if self._last_read > now - waited:
@@ -200,7 +216,26 @@ class Asking(abc.ABC):
         if self._silent_since < self._last_read:
             self._silent_since = now - waited
         if now - self._silent_since >= self._silence:
-            self.abort(f"nothing was heard of it for {now - self._silent_since:.1f} s")
+            self._probe(self._silence)
+
+    def _probe(self, silence: float) -> None:
+        asked, unwritten = self._monotonic(), self.unwritten
+
+        def probed(outcome: Command | RemotingError) -> None:
+            self._is_probing = False
+            if isinstance(outcome, RequestTimedOut) and self._last_read < asked and self.is_open:
+                if self.unwritten < unwritten:
+                    # It takes what we write: the question is still behind a long frame.
+                    self._probe(silence)
+                else:
+                    heard = self._monotonic() - self._silent_since
+                    self.abort(f"nothing was heard of it for {heard:.1f} s")
+
+        self._is_probing = True
+        try:
+            self.submit(_PROBE, None, probed, timeout=silence)
+        except TooManyRequests:
+            self.abort("nothing is heard of it, and too many requests wait")
 
     def was_late_from_thread(self, waited: float) -> None:
         """A request of a thread was not answered."""

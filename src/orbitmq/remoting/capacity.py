@@ -22,8 +22,14 @@ class Capacity:
         self._guests: dict[Hashable, str] = {}
         self._hosts: Counter[str] = Counter()
         self.frames = UnfinishedFrames(
-            settings.unfinished_bytes, patience=settings.crowded_frame, monotonic=monotonic
+            settings.unfinished_bytes,
+            patience=settings.crowded_frame,
+            rate=settings.frame_rate,
+            monotonic=monotonic,
         )
+        #: Connections that were not let in, or that came to nothing: for lack of room, or because
+        #: they spoke another way than is wanted here, or not at all.
+        self.refused = 0
 
     @property
     def connections(self) -> int:

@@ -207,10 +207,11 @@ class Connection(Asking, asyncio.Protocol):
             # After the turn: what came before the long frame is not to wait for it.
             self._hold_up()
 
-    def check_frame(self, now: float, longest: float) -> None:
-        """Give up a peer that has taken longer than `longest` for the frame that it has begun."""
+    def check_frame(self, now: float, longest: float, rate: float) -> None:
+        """Give up a peer that brought less than `rate` bytes a second of a frame that it has begun,
+        for longer than `longest`."""
         if self.is_open:
-            self._arriving.check(now, longest, is_read=not self._is_held_up)
+            self._arriving.check(now, longest, rate)
 
     def _turn(self, frames: Iterable[Frame]) -> None:
         bad: FrameError | None = None
@@ -251,6 +252,7 @@ class Connection(Asking, asyncio.Protocol):
         self._is_held_up = True
         if self.is_open:
             self._transport.pause_reading()
+            self._arriving.held_up()
 
     def _resume_soon(self) -> None:
         if not self._resume_is_due:
@@ -267,6 +269,7 @@ class Connection(Asking, asyncio.Protocol):
         if waiting:
             self._turn(waiting)
         if not self._is_held_up:
+            self._arriving.read_again()
             self._transport.resume_reading()
 
     @property

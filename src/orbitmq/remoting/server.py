@@ -57,6 +57,7 @@ class Server:
             lambda: self._connections,
             idle=self._settings.idle,
             frame=self._settings.frame,
+            frame_rate=self._settings.frame_rate,
             interval=self._settings.sweep,
             clock=self._clock,
         )
@@ -183,6 +184,7 @@ class Server:
         self._log_refusal(peer, reason)
 
     def _log_refusal(self, peer: Address, reason: str) -> None:
+        self._capacity.refused += 1
         if count := self._refused.note(reason):
             log.warning(
                 "connection refused: %s (%d so far)", reason, count, extra={"client": str(peer)}

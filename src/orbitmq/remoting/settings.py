@@ -48,9 +48,11 @@ class ServerSettings:
     connections: int = 10_000  #: above this, new ones are refused; a broker's two ports share it
     host_connections: int = 5_000  #: of one address; above this, new ones of it are refused
     #: Memory for frames longer than a read that have begun to arrive; above it, others are not read
-    #: from until there is room. Apache has no bound.
+    #: from until there is room. A host alone gets half of it. Apache has no bound.
     unfinished_bytes: int = 128 * MIB
-    frame: float = 60.0  #: how long a frame may take to arrive, from its first byte to its last
+    #: Bytes a second by which a frame that has begun has to go on, or its connection is closed.
+    frame_rate: int = 16 * KIB
+    frame: float = 60.0  #: over how long that is judged: no shorter break does harm
     crowded_frame: float = 5.0  #: the same for a long one while others wait for its memory
     first_byte: float = 30.0  #: how long a new connection may stay silent
     handshake: float = 10.0  #: how long a TLS handshake may take
@@ -66,7 +68,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_positive("server", self, "backlog", "connections", "first_byte", "handshake", "idle")
         check_positive("server", self, "sweep", "accept_pause", "host_connections", "frame")
-        check_positive("server", self, "crowded_frame")
+        check_positive("server", self, "crowded_frame", "frame_rate")
         check_ordered("server", self, "crowded_frame", "frame")
         longest = self.connection.limits.frame + 4
         if self.unfinished_bytes < longest:
@@ -91,7 +93,8 @@ class ChannelSettings:
     connect_timeout: float = 3.0
     idle: float = 120.0  #: closes a connection without any read or write for so long
     sweep: float = 5.0  #: how often idle connections are looked for
-    #: Requests unanswered and nothing heard for so long: the connection is given up and made anew.
+    #: Requests unanswered and nothing heard for so long: the peer is asked for a sign of life. For
+    #: so long again: the connection is given up and made anew.
     silence: float = 2.5
     first_pause: float = 0.1  #: after the first failed attempt; doubles with each further one
     longest_pause: float = 2.0

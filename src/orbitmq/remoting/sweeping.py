@@ -10,8 +10,8 @@ from orbitmq.remoting.connection import Connection
 
 
 class IdleSweep:
-    """Closes connections on which nothing was read or written for `idle` seconds, or on which a
-    frame takes longer than `frame` seconds to arrive."""
+    """Closes connections on which nothing was read or written for `idle` seconds, or on which
+    a frame went on by fewer than `frame_rate` bytes a second for `frame` seconds."""
 
     def __init__(
         self,
@@ -19,12 +19,14 @@ class IdleSweep:
         *,
         idle: float,
         frame: float | None = None,
+        frame_rate: float = 0.0,
         interval: float,
         clock: Clock,
     ) -> None:
         self._connections = connections
         self._idle = idle
         self._frame = frame
+        self._frame_rate = frame_rate
         self._interval = interval
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -46,7 +48,7 @@ class IdleSweep:
         since = now - self._idle
         for connection in tuple(self._connections()):
             if self._frame is not None:
-                connection.check_frame(now, self._frame)
+                connection.check_frame(now, self._frame, self._frame_rate)
             if connection.last_active > since:
                 continue
             if connection.unwritten or not connection.is_open:

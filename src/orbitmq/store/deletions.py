@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from orbitmq.store.files import write_all
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from orbitmq.store.files import DiskFiles
@@ -47,8 +48,12 @@ class Deletions:
 
     def note(self, topic: str, offset: int) -> None:
         """Return when the disk knows that messages of the topic below `offset` are deleted."""
+        self.note_all({topic: offset})
+
+    def note_all(self, deleted: Mapping[str, int]) -> None:
+        """The same of several topics."""
         is_new = not self._files.exists(self._path)
-        line = _line(topic, offset)
+        line = b"".join(_line(topic, offset) for topic, offset in deleted.items())
         fd = self._files.open(self._path, create=True)
         try:
             self._files.truncate(fd, self._size)
@@ -59,7 +64,7 @@ class Deletions:
         if is_new:
             self._files.sync_folder(self._path.parent)
         self._size += len(line)
-        self.by_topic[topic] = offset
+        self.by_topic.update(deleted)
 
     def fit(self, log_start: int, log_end: int) -> None:
         """Forget what lies before the log, and what lies behind an end that was cut.

@@ -10,7 +10,8 @@ the size of a log file); Apache's slave stores pieces, and cuts them off after a
 
 Queue entries are made from the records, as recovery makes them. A number that does not continue its
 queue is believed, because the master gave it: a queue whose beginning the master no longer has
-begins where it does there, and one that begins anew was deleted and made again.
+begins where it does there, and one that begins anew was deleted and made again. Messages of a topic
+that is known to be deleted on the master meanwhile get into no queue.
 
 A body that does not match its checksum is damage on the master's disk. It is stored as it is, and
 whoever reads it is told. Bytes that are no record at this place are refused: the logs have parted,
@@ -31,7 +32,7 @@ from orbitmq.store.errors import StoreError, TopicRefused, WriteRefused
 from orbitmq.store.scanning import TopicNumbers, scan_log, tag_codes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from orbitmq.message.scan import Int64s, RecordArrays
     from orbitmq.store.appending import Appender
@@ -61,12 +62,16 @@ class Mirroring:
         appender: Appender,
         write: Callable[[], int],
         refusal: Callable[[], WriteRefused | None],
+        *,
+        deleted: Mapping[str, int],
     ) -> None:
+        """`deleted` gives the offset below which the messages of a topic belong to no queue."""
         self._log = commit_log
         self._queues = queues
         self._appender = appender
         self._write = write
         self._refusal = refusal
+        self._deleted = deleted
         self._topics = TopicNumbers()
         #: Counts the queues that came with what was taken.
         self.new_queues = 0
@@ -263,7 +268,9 @@ class Mirroring:
         )
         names, base, by_key = self._topics.names, taking.base, self._queues.by_key
         for topic, queue_id, number, code, start, size in rows:
-            queue = by_key.get((names[topic], queue_id)) or self._new(names[topic], queue_id)
+            queue = by_key.get((names[topic], queue_id)) or self._new(
+                names[topic], queue_id, base + start
+            )
             if queue is None:
                 continue
             if number != queue.next_offset:
@@ -286,7 +293,10 @@ class Mirroring:
                 codes[index] = self._appender.entry_code(SCHEDULE_TOPIC, raw, stored)
         return codes
 
-    def _new(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def _new(self, topic: str, queue_id: int, at: int) -> ConsumeQueue | None:
+        # Queues that are there have no such messages: they went when the deletion became known.
+        if at < self._deleted.get(topic, 0):
+            return None
         try:
             queue = self._queues.create(topic, queue_id)
         except TopicRefused as refused:

@@ -9,6 +9,7 @@ from orbitmq.store.consumequeue import ConsumeQueue, QueueFiles
 from orbitmq.store.errors import TopicRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from orbitmq.store.files import DiskFiles
@@ -102,6 +103,19 @@ class QueueTable:
         self.dirty = [queue for queue in self.dirty if queue.topic != topic]
         self._files.remove_folder(self.folder / topic)
         return len(doomed)
+
+    def delete_below(self, deleted: Mapping[str, int]) -> None:
+        """Forget the queues whose messages all lie below the offset that their topic has here."""
+        doomed = {
+            key: queue
+            for key, queue in self.by_key.items()
+            if queue.topic in deleted and queue.last_end <= deleted[queue.topic]
+        }
+        for key, queue in doomed.items():
+            del self.by_key[key]
+            queue.restart()
+            self._files.remove_folder(self.folder / queue.topic / str(queue.queue_id))
+        self.dirty = [queue for queue in self.dirty if (queue.topic, queue.queue_id) not in doomed]
 
     def clear(self) -> None:
         """Forget all queues and delete all files."""

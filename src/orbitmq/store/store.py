@@ -36,7 +36,7 @@ from orbitmq.store.settings import FlushPolicy, StoreSettings
 from orbitmq.store.statistics import QueueState, StoreStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from orbitmq.clock import Clock
@@ -93,7 +93,12 @@ class Store:
         self._retention = parts.retention
         #: the log as masters send it and as slaves take it
         self.mirroring = Mirroring(
-            parts.log, parts.queues, parts.appender, self.write, parts.refusal
+            parts.log,
+            parts.queues,
+            parts.appender,
+            self.write,
+            parts.refusal,
+            deleted=parts.deletions.by_topic,
         )
         # Called for every message: without a detour.
         self.append = self._appender.append
@@ -285,7 +290,47 @@ class Store:
         check_topic(topic)
         if not is_noted and not any(queue.topic == topic for queue in self._queues.by_key.values()):
             return 0
-        self._note_deletion(topic)
+        self._note_deletions({topic: self._log.end})
+        return self._forget_queues(topic)
+
+    def delete_topic_below(self, topic: str, below: int) -> bool:
+        """Delete a topic as a master has, whose messages of it below this offset are deleted.
+
+        Those that are yet to come get into no queue. False, and nothing is done, when there are
+        messages beyond: they may be of a topic that was made again.
+        """
+        self.write()
+        check_topic(topic)
+        queues = [queue for queue in self._queues.by_key.values() if queue.topic == topic]
+        if any(queue.last_end > below for queue in queues):
+            return False
+        self._note_deletions({topic: below})
+        self._forget_queues(topic)
+        return True
+
+    def deletions(self) -> dict[str, int]:
+        """The topics that `deleted_below` knows something of."""
+        return dict(self._parts.deletions.by_topic)
+
+    def follow_deletions(self, master: Mapping[str, int]) -> None:
+        """Delete what a master has deleted: of every topic the messages below an offset.
+
+        A queue that goes on beyond is one of a topic that was made again. Its numbers began anew,
+        and so did it: nothing in it is older.
+        """
+        known, start = self._parts.deletions.by_topic, self._log.start
+        news = {
+            topic: below
+            for topic, below in master.items()
+            if below > max(known.get(topic, 0), start)
+        }
+        if news:
+            self.write()
+            self._note_deletions(news)
+            self._durability.is_wanted = True
+            self._queues.delete_below(news)
+
+    def _forget_queues(self, topic: str) -> int:
         self._appender.forget_topic(topic)
         self._durability.is_wanted = True
         return self._queues.delete_topic(topic)
@@ -349,12 +394,13 @@ class Store:
     ) -> None:
         self.close()
 
-    def _note_deletion(self, topic: str) -> None:
+    def _note_deletions(self, deleted: Mapping[str, int]) -> None:
         try:
-            self._parts.deletions.note(topic, self._log.end)
+            self._parts.deletions.note_all(deleted)
         except OSError as error:
             kind = DiskFull if is_full(error) else WriteFailed
-            raise kind(f"topic {topic!r} was not deleted: {error}") from error
+            topics = ", ".join(map(repr, deleted))
+            raise kind(f"topic {topics} was not deleted: {error}") from error
 
     def _leave(self) -> None:
         self._post = None

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from orbitmq.broker import names
-from orbitmq.broker.errors import Refused
+from orbitmq.broker.errors import ConfigNotSaved, Refused
 from orbitmq.broker.groups import consumption
 from orbitmq.broker.handlers.apart import answered
 from orbitmq.broker.paging import PageRequest
@@ -98,10 +98,11 @@ class Groups:
 
     # Deleting.
 
-    def delete(self, connection: Connection, request: Command) -> Command:
+    async def delete(self, connection: Connection, request: Command) -> Command:
         """Forget a group, and its progress if that is asked for.
 
-        Consumers of it that are online make it again with their next heartbeat.
+        Consumers of it that are online make it again with their next heartbeat. Progress that was
+        forgotten does not come back after a crash: the answer waits for the disk.
         """
         asked = request.header(DeleteGroupRequest)
         parts = self._parts
@@ -116,7 +117,19 @@ class Groups:
         if not parts.settings.auto_create_group:
             # Otherwise those who wait would only make it again.
             parts.held.wake(group=asked.group_name)
+        if asked.clean_offset:
+            await self._save_progress(asked.group_name)
         return request.answer(ResponseCode.SUCCESS)
+
+    async def _save_progress(self, group: str) -> None:
+        try:
+            await self._parts.progress_saved()
+        except ConfigNotSaved as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"group {group!r} is deleted, but its progress may be there again after a crash, "
+                f"delete it once more: {error}",
+            ) from error
 
     # Showing.
 

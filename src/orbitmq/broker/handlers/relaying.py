@@ -102,7 +102,7 @@ class Relaying:
         topic: str | None = None,
     ) -> Command:
         """Pass a request on, and its answer back, whatever it is; `topic` is that of the body."""
-        consumer = self._consumer(group, client_id, topic)
+        consumer = self._consumer(request, group, client_id, topic)
         passed_on = {
             name: value for name, value in request.ext_fields.items() if name not in _CREDENTIALS
         }
@@ -127,23 +127,29 @@ class Relaying:
             answer.code, extra=dict(answer.ext_fields), remark=answer.remark, body=answer.body
         )
 
-    def _consumer(self, group: str, client_id: str, topic: str | None) -> Connection:
+    def _consumer(
+        self, request: Command, group: str, client_id: str, topic: str | None
+    ) -> Connection:
         """The connection to a member that can be asked."""
-        members = [
-            member for member in self._members(group, topic) if member.client.id == client_id
-        ]
+        members = {
+            _connection(member): member
+            for member in sorted(self._members(group, topic), key=lambda each: each.heard_at)
+            if member.client.id == client_id
+        }
         if not members:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
             )
-        member = max(members, key=lambda each: each.heard_at)
+        # All of them may know of the group: where nobody is nearest, the last heard of will do.
+        connection = self._parts.access.nearest(tuple(members), request) or next(reversed(members))
+        member = members[connection]
         if member.client.version < Gate.CLIENT_TELLS_STATE:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"The Consumer <{client_id}> Version <{_version(member)}> too low to finish, "
                 "please upgrade it to V3_1_8_SNAPSHOT",
             )
-        return _connection(member)
+        return connection
 
     def _members(self, group: str, topic: str | None = None) -> list[Member]:
         """The members of a group that may still consume, and see messages of a topic."""

@@ -119,9 +119,23 @@ class Replying:
         requester = property_value(properties, REPLY_TO_CLIENT)
         if requester is None:
             return f"reply message properties[{REPLY_TO_CLIENT}] is null"
-        channel = self._parts.producers.channel_of(requester)
-        if not isinstance(channel, Connection) or not channel.is_open:
+        channels = [
+            each
+            for each in self._parts.producers.channels_of(requester)
+            if isinstance(each, Connection) and each.is_open
+        ]
+        if not channels:
             return f"push reply message fail, channel of <{requester}> not found."
+        channel = self._parts.access.nearest(channels, request)
+        if channel is None:
+            log.warning(
+                "reply was not pushed: several accounts use its client id",
+                extra={"client": requester[:128]},
+            )
+            return (
+                f"push reply message fail, channel of <{requester}> not found: several accounts "
+                "use this client id, and none of them is the sender's; set other instance names"
+            )
         now_ms = int(self._parts.clock.now() * 1000)
         try:
             push = self._pushed(connection, header, properties, now_ms)

@@ -166,11 +166,14 @@ class Topics:
     def show_all(self, _: Connection, request: Command) -> Command:
         """All topics, or a page of them."""
         asked = request.header(GetAllTopicConfigRequest)
-        page = self._parts.topics.page(
-            PageRequest(asked.topic_seq, asked.data_version, asked.max_topic_num)
-        )
+        wanted = PageRequest(asked.topic_seq, asked.data_version, asked.max_topic_num)
+        page = self._parts.topics.page(wanted)
+        table = page.table
+        if wanted.is_for_all and (deleted := self._parts.store.deletions()):
+            # A topic that was deleted and made again looks to a slave as if it had always been.
+            table = msgspec.structs.replace(table, deleted_topics=deleted)
         return request.answer(
             ResponseCode.SUCCESS,
             GetAllTopicConfigResponse(total_topic_num=page.total),
-            body=encode_body(page.table, bare_integer_keys=request.version < Gate.STANDARD_JSON),
+            body=encode_body(table, bare_integer_keys=request.version < Gate.STANDARD_JSON),
         )

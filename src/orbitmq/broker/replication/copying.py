@@ -1,8 +1,15 @@
 """Copying what a master knows besides messages: topics, groups, progress, also of delays.
 
 Everything is asked for at the start, then every `state_interval`, and as soon as messages of a
-topic come that is not known here. Topics and groups become copies of the master's. Progress is
-taken over entry by entry, and the master's word counts.
+topic come that is not known here. Topics, groups and progress become copies of the master's.
+
+A topic that the master has no longer was deleted there, and is deleted here: its queues, and what
+is parked for it. The master is asked where its log ends before it is asked for its topics, so all
+messages of that topic below are among those that were deleted; also those that this log has yet to
+get. Beyond, the topic may have been made again, and the next round decides. Nothing is deleted
+while this log is not known to go on in the master's: a master that came back with an empty disk
+knows no topic, and what is here may be all that is left. A master of ours also tells how far its
+deletions reached; of a topic that was made again before anybody looked, nothing else would show it.
 
 Progress of delay levels and of timers must not be ahead of the log: the master has delivered a
 message and says so, and if this broker took over before that message has come, nobody would deliver
@@ -14,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from orbitmq.broker.errors import BrokerError
@@ -44,13 +53,24 @@ _LOG_END = "commitLogMaxOffset"
 class Copying:
     """Keeps a slave's tables copies of its master's. A job of the background."""
 
-    def __init__(self, parts: Parts, master: MasterPlace, channels: Channels | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        master: MasterPlace,
+        is_in_step: Callable[[], bool],
+        channels: Channels | None = None,
+    ) -> None:
+        """`is_in_step` says whether this log is known to be the beginning of the master's."""
         self._parts = parts
         self._master = master
+        self._is_in_step = is_in_step
         self._channels = channels or outward_channels(parts.settings.outward, parts.clock)
         self._failures = Occurrences()
         self._wanted = asyncio.Event()
         self._seen_queues = 0
+        #: Topics that the master had, and those of them that it has no longer and that are here.
+        self._mastered = {each.topic_name for each in parts.topics}
+        self._doomed: set[str] = set()
         #: Where the log must end before these may be taken over.
         self._delivered: tuple[int, DelayOffsets, TimerFile | None] | None = None
         #: How often everything was copied.
@@ -97,16 +117,17 @@ class Copying:
         """Copy everything; whether all of it could be had."""
         parts = self._parts
         try:
+            log_end = await self._log_end(address)
             self._take_topics(
-                await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
+                await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
+                log_end,
             )
-            parts.progress.load(
+            parts.progress.replace(
                 await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsets)
             )
             delays = await self._ask(address, RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsets)
             timers = await self._timers(address)
-            state = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
-            self._delivered = (_number(state.table.get(_LOG_END)), delays, timers)
+            self._delivered = (await self._log_end(address), delays, timers)
             self._take_delivered()
             self._take_groups(
                 await self._ask(
@@ -122,7 +143,7 @@ class Copying:
 
     # Those who wait here for messages are told when they may not have them any more.
 
-    def _take_topics(self, master: TopicConfigTable) -> None:
+    def _take_topics(self, master: TopicConfigTable, log_end: int) -> None:
         topics, held = self._parts.topics, self._parts.held
         before = {each.topic_name: reading(each) for each in topics}
         topics.replace(master)
@@ -130,6 +151,24 @@ class Copying:
             topic = topics.get(name)
             if topic is None or reading(topic) != rule:
                 held.wake(name)
+        if self._is_in_step() and master.deleted_topics:
+            self._parts.store.follow_deletions(master.deleted_topics)
+        self._delete_topics(master.topic_config_table.keys(), log_end)
+
+    def _delete_topics(self, mastered: AbstractSet[str], log_end: int) -> None:
+        """Delete what the master has no longer, when its log ended at `log_end`, or later."""
+        parts = self._parts
+        # What was made here, for a group that is heard of here first, was never the master's.
+        candidates = self._doomed | self._mastered | {each.topic for each in parts.store.queues()}
+        self._mastered = set(mastered)
+        self._doomed = {name for name in candidates - mastered if not parts.topics.is_system(name)}
+        if not self._is_in_step():
+            return
+        for name in tuple(self._doomed):
+            if parts.store.delete_topic_below(name, log_end):
+                self._doomed.discard(name)
+                parts.counters.forget_topic(name)
+                log.info("topic deleted, as on the master", extra={"topic": name})
 
     def _take_groups(self, master: SubscriptionGroupTable) -> None:
         groups, held = self._parts.groups, self._parts.held
@@ -151,6 +190,10 @@ class Copying:
                 f"the master answers {code.name} with {answer.code}: {answer.remark or 'no remark'}"
             )
         return decode_body(kind, answer.body)
+
+    async def _log_end(self, address: Address) -> int:
+        state = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
+        return _number(state.table.get(_LOG_END))
 
     async def _timers(self, address: Address) -> TimerFile | None:
         """The progress of timers; None from a master that knows none, such as Apache's 4.x."""

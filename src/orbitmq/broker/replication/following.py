@@ -57,6 +57,11 @@ class Following:
         return self._stream is not None
 
     @property
+    def is_in_step(self) -> bool:
+        """Whether the master's log goes on where this one ends, as the master itself said."""
+        return self._stream is not None and self._stream.is_in_step
+
+    @property
     def is_alone(self) -> bool:
         """Whether there is, for all that is known, no master."""
         return self._stream is None and self._master.is_told
@@ -139,6 +144,12 @@ class _Stream(asyncio.Protocol):
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._reported: int | None = None
+        self._has_fitted = False
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether something came, and all of it went on where the log ended."""
+        return self._has_fitted and not self.lost.done()
 
     # What the transport calls.
 
@@ -190,6 +201,7 @@ class _Stream(asyncio.Protocol):
                 first = offset if first is None else first
                 expected += len(body)
                 bodies.append(body)
+            self._has_fitted = True
         if first is None:
             return
         before = mirroring.written

@@ -63,7 +63,7 @@ def _follow(parts: Parts) -> Replication:
     master = MasterPlace(parts.settings.replication)
     parts.registration.on_master = master.learn
     following = Following(parts, master)
-    copying = Copying(parts, master)
+    copying = Copying(parts, master, lambda: following.is_in_step)
     following.on_growth.append(copying.grown)
     # The master delivers; what it has delivered is kept here for the day it is gone.
     for deliverer in (parts.delays, parts.timers):

@@ -67,10 +67,12 @@ class QueueMappingDetail(Body, frozen=True, kw_only=True):
 class TopicConfigTable(Body, frozen=True, kw_only=True):
     """All topics of a broker: the answer to GET_ALL_TOPIC_CONFIG, and part of a registration.
 
-    Brokers of 4.x write neither of the mapping keys.
+    Brokers of 4.x write neither of the mapping keys. `deleted_topics` is ours, for slaves: the
+    offset of the log below which the messages of a topic are deleted, though it may be there again.
     """
 
     data_version: DataVersion | None = None
+    deleted_topics: dict[str, Int64] | None = None
     mapping_data_version: DataVersion | None = None
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
     topic_queue_mapping_detail_map: dict[str, QueueMappingDetail] | None = None

@@ -1,0 +1,68 @@
+"""A pull that found nothing and waits: what it asked for, and what it has seen since."""
+
+from __future__ import annotations
+
+from orbitmq.broker.errors import Refused
+from orbitmq.filter.subscription import MessageFilter
+from orbitmq.remoting.connection import Connection
+from orbitmq.wire.command import Command
+
+#: So many bytes of a request count for one that waits.
+_USUAL_BYTES = 4 * 1024
+
+
+class HeldPull:
+    """A pull that waits."""
+
+    __slots__ = (
+        "connection",
+        "deadline",
+        "group",
+        "is_held",
+        "is_put_off",
+        "offset",
+        "queue_id",
+        "refusal",
+        "request",
+        "rules",
+        "since",
+        "topic",
+        "wanted",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: Command,
+        topic: str,
+        queue_id: int,
+        group: str,
+        offset: int,
+        wanted: MessageFilter,
+        *,
+        rules: int = 0,
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.topic = topic
+        self.queue_id = queue_id
+        self.group = group
+        #: The first message that the filter has not judged.
+        self.offset = offset
+        self.wanted = wanted
+        #: The state of the access rules (`Access.version`) that let it pass.
+        self.rules = rules
+        #: Why it may not be answered with messages any more.
+        self.refusal: Refused | None = None
+        #: How many usual ones it counts for.
+        self.weight = 1 + request.kept_bytes // _USUAL_BYTES
+        self.since = 0.0
+        self.deadline = 0.0
+        self.is_held = False
+        self.is_put_off = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The queue that it waits for."""
+        return (self.topic, self.queue_id)

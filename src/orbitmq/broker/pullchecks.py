@@ -1,0 +1,176 @@
+"""What is checked before a pull is served, in the order in which clients know it.
+
+First whether the group may read the queue at all, then what it wants of it: each refusal has the
+code that Apache's broker gives, so that clients do what they do there.
+"""
+
+from __future__ import annotations
+
+from orbitmq.broker.errors import Refused, SystemBusy
+from orbitmq.broker.parts import Parts
+from orbitmq.broker.permissions import may_read
+from orbitmq.filter.subscription import TAG, MessageFilter
+from orbitmq.remoting.connection import Connection
+from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
+from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
+
+_SUBSCRIPTION = int(PullFlag.SUBSCRIPTION)
+#: How often the subscription that comes with every pull of a group is noted.
+_NOTE_SUBSCRIPTION = 60.0
+_MOST_NOTED = 10_000
+
+
+class Forbidden(Refused):
+    """A pull that somebody has switched off; clients are told who."""
+
+    def __init__(self, kind: ForbiddenType, remark: str) -> None:
+        self.kind = kind
+        super().__init__(ResponseCode.NO_PERMISSION, remark)
+
+
+class PullChecks:
+    """Lets pulls pass or refuses them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._monotonic = parts.clock.monotonic
+        self._noted: dict[tuple[str, str], tuple[str | None, str | None, float]] = {}
+
+    def check(
+        self, request: Command, header: PullMessageRequest
+    ) -> tuple[SubscriptionGroupConfig, TopicConfig]:
+        """Whether this group may read this queue: checks 0 to 7."""
+        parts = self._parts
+        settings = parts.settings
+        if settings.is_slave and not (
+            settings.pull.slave_read_enable or parts.replication.is_master_gone
+        ):
+            raise SystemBusy
+        if not may_read(settings.permission):
+            raise Forbidden(
+                ForbiddenType.BROKER,
+                f"the broker[{parts.address}] pulling message is forbidden: its read permission "
+                "is off",
+            )
+        if request.code == RequestCode.LITE_PULL_MESSAGE and not settings.pull.lite_pull:
+            raise Forbidden(
+                ForbiddenType.BROKER,
+                f"the broker[{parts.address}] for lite pull consumer is forbidden",
+            )
+        group = parts.groups.get(header.consumer_group) or parts.groups.find(
+            header.consumer_group, now=parts.clock.now()
+        )
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group}] does not exist; create it, or allow "
+                "that it is created",
+            )
+        if not group.consume_enable:
+            raise Forbidden(
+                ForbiddenType.GROUP,
+                f"subscription group no permission, {header.consumer_group}: its consumption is "
+                "switched off",
+            )
+        topic = parts.topics.get(header.topic)
+        if topic is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic}] not exist, apply first please! It can be created with: "
+                f"orbitmq topic create {header.topic}",
+            )
+        if not may_read(topic.perm):
+            raise Forbidden(
+                ForbiddenType.TOPIC,
+                f"the topic[{header.topic}] pulling message is forbidden: its read permission is "
+                "off",
+            )
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has queues 0 to "
+                f"{topic.read_queue_nums - 1} to read",
+            )
+        return group, topic
+
+    def wanted(
+        self, connection: Connection, header: PullMessageRequest, group: SubscriptionGroupConfig
+    ) -> MessageFilter:
+        """The filter that this pull brings or its group has: checks 8 to 10."""
+        parts = self._parts
+        name = header.consumer_group
+        if header.sys_flag & _SUBSCRIPTION:
+            wanted = parts.filters.of_pull(header.subscription, header.expression_type)
+            self._note_subscription(header)
+        else:
+            self._check_membership(header, group)
+            wanted = parts.filters.of_group(
+                name,
+                header.topic,
+                parts.consumers.subscription(name, header.topic, with_compensation=False),
+                header.sub_version,
+            )
+        if parts.settings.pull.reject_pull_consumer and not self._is_known(connection, name):
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group info not exist, or the pull consumer is rejected by server: "
+                f"group {name!r} has to send heartbeats",
+            )
+        return wanted
+
+    def _check_membership(self, header: PullMessageRequest, group: SubscriptionGroupConfig) -> None:
+        parts = self._parts
+        name = header.consumer_group
+        if not parts.consumers.is_online(name):
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group info not exist: no heartbeat of group {name!r} has come, "
+                "and the pull does not bring its subscription",
+            )
+        if (
+            not group.consume_broadcast_enable
+            and parts.consumers.model(name) is MessageModel.BROADCASTING
+        ):
+            raise Forbidden(
+                ForbiddenType.BROADCASTING,
+                f"the consumer group[{name}] can not consume by broadcast way",
+            )
+        if parts.groups.is_forbidden(name, header.topic):
+            raise Forbidden(
+                ForbiddenType.SUBSCRIPTION,
+                f"the consumer group[{name}] is forbidden for topic[{header.topic}]",
+            )
+
+    def _is_known(self, connection: Connection, group: str) -> bool:
+        if group.startswith(("CID_RMQ_SYS_", "TOOLS_CONSUMER")):
+            return True
+        members = self._parts.consumers.members(group)
+        if not members:
+            return False
+        connections = self._parts.consumers.connections(group)
+        is_active = connections is not None and (
+            connections.consume_type is ConsumeType.CONSUME_ACTIVELY
+        )
+        return not is_active or any(member.channel is connection for member in members)
+
+    def _note_subscription(self, header: PullMessageRequest) -> None:
+        """Remember, for the tools, what a group wants that need not send heartbeats."""
+        key = (header.consumer_group, header.topic)
+        now = self._monotonic()
+        noted = self._noted.get(key)
+        text, kind = header.subscription, header.expression_type
+        if noted is not None and noted[:2] == (text, kind) and now - noted[2] < _NOTE_SUBSCRIPTION:
+            return
+        if len(self._noted) >= _MOST_NOTED:
+            self._noted.clear()
+        self._noted[key] = (text, kind, now)
+        subscription = SubscriptionData(
+            topic=header.topic,
+            sub_string=text,
+            expression_type=kind or TAG,
+            sub_version=header.sub_version,
+        )
+        self._parts.consumers.compensate(header.consumer_group, subscription, now)

@@ -1,0 +1,297 @@
+"""What a broker finds in its files after a crash, and how it makes that agree with its messages.
+
+A crash of the process is a copy of the folder, made while the broker runs: what was written is in
+the copy. Losing power is a copy in which the messages are older than the progress.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.configfile import ConfigDisk
+from orbitmq.broker.settings import ProgressSettings
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.topics import DeleteGroupRequest, TopicRequest
+from tests.support.broker import GROUP, RawClient, bodies_in, until
+from tests.support.replication import QUICK
+
+StartBroker = Callable[..., Awaitable[Broker]]
+OpenClient = Callable[..., Awaitable[RawClient]]
+
+#: Progress is saved as soon as it changes, or not at all before the stop.
+QUICKLY = ProgressSettings(save_interval=0.02)
+NEVER = ProgressSettings(save_interval=3600.0)
+
+
+def progress_file(root: Path) -> dict[str, dict[str, int]]:
+    path = root / "config" / "consumerOffset.json"
+    if not path.exists():
+        return {}
+    table: dict[str, dict[str, int]] = json.loads(path.read_text())["offsetTable"]
+    return table
+
+
+def write_progress(root: Path, table: dict[str, dict[str, int]]) -> None:
+    path = root / "config" / "consumerOffset.json"
+    document = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(document | {"offsetTable": table}))
+
+
+async def send(client: RawClient, topic: str, count: int, word: bytes) -> list[bytes]:
+    bodies = [b"%s %d" % (word, number) for number in range(count)]
+    for body in bodies:
+        await client.stored(topic, body)
+    return bodies
+
+
+async def consume_all(client: RawClient, topic: str) -> None:
+    """As a group that has been through all messages, and says so."""
+    await client.pull(topic)
+    answer = await client.report(topic, await client.max_offset(topic))
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def delivered(client: RawClient, topic: str) -> list[bytes]:
+    """What the group gets that goes on where the broker says."""
+    answer = await client.query(topic)
+    return bodies_in(await client.pull(topic, 0, int(answer.ext_fields["offset"])))
+
+
+async def delete_topic(client: RawClient, topic: str) -> None:
+    answer = await client.connection.request(
+        RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic)
+    )
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def delete_group(client: RawClient, *, clean_offset: bool = True) -> Command:
+    return await client.connection.request(
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        DeleteGroupRequest(group_name=GROUP, clean_offset=clean_offset),
+    )
+
+
+# Power is lost, and with it the end of the log.
+
+
+async def lose_the_end(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path, topic: str = "orders"
+) -> None:
+    """Make `after`: five messages in the log, and a group that has consumed ten."""
+    broker = await start_broker(root="before")
+    client = await open_client(broker)
+    await send(client, topic, 5, b"flushed")
+    await consume_all(client, topic)
+    await broker.stop()
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    write_progress(tmp_path / "after", {f"{topic}@{GROUP}": {"0": 10}})
+
+
+async def test_new_messages_in_the_place_of_lost_ones_are_delivered(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    await lose_the_end(start_broker, open_client, tmp_path)
+
+    client = await open_client(await start_broker(root="after"))
+    new = await send(client, "orders", 8, b"new")
+
+    assert await delivered(client, "orders") == new
+
+
+async def test_progress_that_was_moved_back_does_not_return_after_another_crash(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    await lose_the_end(start_broker, open_client, tmp_path)
+    client = await open_client(await start_broker(root="after", progress=NEVER))
+    new = await send(client, "orders", 8, b"new")
+    shutil.copytree(tmp_path / "after", tmp_path / "again")
+
+    client = await open_client(await start_broker(root="again"))
+
+    assert await delivered(client, "orders") == new
+
+
+async def test_messages_to_be_tried_again_are_delivered_when_the_retry_topic_lost_its_end(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    retry = f"%RETRY%{GROUP}"
+    await lose_the_end(start_broker, open_client, tmp_path, retry)
+
+    client = await open_client(await start_broker(root="after"))
+    new = await send(client, retry, 8, b"new")
+
+    assert await delivered(client, retry) == new
+
+
+async def test_progress_in_a_topic_without_messages_begins_with_its_first_one(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    await lose_the_end(start_broker, open_client, tmp_path)
+    shutil.rmtree(tmp_path / "after" / "commitlog")
+    shutil.rmtree(tmp_path / "after" / "consumequeue")
+    (tmp_path / "after" / "checkpoint").unlink()
+
+    client = await open_client(await start_broker(root="after"))
+    new = await send(client, "orders", 8, b"new")
+
+    assert await delivered(client, "orders") == new
+
+
+async def test_queues_that_are_made_anew_from_the_log_cost_no_progress(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    broker = await start_broker(root="before", progress=QUICKLY)
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"old")
+    await consume_all(client, "orders")
+    await until(lambda: progress_file(tmp_path / "before"))
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    shutil.rmtree(tmp_path / "after" / "consumequeue")
+
+    after = await start_broker(root="after")
+    client = await open_client(after)
+    new = await send(client, "orders", 2, b"new")
+
+    assert after.parts.store.min_offset("orders", 0) == 0
+    assert await delivered(client, "orders") == new
+
+
+async def test_a_slave_keeps_what_its_master_said_until_it_becomes_one(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    await lose_the_end(start_broker, open_client, tmp_path)
+    nowhere = replace(QUICK, master="127.0.0.1:1", master_ha="127.0.0.1:1")
+    slave = await start_broker(root="after", broker_id=1, replication=nowhere)
+    assert slave.parts.progress.stored("orders", GROUP, 0) == 10
+    await slave.stop()
+
+    client = await open_client(await start_broker(root="after"))
+    new = await send(client, "orders", 8, b"new")
+
+    assert await delivered(client, "orders") == new
+
+
+# Something is deleted, and the process dies before progress is saved again.
+
+
+async def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a_crash(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    broker = await start_broker(root="before", progress=QUICKLY)
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"old")
+    await consume_all(client, "orders")
+    await until(lambda: progress_file(tmp_path / "before"))
+    saved = tmp_path / "before" / "config" / "consumerOffset.json"
+    document = saved.read_bytes()
+
+    await delete_topic(client, "orders")
+    new = await send(client, "orders", 8, b"new")
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    (tmp_path / "after" / "config" / "consumerOffset.json").write_bytes(document)
+    client = await open_client(await start_broker(root="after"))
+
+    assert await delivered(client, "orders") == new
+
+
+async def test_progress_in_a_topic_that_was_made_again_survives(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    broker = await start_broker(root="before")
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"old")
+    await delete_topic(client, "orders")
+    await send(client, "orders", 3, b"new")
+    await consume_all(client, "orders")
+    await broker.stop()
+
+    client = await open_client(await start_broker(root="before"))
+    last = await send(client, "orders", 1, b"last")
+
+    assert await delivered(client, "orders") == last
+
+
+async def test_progress_of_a_deleted_group_is_off_the_disk_when_the_deletion_is_answered(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    broker = await start_broker(progress=NEVER)
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"old")
+    await consume_all(client, "orders")
+    await broker.parts.progress_saved()
+    assert f"orders@{GROUP}" in progress_file(tmp_path / "broker")
+
+    answer = await delete_group(client)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert progress_file(tmp_path / "broker") == {}
+
+
+async def test_a_group_can_be_deleted_without_its_progress(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(progress=NEVER)
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"old")
+    await consume_all(client, "orders")
+
+    answer = await delete_group(client, clean_offset=False)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.parts.progress.stored("orders", GROUP, 0) == 5
+
+
+class FullDisk(ConfigDisk):
+    """A disk that takes no configuration while it is full."""
+
+    is_full = False
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self.is_full:
+            raise OSError(28, "no space left")
+        super().rename(source, target)
+
+
+async def test_a_deletion_of_progress_that_the_disk_did_not_take_is_not_called_done(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    disk = FullDisk()
+    broker = await start_broker(progress=NEVER, parts={"disk": disk})
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"old")
+    await consume_all(client, "orders")
+    await broker.parts.progress_saved()
+    disk.is_full = True
+
+    refused = await delete_group(client)
+    disk.is_full = False
+    again = await delete_group(client)
+
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "delete it once more" in (refused.remark or "")
+    assert again.code == ResponseCode.SUCCESS
+    assert progress_file(tmp_path / "broker") == {}
+
+
+@pytest.mark.parametrize("is_slave", [False, True])
+async def test_queues_without_a_topic_are_given_one_by_a_master_alone(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path, *, is_slave: bool
+) -> None:
+    await lose_the_end(start_broker, open_client, tmp_path)
+    (tmp_path / "after" / "config" / "topics.json").unlink()
+    (tmp_path / "after" / "config" / "topics.json.bak").unlink(missing_ok=True)
+    nowhere = replace(QUICK, master="127.0.0.1:1", master_ha="127.0.0.1:1")
+
+    broker = await start_broker(
+        root="after", **({"broker_id": 1, "replication": nowhere} if is_slave else {})
+    )
+
+    assert ("orders" in broker.parts.topics) is not is_slave

@@ -1,0 +1,196 @@
+"""When name servers are told again: after a lost connection, after failures, and not in a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from orbitmq.broker.registration import _NameServer
+from orbitmq.broker.settings import RegistrationSettings
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+from orbitmq.remoting.server import Server
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.broker.conftest import StartBroker
+from tests.support.remoting import until
+
+#: Nothing in these tests is to come from the usual interval.
+RARE = RegistrationSettings(interval=60.0, timeout=0.3)
+
+
+class ListeningNameServer:
+    """A name server that counts registrations, and can be mute, refuse or end the connection."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.is_mute = False
+        self.is_refusing = False
+        self.is_rude = False
+        self._dispatcher = Dispatcher({RequestCode.REGISTER_BROKER: self._register})
+        self._server = Server(self._dispatcher, ServerSettings())
+
+    @property
+    def address(self) -> Address:
+        return self._server.address
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[ListeningNameServer]:
+        await self._server.start()
+        try:
+            yield self
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0)
+        await self._dispatcher.stop()
+
+    async def again(self) -> None:
+        """Listen where it did before it was stopped."""
+        address = self.address
+        self._server = Server(
+            self._dispatcher, ServerSettings(host=address.host, port=address.port)
+        )
+        await self._server.start()
+
+    def end_connections(self) -> None:
+        for connection in self._server.connections:
+            connection.abort("ended by the test")
+
+    def _register(self, connection: Connection, request: Command) -> Result:
+        self.times.append(asyncio.get_running_loop().time())
+        if self.is_mute:
+            return LATER
+        if self.is_refusing:
+            return request.answer(ResponseCode.SYSTEM_ERROR, remark="not now")
+        if self.is_rude:
+            asyncio.get_running_loop().call_later(0.01, connection.abort, "rude")
+        return request.answer(ResponseCode.SUCCESS)
+
+
+@pytest.fixture
+async def names() -> AsyncIterator[ListeningNameServer]:
+    async with ListeningNameServer().serving() as made:
+        yield made
+
+
+async def test_a_broker_registers_as_soon_as_it_starts(
+    start_broker: StartBroker, names: ListeningNameServer
+) -> None:
+    began = asyncio.get_running_loop().time()
+
+    await start_broker(name_servers=(str(names.address),), registration=RARE)
+
+    await until(lambda: len(names.times) == 1)
+    assert names.times[0] - began < RARE.interval
+
+
+async def test_a_broker_whose_connection_was_lost_registers_again_at_once(
+    start_broker: StartBroker, names: ListeningNameServer
+) -> None:
+    broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
+    await until(lambda: broker.parts.registration.is_registered)
+
+    names.end_connections()
+
+    await until(lambda: len(names.times) == 2, "the second registration")
+    await until(lambda: broker.parts.registration.is_registered)
+
+
+async def test_a_name_server_that_was_silent_for_a_while_is_told_soon_after(
+    start_broker: StartBroker, names: ListeningNameServer
+) -> None:
+    broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
+    registration = broker.parts.registration
+    await until(lambda: registration.is_registered)
+    names.is_mute = True
+    names.end_connections()
+    await until(lambda: registration.unreachable == (names.address,), "a failure")
+
+    names.is_mute = False
+
+    await until(lambda: registration.is_registered, "a registration")
+    assert not registration.problems
+
+
+async def test_a_name_server_that_was_restarted_is_told_soon_after(
+    start_broker: StartBroker, names: ListeningNameServer
+) -> None:
+    broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
+    registration = broker.parts.registration
+    await until(lambda: registration.is_registered)
+    await names.stop()
+    await until(lambda: registration.unreachable == (names.address,), "a failure")
+
+    await names.again()
+
+    await until(lambda: registration.is_registered, "a registration")
+
+
+async def test_a_name_server_that_refuses_is_asked_again_after_a_pause(
+    start_broker: StartBroker, names: ListeningNameServer
+) -> None:
+    names.is_refusing = True
+    await start_broker(name_servers=(str(names.address),), registration=RARE)
+
+    await until(lambda: len(names.times) == 2)
+
+    assert names.times[1] - names.times[0] >= 0.9
+
+
+def test_attempts_become_rarer_up_to_the_usual_interval() -> None:
+    server = _NameServer(Address("127.0.0.1", 9876))
+
+    pauses = []
+    for server.troubles in (1, 2, 3, 4, 5, 6, 1000):
+        pauses.append(server.pause(30.0))
+
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_news_add_up_until_they_are_told() -> None:
+    server = _NameServer(Address("127.0.0.1", 9876))
+
+    server.add_news(frozenset({"orders"}))
+    server.add_news(frozenset({"bills"}))
+    assert server.take_news() == frozenset({"orders", "bills"})
+    server.add_news(frozenset({"orders"}))
+    server.add_news(None)
+    server.add_news(frozenset({"bills"}))
+    assert server.take_news() is None
+    assert not server.has_news.is_set()
+
+
+async def test_a_name_server_that_ends_every_connection_is_not_called_in_a_loop(
+    start_broker: StartBroker, names: ListeningNameServer
+) -> None:
+    names.is_rude = True
+    await start_broker(name_servers=(str(names.address),), registration=RARE)
+
+    await until(lambda: len(names.times) == 3)
+
+    # The first loss may be chance; after that there are pauses.
+    assert names.times[2] - names.times[1] >= 1.0
+
+
+async def test_one_name_server_that_is_silent_does_not_keep_news_from_the_others(
+    start_broker: StartBroker, names: ListeningNameServer
+) -> None:
+    async with ListeningNameServer().serving() as silent:
+        silent.is_mute = True
+        slow = RegistrationSettings(interval=60.0, timeout=30.0)
+        addresses = (str(silent.address), str(names.address))
+        broker = await start_broker(name_servers=addresses, registration=slow)
+        await until(lambda: len(names.times) == 1 and len(silent.times) == 1)
+
+        broker.parts.registration.register_all()
+
+        await until(lambda: len(names.times) == 2, "the news")
+        assert len(silent.times) == 1
+        await broker.stop(grace=0)
