@@ -48,6 +48,24 @@ def test_the_own_address_is_an_address() -> None:
     ipaddress.ip_address(own_ip().strip("[]"))
 
 
+def test_what_is_started_belongs_to_the_process_that_it_is_started_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check = ProcessCheck("the producer", from_start=True)
+    made_in = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: made_in + 1)
+    check()
+
+    assert check.begin(), "it was made in another"
+    assert check.is_same
+    check()
+
+    monkeypatch.setattr(os, "getpid", lambda: made_in)
+    for use in (check, check.begin):
+        with pytest.raises(UsedAfterFork):
+            use()
+
+
 def test_use_in_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check = ProcessCheck("the producer")
     check()

@@ -125,6 +125,37 @@ def test_what_is_refused_is_raised_and_nothing_follows_it(
     writer.finish()  # the failure was told
 
 
+def test_a_message_that_no_broker_takes_is_told_of_and_the_others_of_its_frame_are_stored(
+    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    (queue, *_) = writer.queues(orbit_shared_topic)
+    mixed = frame(queue, 0, 9)
+    large = BatchElement(b"4" + b"." * (4 * 1024 * 1024), 0, b"UNIQ_KEY\x01id-4\x02")
+    elements = [*mixed.elements[:4], large, *mixed.elements[5:]]
+    numbers = range(100, 109)
+
+    writer.send(mixed._replace(elements=elements, numbers=numbers))
+    writer.finish()
+    (refusal,) = writer.take_refused()
+
+    assert (refusal.number, refusal.reason.name) == (104, "MESSAGE_ILLEGAL")
+    assert writer.take_refused() == ()
+    assert stored(orbit_shared_cluster, orbit_shared_topic) == {queue.id: [0, 1, 2, 3, 5, 6, 7, 8]}
+    ids = {each.properties["UNIQ_KEY"] for each in orbit_shared_cluster.messages(queue.topic)}
+    assert len(ids) == 8
+
+
+def test_without_numbers_a_message_that_no_broker_takes_is_a_failure(
+    writer: RangeWriter, orbit_shared_topic: str
+) -> None:
+    (queue, *_) = writer.queues(orbit_shared_topic)
+
+    writer.send(frame(queue, 0, 1, size=4 * 1024 * 1024))
+
+    with pytest.raises(BrokerRefused, match="MESSAGE_ILLEGAL"):
+        writer.finish()
+
+
 def test_after_a_failure_the_writer_can_be_used_again(
     writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:

@@ -1,16 +1,41 @@
-"""The signals that end a program, as an event: for programs that end in order."""
+"""The signals that end a program, as an event: for programs that end in order.
+
+Signals belong to the program, and a consumer is a guest in it. A server around it has handlers of
+its own, another consumer on the same loop wants to hear of the same signal, and they come and go in
+any order. So whoever listens here is a link in a chain:
+
+*   A link sets its event, and passes the signal on to what was there before it: to the next link,
+    or to the handler of the host. Only what would end the program at once is not called: the
+    default actions, and that of `asyncio.run`, which cancels the main task. Ending in their place
+    is what links are for.
+*   A link that is let go of while it is the last one put on gives its place back to what was there
+    before, leaving out links that were let go of earlier. Under something else it stays, and only
+    passes on; also to a default action, for which nobody else stands in any more.
+
+Handlers that a host gave to its loop (`loop.add_signal_handler`) are reached by the loop's own way,
+which no handler of Python's `signal` module interrupts: they are called beside the links, and are
+there when those are gone. That is why links are put on by `signal.signal`, also on a loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 #: End a program that runs a consumer.
 ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Settable(Protocol):
+    """What a signal sets; at any point of the main thread's work, so it must not take a lock."""
+
+    def set(self) -> None: ...
 
 
 class EndingSignals:
@@ -19,14 +44,13 @@ class EndingSignals:
     Signals are left alone when this is not the main thread.
     """
 
-    def __init__(self, ended: threading.Event) -> None:
-        self._ended = ended
-        self._before: dict[int, Any] = {}
+    def __init__(self, ended: Settable) -> None:
+        self._links = [_Link(number, ended.set) for number in ENDINGS]
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in ENDINGS:
-                self._before[number] = signal.signal(number, self._end)
+            for link in self._links:
+                link.put_on()
         return self
 
     def __exit__(
@@ -39,28 +63,20 @@ class EndingSignals:
 
     def restore(self) -> None:
         """Let signals do again what they did before."""
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before.clear()
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        self._ended.set()
+        for link in self._links:
+            link.let_go()
 
 
 class LoopEndingSignals:
-    """The same for the running event loop. Left alone where a loop cannot have signals."""
+    """The same for the running event loop, when it runs on the main thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self._handled: list[int] = []
+        self._signals = EndingSignals(self)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in ENDINGS:
-                with contextlib.suppress(NotImplementedError, ValueError):
-                    self._loop.add_signal_handler(number, self._ended.set)
-                    self._handled.append(number)
+        self._signals.__enter__()
         return self
 
     def __exit__(
@@ -73,9 +89,12 @@ class LoopEndingSignals:
 
     def restore(self) -> None:
         """Let signals do again what they did before."""
-        for number in self._handled:
-            self._loop.remove_signal_handler(number)
-        self._handled.clear()
+        self._signals.restore()
+
+    def set(self) -> None:
+        """A signal came, in the middle of anything: the loop is told, and woken."""
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._ended.set)
 
     async def or_event(self, other: asyncio.Event) -> None:
         """Returns when a signal came, or the event was set."""
@@ -85,3 +104,80 @@ class LoopEndingSignals:
         finally:
             for wait in waits:
                 wait.cancel()
+
+
+class Latch:
+    """An event that can be set by a signal handler while the same thread waits for it.
+
+    `threading.Event` has a lock, which the thread may hold at the moment of the signal.
+    """
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
+        """Let all go on, now and later."""
+        with contextlib.suppress(RuntimeError):  # it is open
+            self._gate.release()
+
+    def wait(self) -> None:
+        """Block until it is set."""
+        self._gate.acquire()
+        # Whoever else waits goes on, too.
+        self.set()
+
+
+class _Link:
+    """One who listens to one signal. See the head of the module."""
+
+    def __init__(self, number: int, heard: Callable[[], None]) -> None:
+        self._number = number
+        self._heard = heard
+        self._is_on = False
+        self._before: Any = None
+
+    def put_on(self) -> None:
+        self._before = signal.getsignal(self._number)
+        self._is_on = True
+        signal.signal(self._number, self)
+
+    def let_go(self) -> None:
+        if not self._is_on:
+            return
+        self._is_on = False
+        before = self.host
+        # None: a handler that was not made by Python, which cannot be put back.
+        current: object = signal.getsignal(self._number)
+        if current is self and before is not None:
+            signal.signal(self._number, before)
+
+    @property
+    def host(self) -> Any:
+        """What was there before, leaving out those that have gone since."""
+        before = self._before
+        while isinstance(before, _Link) and not before._is_on:
+            before = before._before
+        return before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        before = self.host
+        if self._is_on:
+            self._heard()
+            if callable(before) and not _ends_at_once(before):
+                before(number, frame)
+        elif callable(before):
+            before(number, frame)
+        elif before == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+def _ends_at_once(handler: Callable[..., object]) -> bool:
+    if handler is signal.default_int_handler:
+        return True
+    # `asyncio.run` has its own for SIGINT, in the place of the default.
+    owner = (
+        getattr(handler.func, "__self__", None) if isinstance(handler, functools.partial) else None
+    )
+    return isinstance(owner, asyncio.Runner)

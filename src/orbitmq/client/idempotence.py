@@ -8,8 +8,9 @@ The rules, in the life of one key:
 
     free     -> the handler may be called: claimed -> done      seen, for the length of the window
                                                    -> failed    free again
-    claimed  -> somebody is at work on the same message: this delivery comes again a little later,
-                and is then either seen or free
+    claimed  -> somebody is at work on the same message: this delivery waits here for a little, and
+                is then seen, free, or waits again. That costs it none of its attempts, or the
+                message of a process that died at work would be a dead letter before it is free
     seen     -> the delivery is dropped, and counts as done
 
 It is marked as seen only after success, so that a failure loses nothing. Should the process end
@@ -17,7 +18,10 @@ between the handler's success and the mark, the message is consumed twice: what 
 to put the mark into the transaction of the handler's work, that is, into the application's table.
 
 Two stores are here: memory, for one process, and SQLite, which several processes of a machine share
-and which outlives them. A claim that its process did not live to take back lapses.
+and which outlives them. A claim holds for a lease, which is renewed as long as the handler is at
+work: a handler may take any time, and a claim that its process did not live to take back lapses
+soon. A process that is stopped for longer than a lease can lose a claim to another; both then work
+on the message.
 """
 
 from __future__ import annotations
@@ -30,11 +34,10 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from orbitmq.client.consumer.verdict import Retry
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import SettingError
 
@@ -74,6 +77,9 @@ class SeenStore(Protocol):
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
         """Try to be the one who works on a key, for at most `lease` seconds."""
 
+    def renew(self, key: str, now: float, *, lease: float) -> bool:
+        """Hold a claim of this store for another `lease` seconds; False if it is held no more."""
+
     def done(self, key: str, now: float, *, window: float) -> None:
         """It was worked on with success: remember it for `window` seconds."""
 
@@ -96,59 +102,76 @@ class Idempotence:
         *,
         key: Key = by_unique_id,
         window: Duration = _DAY,
-        lease: Duration = 900.0,
+        lease: Duration = 60.0,
         retry: Duration = 5.0,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`window`: how long a message is remembered; `lease`: how long a handler may be at it;
-        `retry`: when a delivery comes again whose message is being worked on."""
+        """`window`: how long a message is remembered; `lease`: how long one stays claimed whose
+        process has died (the claims of living ones are renewed); `retry`: how long a delivery waits
+        whose message is being worked on, before it is looked at again."""
         self.store = store if store is not None else SeenInMemory()
         self._key = key
         self._window = _positive("window", window)
         self._lease = _positive("lease", lease)
         self._retry = _positive("retry", retry)
         self._now = now
+        self._renewal = _Renewal(self.store, self._lease, now)
         #: Deliveries that did not reach the handler because they were seen before.
         self.dropped = 0
 
     def before(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
-        return self._run(delivery, lambda: self._claim(delivery))
+        if not self._may_wait(delivery):
+            self._claim(delivery)
+            self._renewal.add(delivery.notes[self])
+            return None
+        return self._before_async(delivery)
+
+    async def _before_async(self, delivery: Delivery) -> None:
+        await asyncio.to_thread(self._claim, delivery)
+        # Not if this was cancelled: nobody is at work then, and the claims are left to lapse.
+        self._renewal.add(delivery.notes[self])
 
     def after(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
-        return self._run(delivery, lambda: self._settle(delivery))
+        return self._end(delivery)
 
     def on_failure(
         self, delivery: Delivery, error: BaseException | None
     ) -> Coroutine[Any, Any, None] | None:
-        return self._run(delivery, lambda: self._settle(delivery))
+        return self._end(delivery)
 
-    def _run(
-        self, delivery: Delivery, work: Callable[[], None]
-    ) -> Coroutine[Any, Any, None] | None:
-        if delivery.is_async and not isinstance(self.store, SeenInMemory):
-            # A store may have to wait for the disk, or for another process.
-            return asyncio.to_thread(work)
-        work()
+    def _end(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
+        self._renewal.remove(delivery.notes.get(self, ()))
+        if self._may_wait(delivery):
+            return asyncio.to_thread(self._settle, delivery)
+        self._settle(delivery)
         return None
+
+    def _may_wait(self, delivery: Delivery) -> bool:
+        """Whether a store is asked on a loop, and may wait for the disk, or another process."""
+        return delivery.is_async and not isinstance(self.store, SeenInMemory)
 
     def _claim(self, delivery: Delivery) -> None:
         """Keep from the handler what was seen, and what somebody is at work on."""
         claimed: dict[str, ReceivedMessage] = {}
         delivery.notes[self] = claimed
         now = self._now()
-        for message in tuple(delivery.messages):
-            key = self._name(delivery.group, message)
-            if key is None:
-                continue
-            claim = self._claim_one(key, now, claimed)
-            if claim is Claim.TAKEN:
-                claimed[key] = message
-            elif claim is Claim.SEEN:
-                self.dropped += 1
-                delivery.drop(message)
-            else:
-                reason = f"message {message.msg_id} is being consumed elsewhere"
-                delivery.put_off(message, Retry(reason, delay=self._retry))
+        try:
+            for message in tuple(delivery.messages):
+                key = self._name(delivery.group, message)
+                if key is None:
+                    continue
+                claim = self._claim_one(key, now, claimed)
+                if claim is Claim.TAKEN:
+                    claimed[key] = message
+                elif claim is Claim.SEEN:
+                    self.dropped += 1
+                    delivery.drop(message)
+                else:
+                    delivery.hold(message, self._retry)
+        except BaseException:
+            # The handler is not called, and nobody else lets go of these.
+            self._settle(delivery)
+            raise
 
     def _claim_one(self, key: str, now: float, claimed: dict[str, ReceivedMessage]) -> Claim:
         if key in claimed:
@@ -199,6 +222,13 @@ class SeenInMemory:
                 return Claim.BUSY
             self._claimed[key] = now + lease
             return Claim.TAKEN
+
+    def renew(self, key: str, now: float, *, lease: float) -> bool:
+        with self._lock:
+            if key not in self._claimed:
+                return False
+            self._claimed[key] = now + lease
+            return True
 
     def done(self, key: str, now: float, *, window: float) -> None:
         with self._lock:
@@ -261,6 +291,14 @@ class SeenInSqlite:
             ).fetchone()
         return Claim.SEEN if found is not None and found[0] else Claim.BUSY
 
+    def renew(self, key: str, now: float, *, lease: float) -> bool:
+        with self._lock:
+            renewed = self._connection.execute(
+                "UPDATE seen SET until = ? WHERE key = ? AND is_done = 0 AND owner = ?",
+                (now + lease, key, self._owner),
+            )
+            return renewed.rowcount > 0
+
     def done(self, key: str, now: float, *, window: float) -> None:
         with self._lock:
             self._connection.execute(
@@ -282,6 +320,62 @@ class SeenInSqlite:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+class _Renewal:
+    """Renews the claims of handlers at work, on a thread that is there as long as there are any."""
+
+    def __init__(self, store: SeenStore, lease: float, now: Callable[[], float]) -> None:
+        self._store = store
+        self._lease = lease
+        self._now = now
+        self._lock = threading.Lock()
+        self._keys: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    def add(self, keys: Iterable[str]) -> None:
+        """These are being worked on."""
+        with self._lock:
+            self._keys.update(keys)
+            # Not alive, in spite of being there, after a fork.
+            if self._keys and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(
+                    target=self._renew_all, name="orbitmq idempotence", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """These are not, any more."""
+        with self._lock:
+            self._keys.difference_update(keys)
+
+    def _renew_all(self) -> None:
+        """The life of the thread. Two renewals may come late before a claim lapses."""
+        never = threading.Event()
+        while True:
+            never.wait(self._lease / 3)
+            with self._lock:
+                keys = tuple(self._keys)
+                if not keys:
+                    self._thread = None
+                    return
+            for key in keys:
+                self._renew(key)
+
+    def _renew(self, key: str) -> None:
+        # What was let go of meanwhile must not be claimed again; the store says no to that.
+        try:
+            is_held = self._store.renew(key, self._now(), lease=self._lease)
+        except Exception:  # the outermost loop of a thread: it is tried again
+            log.exception("the claim of %r could not be renewed", key, extra={"key": key})
+            return
+        if not is_held and key in self._keys:
+            self.remove((key,))
+            log.warning(
+                "the claim of %r has lapsed while its handler is at work: it may be consumed twice",
+                key,
+                extra={"key": key},
+            )
 
 
 def _positive(name: str, value: Duration) -> float:

@@ -56,19 +56,34 @@ def own_ip() -> str:
 
 
 class ProcessCheck:
-    """Remembers the process that something was made in, and refuses its use in another."""
+    """Remembers the process that something belongs to, and refuses its use in another.
 
-    __slots__ = ("_pid", "_what")
+    That is the one it was made in; or, `from_start`, the one that it is started in. Until then it
+    has nothing that a fork would take from it, no thread and no connection: programs make clients
+    where modules are imported, and fork their workers afterwards.
+    """
 
-    def __init__(self, what: str) -> None:
+    __slots__ = ("_made_in", "_pid", "_what")
+
+    def __init__(self, what: str, *, from_start: bool = False) -> None:
         self._what = what
+        self._made_in = os.getpid()
+        self._pid = None if from_start else self._made_in
+
+    def begin(self) -> bool:
+        """A start: from now on it belongs to this process. Whether it was made in another.
+
+        Raises `UsedAfterFork` if it was started in another.
+        """
+        self()
         self._pid = os.getpid()
+        return self._pid != self._made_in
 
     def __call__(self) -> None:
         """Raise `UsedAfterFork` in any other process."""
-        if os.getpid() != self._pid:
+        if self._pid is not None and os.getpid() != self._pid:
             raise UsedAfterFork(self._what, self._pid, os.getpid())
 
     @property
     def is_same(self) -> bool:
-        return os.getpid() == self._pid
+        return self._pid is None or os.getpid() == self._pid

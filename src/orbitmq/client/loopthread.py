@@ -30,7 +30,7 @@ class LoopThread:
 
     def __init__(self, name: str = "orbitmq") -> None:
         self._name = name
-        self._check_process = ProcessCheck("this client")
+        self._check_process = ProcessCheck("this client", from_start=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # A loop knows its tasks only weakly, and callers may throw the future away.
@@ -38,11 +38,12 @@ class LoopThread:
         # Guards `_loop` and `_thread`: what was submitted under it was submitted before the stop,
         # so that the loop still sees it, and cancels it, before it is closed. Nothing is waited for
         # under it. A fork copies it in whatever state: the process is checked before it is taken.
-        self._life = threading.Lock()
+        # A thread may take it twice: a signal handler can interrupt the thread that has it.
+        self._life = threading.RLock()
 
     def start(self) -> None:
         """Returns when the loop runs. Nothing happens if it does already."""
-        self._check_process()
+        self._check_process.begin()
         with self._life:
             if self._thread is not None:
                 return

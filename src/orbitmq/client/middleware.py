@@ -14,7 +14,8 @@ Those around an `async def` handler may have `async def` hooks and be asynchrono
 They are entered in the order in which they were given and left in the opposite one. What `before`
 raises counts as raised by the handler, which is then not called: a middleware may raise `Retry` or
 `DeadLetter` as well. It may also keep single messages from the handler: `delivery.drop` lets them
-count as done, `delivery.put_off` has them come again.
+count as done, `delivery.put_off` has them come again, `delivery.hold` keeps them here for a while
+without an attempt being spent.
 
     @contextmanager
     def traced(delivery):
@@ -53,6 +54,8 @@ class Delivery:
         "_messages",
         "group",
         "handler",
+        "held_messages",
+        "hold_seconds",
         "is_async",
         "notes",
         "outcome",
@@ -82,6 +85,9 @@ class Delivery:
         #: What comes again without having reached the handler, and when.
         self.put_off_messages: list[ReceivedMessage] = []
         self.put_off_until: Retry | None = None
+        #: What waits here without having reached the handler, and how long.
+        self.held_messages: list[ReceivedMessage] = []
+        self.hold_seconds = 0.0
         #: Where a middleware keeps something between its hooks, under itself as a key.
         self.notes: dict[object, Any] = {}
 
@@ -115,6 +121,16 @@ class Delivery:
         self.drop(message)
         self.put_off_messages.append(message)
         self.put_off_until = retry
+
+    def hold(self, message: ReceivedMessage, seconds: float) -> None:
+        """Keep a message from the handler for a while; it is offered again, here, after that.
+
+        No attempt is spent, however often it happens. Progress of the queue waits for it (in order,
+        the queue does), so this is for what passes soon. With several, the last time counts.
+        """
+        self.drop(message)
+        self.held_messages.append(message)
+        self.hold_seconds = seconds
 
     @property
     def done(self) -> list[ReceivedMessage]:

@@ -4,6 +4,10 @@ Blocking, for a thread that makes messages; a producer on a background thread se
 has one frame on its way at a time, so its messages are stored in the order in which they came.
 Several queues are served at once, and how much waits is bounded. Nothing counts as sent before
 `finish` has returned: what failed is raised there, or by the next call before it.
+
+A broker may be configured to take less than others do, and refuses a batch for one message of it.
+So a batch that is refused is halved, and halved again, until the messages that no broker takes are
+alone; the others are stored in their order.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from orbitmq.client.checks import Fields
-from orbitmq.client.errors import SendFailed
+from orbitmq.client.errors import BrokerRefused, SendFailed
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.drafts import Draft
@@ -27,7 +31,7 @@ from orbitmq.errors import OrbitError
 from orbitmq.message.batch import BatchElement, encode_batch
 from orbitmq.message.properties import ITEM_END, NAME_END, decode_properties
 from orbitmq.message.wellknown import TIMER_DELIVER_MS, UNIQ_KEY, WAIT
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -62,8 +66,31 @@ class Frame(NamedTuple):
     unique_id: str
     #: Whether any other queue of the topic will do when this one does not answer.
     may_go_elsewhere: bool = True
-    #: A message that is delivered later cannot be in a batch.
+    #: A message that is delivered later, or is as large as a message may be, cannot be in a batch.
     is_alone: bool = False
+    #: What the maker calls each message. Who gives these asks `take_refused`; without them a
+    #: message that is refused is a failure.
+    numbers: Sequence[int] = ()
+
+    def halves(self) -> tuple[Frame, Frame]:
+        middle = len(self.elements) // 2
+        return self._part(0, middle), self._part(middle, len(self.elements))
+
+    def alone(self) -> Frame:
+        """The only message, as no batch."""
+        return self._replace(is_alone=True)
+
+    def _part(self, start: int, end: int) -> Frame:
+        elements = self.elements[start:end]
+        first = decode_properties(elements[0].properties).get(UNIQ_KEY, self.unique_id)
+        return self._replace(elements=elements, unique_id=first, numbers=self.numbers[start:end])
+
+
+class Refusal(NamedTuple):
+    """A message that a broker does not take."""
+
+    number: int
+    reason: BrokerRefused
 
 
 class RangeWriter:
@@ -82,6 +109,7 @@ class RangeWriter:
         self._on_their_way: dict[concurrent.futures.Future[None], int] = {}
         self._ahead = 0
         self._failure: OrbitError | None = None
+        self._refused: list[Refusal] = []
 
     def start(self) -> None:
         self._thread.start()
@@ -119,10 +147,18 @@ class RangeWriter:
         self._wait(concurrent.futures.ALL_COMPLETED)
         self._raise_failure()
 
+    def take_refused(self) -> Sequence[Refusal]:
+        """What was refused since the last call, of frames that number their messages."""
+        if not self._refused:
+            return ()
+        refused, self._refused = self._refused, []
+        return refused
+
     def abandon(self) -> None:
         """Wait for what is on its way, whatever comes of it; the next use begins anew."""
         self._wait(concurrent.futures.ALL_COMPLETED)
         self._failure = None
+        self._refused = []
 
     def _wait(self, until: str) -> None:
         done, _ = concurrent.futures.wait(self._on_their_way, return_when=until)
@@ -142,10 +178,28 @@ class RangeWriter:
             if self._failure is not None:
                 return  # what follows a gap is not sent
             try:
-                await self._attempt(draft, frame.queue, is_bound=not frame.may_go_elsewhere)
+                await self._store(frame, draft)
             except OrbitError as error:
                 if self._failure is None:
                     self._failure = error
+
+    async def _store(self, frame: Frame, draft: Draft) -> None:
+        try:
+            await self._attempt(draft, frame.queue, is_bound=not frame.may_go_elsewhere)
+        except BrokerRefused as refused:
+            if refused.code != ResponseCode.MESSAGE_ILLEGAL:
+                raise
+            if len(frame.elements) > 1:
+                for half in frame.halves():
+                    await self._store(half, _draft(half))
+            elif not frame.is_alone:
+                # What surrounds a message in a batch counts, too.
+                alone = frame.alone()
+                await self._store(alone, _draft(alone))
+            elif frame.numbers:
+                self._refused.append(Refusal(frame.numbers[0], refused))
+            else:
+                raise
 
     async def _attempt(self, draft: Draft, queue: Queue, *, is_bound: bool) -> None:
         now = asyncio.get_running_loop().time

@@ -22,7 +22,7 @@ from orbitmq.client.consumer.verdict import (
     Retry,
     Verdict,
 )
-from orbitmq.client.middleware import Delivery
+from orbitmq.client.middleware import Delivery, LogDeliveries
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from tests.support.consuming import (
@@ -179,6 +179,27 @@ async def test_verdicts_for_order_are_no_success_without_order(verdict: Verdict)
 
 
 @pytest.mark.feature("D7")
+@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
+async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(
+    surrounded: bool,
+) -> None:
+    seen: list[int] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.queue_offset)
+        if message.queue_offset == 1:
+            raise GeneratorExit
+
+    middleware = [LogDeliveries()] if surrounded else []
+    binding = bind_handler(handle, group=GROUP, middleware=middleware)
+    async with consuming({"orders": binding}, workers=1) as bench:
+        owned = bench.own(messages(3))
+        await until(lambda: bench.position(owned) == 3)
+
+    assert seen == [0, 1, 2]
+    assert bench.sent_back.offsets == [1]
+
+
 async def test_a_failing_message_does_not_hold_progress_back() -> None:
     def handle(message: ReceivedMessage) -> None:
         if message.queue_offset == 0:

@@ -252,3 +252,24 @@ async def test_what_failed_elsewhere_is_retried_in_order_as_well(
     async with ordered:
         cluster.advance(10)
         await until(lambda: seen == [("orders", 2)])
+
+
+async def test_a_queue_whose_lock_is_nobodys_any_more_is_gained_anew() -> None:
+    queue = Queue("orders", "broker-a", 0)
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders", queues=1)
+        seen: list[str] = []
+        consumer = consumer_of(cluster, ordered=True)
+        consumer.on("orders")(lambda message: seen.append(message.text()))
+        async with consumer:
+            await until_owned(consumer, 1)
+            core = consumer._core
+            assert core is not None
+            assert core.locks is not None
+            # Given up and forgotten, so that no renewal comes upon it.
+            assert core.locks._forget(queue)
+
+            await send(cluster, "orders", ["a"], queue=queue)
+
+            await until(lambda: seen == ["a"])
+            assert core.locks.is_held(queue)

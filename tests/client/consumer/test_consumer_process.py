@@ -270,12 +270,10 @@ def test_a_consumer_used_after_a_fork_says_so(cluster: EmbeddedCluster, tmp_path
 
     consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
     consumer.on("orders")(lambda message: say("got", message.text()))
-    unstarted = Consumer("other", name_server=sys.argv[1])
-    unstarted.on("orders")(lambda message: None)
     consumer.start()
     child = os.fork()
     if child == 0:
-        for call in (consumer.statistics, unstarted.start, lambda: consumer.queues):
+        for call in (consumer.statistics, consumer.start, lambda: consumer.queues):
             try:
                 call()
             except UsedAfterFork as error:
@@ -321,6 +319,64 @@ def test_a_program_that_forgets_to_stop_ends_all_the_same(
     assert running.said == ["end of the program"]
 
 
+MADE_BEFORE_THE_FORK = """
+import signal
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+
+signal.alarm(25)  # ends a program that hangs
+producer = Producer("makers", name_server=sys.argv[1])
+reader = PullConsumer("reports", name_server=sys.argv[1], consume_from="first")
+consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
+handled = threading.Event()
+
+@consumer.on("orders")
+def bill(message):
+    handled.set()
+
+def work():
+    reader.subscribe("orders")
+    with producer, reader, consumer:
+        say("sent", producer.send("orders", "x").is_ok)
+        say("id", producer.client_id)
+        say("id", reader.client_id)
+        say("id", consumer.client_id)
+        reader.poll(0.1)
+        return 0
+
+children = []
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        status = 1
+        try:
+            status = work()
+        except BaseException as error:
+            say("failed", repr(error))
+        finally:
+            os._exit(status)
+    children.append(child)
+for child in children:
+    say("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+work()
+"""
+
+
+@pytest.mark.feature("P6")
+def test_clients_made_before_a_fork_are_started_after_it_each_with_an_id_of_its_own(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    with program(MADE_BEFORE_THE_FORK, cluster.name_server, folder=tmp_path) as running:
+        assert running.end() == 0, running.said
+
+    assert running.said.count("sent True") == 3
+    assert running.said.count("ended 0") == 2
+    ids = [line for line in running.said if line.startswith("id ")]
+    assert len(set(ids)) == len(ids) == 9
+
+
 def test_a_second_signal_ends_a_program_that_waits_for_its_handlers(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
@@ -354,3 +410,146 @@ def _signalled(running: Program) -> bool:
     if running.process.poll() is None:
         os.kill(running.process.pid, signal.SIGTERM)
     return running.process.poll() is not None
+
+
+TWO_AND_A_SERVER = """
+import asyncio, signal
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+
+def made(group):
+    consumer = AsyncConsumer(group, name_server=sys.argv[1], consume_from="first")
+
+    @consumer.on("orders")
+    async def bill(message):
+        say(group, message.text())
+
+    return consumer
+
+async def main():
+    again = asyncio.Event()
+
+    def server():
+        say("server was told")
+        if ended.is_set():
+            again.set()
+
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server)
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(made(group).run() for group in ("billing", "shipping")))
+        ended.set()
+        say("both ended")
+        await again.wait()
+    say("server ended")
+
+asyncio.run(main())
+"""
+
+
+def test_a_signal_ends_both_consumers_of_a_server_that_goes_on_hearing_it(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    send(cluster, "x")
+    with program(TWO_AND_A_SERVER, cluster.name_server, folder=tmp_path) as running:
+        running.until_said("billing x")
+        running.until_said("shipping x")
+        running.process.send_signal(signal.SIGTERM)
+        running.until_said("both ended")
+        running.process.send_signal(signal.SIGTERM)
+
+        assert running.end() == 0
+    assert running.said.count("server was told") == 2
+    assert running.said[-1] == "server ended"
+
+
+STOPPED_BY_A_SIGNAL = """
+import faulthandler, signal
+from orbitmq.client.consumer.consumer import Consumer
+
+faulthandler.dump_traceback_later(25, exit=True)
+consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
+begun, opened = threading.Event(), threading.Event()
+
+@consumer.on("orders")
+def bill(message):
+    begun.set()
+    opened.wait(20)
+    say("handled")
+
+def told(number, frame):
+    say("told")
+    opened.set()
+    consumer.stop()
+    say("stopped by the signal")
+
+signal.signal(signal.SIGTERM, told)
+"""
+
+
+def test_a_signal_handler_may_stop_a_consumer_that_is_being_stopped(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    text = (
+        STOPPED_BY_A_SIGNAL
+        + """
+consumer.start()
+begun.wait(20)
+say("stop")
+consumer.stop()
+say("stopped")
+"""
+    )
+    send(cluster, "x")
+    with program(text, cluster.name_server, folder=tmp_path) as running:
+        running.until_said("stop")
+        running.process.send_signal(signal.SIGTERM)
+
+        assert running.end() == 0, running.said
+    assert running.said[-2:] == ["stopped by the signal", "stopped"]
+    assert "handled" in running.said
+
+
+def test_a_signal_handler_may_stop_a_consumer_that_runs_or_is_being_started(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    text = (
+        STOPPED_BY_A_SIGNAL
+        + """
+class Interrupted:
+    # Middle of a start: the consumer's own start is under way on its thread.
+    def __init__(self, start):
+        self.start = start
+
+    async def __call__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await self.start()
+
+consumer._consumer.start = Interrupted(consumer._consumer.start)
+consumer.start()
+say("started")
+try:
+    consumer.queues
+except Exception as error:
+    say(type(error).__name__)
+consumer.stop()
+say("stopped")
+
+consumer = Consumer("shipping", name_server=sys.argv[1])
+consumer.on("orders")(lambda message: None)
+
+def signal_when_it_runs():
+    while not consumer._is_running:
+        threading.Event().wait(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=signal_when_it_runs, daemon=True).start()
+consumer.run()
+say("ran")
+"""
+    )
+    with program(text, cluster.name_server, folder=tmp_path) as running:
+        assert running.end() == 0, running.said
+    assert running.said == [
+        *("told", "stopped by the signal", "started", "NotRunning", "stopped"),
+        *("told", "stopped by the signal", "ran"),
+    ]

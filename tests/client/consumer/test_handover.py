@@ -197,7 +197,7 @@ async def test_a_queue_that_changes_hands_is_consumed_again_within_a_second(
     cluster: AsyncEmbeddedCluster, group: Group
 ) -> None:
     pauses: list[float] = []
-    async with Load(cluster, pause=0.005):
+    async with Load(cluster, pause=0.005), Lateness() as lateness:
         await group.join()
         await settled(group)
         for turn in range(4):
@@ -210,17 +210,47 @@ async def test_a_queue_that_changes_hands_is_consumed_again_within_a_second(
                 else:
                     await group.living[0].kill()
                 await settled(group)
-                moved = [each.queue for each in group.ledger.begun if each.at > since]
-                pauses.append(max([await _resumed(group, queue, since) for queue in moved]))
+                moved = [each for each in group.ledger.begun if each.at > since]
+                pauses += [await _resumed(group, begun, since) for begun in moved]
 
+    # Every queue, each time. What the machine was late with is not the hand-over's: notice, look,
+    # question, progress and pull, one after the other, may each be late once.
+    assert len(pauses) >= 2 * COUNT
+    assert max(pauses) < 1.0 + 5 * lateness.worst, (pauses, lateness.worst)
     assert statistics.median(pauses) < 1.0, pauses
 
 
-async def _resumed(group: Group, queue: Queue, since: float) -> float:
-    """The longest time without a message of a queue after a change."""
+class Lateness:
+    """How late the event loop is at worst, for the time of the block."""
+
+    _STEP = 0.01
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._watch = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._watch is not None
+        self._watch.cancel()
+        await asyncio.wait([self._watch], timeout=DEADLINE)
+
+    async def _look(self) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            began = now()
+            await asyncio.sleep(self._STEP)
+            self.worst = max(self.worst, now() - began - self._STEP)
+
+
+async def _resumed(group: Group, begun: Begun, since: float) -> float:
+    """The longest time without a message of a queue after a change, until its new owner has one."""
     times = group.ledger.times
-    await until(lambda: any(at > since for at in times.get(queue, ())), DEADLINE)
-    later = [at for at in times[queue] if at > since]
+    await until(lambda: any(at > begun.at for at in times.get(begun.queue, ())), DEADLINE)
+    later = [at for at in times[begun.queue] if at > since]
     points = [since, *later]
     return max(after - before for before, after in itertools.pairwise(points))
 

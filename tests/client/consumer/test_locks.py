@@ -21,6 +21,8 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.bodies.membership import LockBatch
 from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
@@ -630,3 +632,63 @@ async def test_a_stop_leaves_the_lock_of_a_queue_whose_handler_still_runs(
     gate.set()
     await until(lambda: not +group.ledger.running, DEADLINE)
     assert group.ledger.overlaps == []
+
+
+async def regained(consumer: Consumer, queue: Queue, before: object) -> None:
+    owned = consumer.rebalancer.owned
+    await until(lambda: queue in owned and owned[queue] is not before, DEADLINE)
+
+
+@pytest.mark.parametrize("way", ["begun anew", "released"])
+async def test_whoever_is_late_with_a_former_ownership_leaves_the_lock_of_the_present_one(
+    cluster: AsyncEmbeddedCluster, way: str
+) -> None:
+    queue = QUEUES[0]
+    async with Group(cluster.name_server, is_orderly=True) as group:
+        consumer = await group.join()
+        await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
+        former = consumer.rebalancer.owned[queue]
+        consumer.rebalancer.rebuild(former)
+        await regained(consumer, queue, former)
+        present = consumer.rebalancer.owned[queue]
+
+        if way == "begun anew":
+            consumer.rebalancer.rebuild(former)
+        releasing = consumer.rebalancer._releasing
+        if way == "released" or releasing.is_going(former):
+            async with asyncio.timeout(DEADLINE):
+                await releasing.release(former, "late", reports=False)
+
+        assert consumer.rebalancer.owned[queue] is present
+        assert consumer.locks is not None
+        assert consumer.locks.get(queue) is present.lock
+        assert consumer.locks.is_held(queue)
+        assert owners(cluster)[0] == consumer.client_id
+
+
+async def test_locks_that_are_given_back_at_the_same_time_go_in_one_request(
+    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
+) -> None:
+    broker, asked, gate = cluster.brokers[0], list[Command](), asyncio.Event()
+
+    async def wait(request: Command) -> Command:
+        await gate.wait()
+        return request.answer(0)
+
+    def unlock(_: Connection, request: Command) -> Coroutine[object, object, Command]:
+        asked.append(request)
+        return wait(request)
+
+    locks = QueueLocks(engines[0], GROUP, LockSettings(timeout=DEADLINE))
+    assert len(await locks.acquire(QUEUES)) == COUNT
+    with answering(broker, RequestCode.UNLOCK_BATCH_MQ, unlock):
+        given = [asyncio.create_task(locks.release([QUEUES[0]]))]
+        await until(lambda: asked, DEADLINE)
+        given += [asyncio.create_task(locks.release([queue])) for queue in QUEUES[1:]]
+        await asyncio.sleep(0)
+        gate.set()
+        async with asyncio.timeout(DEADLINE):
+            await asyncio.gather(*given)
+
+    sizes = [len(decode_body(LockBatch, each.body).mq_set) for each in asked]
+    assert sizes == [1, COUNT - 1]

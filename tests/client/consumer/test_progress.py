@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -589,3 +589,164 @@ async def test_a_left_over_position_is_discarded_before_a_queue_is_adopted(
 
         assert sorted(offset for _, offset in group.ledger.consumed) == [2, 3, 4]
         assert consumer.progress.read(FIRST) == 5
+
+
+# ---- together, and in bounded time
+
+
+async def test_whoever_waits_for_a_broker_goes_with_all_others_who_wait() -> None:
+    store = Slow()
+    for queue in QUEUES:
+        store.update(queue, 5)
+    waiting = [asyncio.create_task(store.persist([FIRST]))]
+    await until(lambda: store.calls)
+    waiting += [asyncio.create_task(store.persist([queue])) for queue in QUEUES[1:]]
+    await asyncio.sleep(0)
+    store.failing = {QUEUES[2]}
+
+    store.gate.set()
+    async with asyncio.timeout(DEADLINE):
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert store.calls == [{FIRST: 5}, dict.fromkeys(QUEUES[1:], 5)]
+    assert [isinstance(each, BrokerUnavailable) for each in outcomes] == [
+        queue == QUEUES[2] for queue in QUEUES
+    ]
+
+
+async def test_whoever_is_cancelled_leaves_the_rest_to_those_who_still_wait() -> None:
+    store = Stepped()
+    for queue in QUEUES[:3]:
+        store.update(queue, 5)
+    others = [asyncio.create_task(store.persist([queue])) for queue in QUEUES[:3]]
+    await until(lambda: store.calls)
+    store.steps[0].set()
+    await until(lambda: len(store.calls) == 2)
+
+    # Who is at it for both.
+    others[1].cancel()
+    await until(lambda: len(store.calls) == 3)
+    store.steps[2].set()
+    async with asyncio.timeout(DEADLINE):
+        await others[2]
+
+    assert others[1].cancelled()
+    assert store.calls == [{FIRST: 5}, *[dict.fromkeys(QUEUES[1:3], 5)] * 2]
+
+
+class Stepped(Slow):
+    """Each time that something is put by waits for a step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = [asyncio.Event() for _ in range(3)]
+
+    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        self.calls.append(dict(changed))
+        await self.steps[len(self.calls) - 1].wait()
+        return {}
+
+
+class Unheard(MemoryProgress):
+    """Nobody takes what it puts by: it waits for ever, or says so after a while."""
+
+    def __init__(self, *, hangs: bool) -> None:
+        super().__init__()
+        self.calls = 0
+        self._hangs = hangs
+
+    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        self.calls += 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self._hangs else 0.05):
+                await asyncio.Event().wait()
+        return {queue: BrokerUnavailable(queue.broker, "it is silent") for queue in changed}
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "refuses"])
+@pytest.mark.parametrize("is_orderly", [True, False], ids=["in order", "concurrent"])
+async def test_a_stop_finds_out_once_that_progress_is_not_taken(
+    cluster: AsyncEmbeddedCluster,
+    client: RawClient,
+    monkeypatch: pytest.MonkeyPatch,
+    hangs: bool,
+    is_orderly: bool,
+) -> None:
+    monkeypatch.setattr("orbitmq.client.consumer.releasing._LAST_REPORT", 0.2)
+    store = Unheard(hangs=hangs)
+    async with Group(cluster.name_server, progress=store, is_orderly=is_orderly) as group:
+        consumer = await group.join()
+        await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
+        for number in range(8):
+            await client.stored(TOPIC, queue_id=number % 4)
+        await until(lambda: sum(group.ledger.consumed.values()) == 8, DEADLINE)
+        store.calls = 0
+
+        async with asyncio.timeout(DEADLINE):
+            await consumer.stop()
+
+    # One was on its way, and the others went together, if at all.
+    assert store.calls <= 2
+
+
+# ---- a broker that does not have what it was told
+
+
+@pytest.mark.parametrize(("held", "then"), [(3, 10), (20, 20)], ids=["less", "more"])
+async def test_after_a_reconnection_a_broker_is_told_again_if_it_has_less(
+    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient, held: int, then: int
+) -> None:
+    await group_exists(cluster)
+    progress = BrokerProgress(engine, GROUP)
+    progress.update(FIRST, 10)
+    for _ in range(3):
+        await progress.persist(QUEUES)
+    await client.report(TOPIC, held)
+    await progress.persist(QUEUES)
+    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == held, "somebody else said so since"
+    connection = engine.open_connection(cluster.brokers[0].address)
+    assert connection is not None
+
+    # As a broker that was killed comes back, or a slave that was made the master.
+    connection.close()
+    await until(lambda: not connection.is_open, DEADLINE)
+    await progress.persist(QUEUES)
+
+    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == then
+
+
+async def test_to_ask_what_a_broker_has_does_not_make_it_right(
+    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient
+) -> None:
+    await group_exists(cluster)
+    progress = BrokerProgress(engine, GROUP)
+    progress.update(FIRST, 10)
+    for _ in range(3):
+        await progress.persist(QUEUES)
+    await client.report(TOPIC, 3)
+    connection = engine.open_connection(cluster.brokers[0].address)
+    assert connection is not None
+    connection.close()
+    await until(lambda: not connection.is_open, DEADLINE)
+
+    assert await progress.stored(FIRST) == 3
+    await progress.persist(QUEUES)
+
+    assert await progress.stored(FIRST) == 10
+
+
+async def test_a_stop_corrects_a_broker_that_has_less(
+    cluster: AsyncEmbeddedCluster, client: RawClient
+) -> None:
+    for _ in range(5):
+        await client.stored(TOPIC)
+    async with Group(cluster.name_server) as group:
+        consumer = await group.join()
+        await until(lambda: consumer.progress.read(FIRST) == 5, DEADLINE)
+        for _ in range(3):
+            await consumer.progress.persist(QUEUES)
+        await client.report(TOPIC, 2)
+
+        await consumer.stop()
+
+    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 5

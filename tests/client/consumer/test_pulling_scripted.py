@@ -486,3 +486,12 @@ async def test_a_static_topic_is_refused_with_a_reason(caplog: pytest.LogCapture
 
         assert member.taker.messages == []
     assert "static topic" in caplog.text
+
+
+async def test_a_reset_by_an_administrator_is_obeyed_at_once_however_often_it_comes() -> None:
+    reset = Found(20, code=ResponseCode.PULL_OFFSET_MOVED, max_offset=30, remark="OFFSET_RESET")
+    spaced = replace(FAST, correction_delay=3600.0)
+    async with scripted(lambda _: reset, settings=spaced) as (_, member):
+        for times in range(1, 4):
+            member.own(QUEUE, 500)
+            await until(lambda times=times: len(member.rebuilt) == times, DEADLINE)  # type: ignore[misc]

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.pullsettings import PullSettings
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.reporting import Reporting
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.client import running_engine
+from tests.support.client import quick_settings, running_engine
 from tests.support.consumers import consumer_of, fill
 from tests.support.consuming import received, until
+from tests.support.rebalancing import TOPIC, Group
 
 QUEUES = [Queue("orders", "broker-a", number) for number in range(2)]
 NEVER = 3600.0
+DEADLINE = 30.0
 
 
 class NotedProgress(MemoryProgress):
@@ -87,26 +92,117 @@ async def test_a_queue_with_cached_messages_is_left_to_the_regular_report(engine
     reports.stop()
 
 
-async def test_a_queue_that_empties_again_and_again_is_not_reported_each_time(
-    engine: Engine,
-) -> None:
-    progress, owned = NotedProgress(), owned_by(engine)
-    reports = reporting(engine, progress, owned, when_idle=0.05)
-    # A handler finishes every millisecond, and every time nothing is left.
-    for offset in range(1, 201):
-        progress.update(QUEUES[0], offset)
-        owned[QUEUES[0]].last_consumed = engine.clock.monotonic()
-        reports.became_empty()
-        if progress.kept:
-            # A busy machine may have paused this loop for long enough; then it was idle indeed.
-            break
-        await asyncio.sleep(0.001)
-    during = progress.stores
+class HandClock:
+    """Stands still until a test moves it."""
 
-    await until(lambda: progress.kept == {QUEUES[0]: progress.read(QUEUES[0])})
-    assert during <= 1
-    assert progress.stores <= 2
-    reports.stop()
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+class Watched(dict[Queue, OwnedQueue]):
+    """Counts how often somebody looks through the owned queues."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        self.looks += 1
+        return super().values()
+
+
+@dataclass
+class Bench:
+    """A `Reporting` whose time is in the hands of a test."""
+
+    clock: HandClock
+    progress: NotedProgress
+    owned: Watched
+    reports: Reporting
+
+    async def consumed(self, offset: int, *, idle_for: float) -> None:
+        """A handler finishes the last message of the first queue; then it is looked at."""
+        queue, owned = QUEUES[0], self.owned
+        self.progress.update(queue, offset)
+        owned[queue].last_consumed = self.clock.time
+        self.clock.time += idle_for
+        before = owned.looks
+        self.reports.became_empty()
+        await until(lambda: owned.looks > before)
+        for _ in range(20):
+            # What the look began waits for nothing; it takes some turns of the loop.
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    clock = HandClock()
+    async with Engine(quick_settings("127.0.0.1:1"), clock=clock) as engine:
+        progress, owned = NotedProgress(), Watched(owned_by(engine))
+        reports = reporting(engine, progress, owned, interval=5.0, when_idle=0.01)
+        yield Bench(clock, progress, owned, reports)
+        reports.stop()
+
+
+async def test_a_queue_on_which_handlers_finish_all_the_time_is_not_reported_early(
+    bench: Bench,
+) -> None:
+    del bench.owned[QUEUES[1]]
+    for offset in range(1, 11):
+        await bench.consumed(offset, idle_for=0.0)
+
+    assert bench.progress.asked == []
+    bench.clock.time += 0.02
+    await until(lambda: bench.progress.kept == {QUEUES[0]: 10})
+    assert bench.progress.stores == 1
+
+
+async def test_a_queue_that_is_idle_again_and_again_is_reported_early_less_and_less(
+    bench: Bench,
+) -> None:
+    reported_at: list[float] = []
+    began = bench.clock.time
+    for offset in range(1, 81):
+        before = bench.progress.stores
+        await bench.consumed(offset, idle_for=0.02)
+        if bench.progress.stores > before:
+            reported_at.append(bench.clock.time - began)
+        bench.clock.time += 0.23  # four messages in a second, for 20 seconds
+
+    pauses = [round(after - before) for before, after in itertools.pairwise(reported_at)]
+    assert reported_at[0] < 1.0
+    assert pauses[:4] == [1, 2, 4, 5]
+    assert set(pauses[4:]) <= {5}
+
+
+async def test_after_a_quiet_time_a_queue_is_reported_early_again(bench: Bench) -> None:
+    for offset in range(1, 41):
+        await bench.consumed(offset, idle_for=0.02)
+        bench.clock.time += 0.48
+    bench.clock.time += 60.0
+    before = bench.progress.stores
+
+    await bench.consumed(100, idle_for=0.02)
+    await until(lambda: bench.progress.kept[QUEUES[0]] == 100)
+    bench.clock.time += 1.1
+    await bench.consumed(101, idle_for=0.02)
+    await until(lambda: bench.progress.kept[QUEUES[0]] == 101)
+
+    assert bench.progress.stores == before + 2
+
+
+@pytest.mark.parametrize("is_broadcasting", [True, False])
+async def test_a_file_that_nobody_else_reads_is_not_written_early(is_broadcasting: bool) -> None:
+    async with AsyncEmbeddedCluster() as cluster, Group(cluster.name_server) as group:
+        await cluster.create_topic(TOPIC, queues=1)
+        member = await group.join(is_broadcasting=is_broadcasting, progress=NotedProgress())
+        member.rebalancer.reporting.became_empty()
+
+        assert (member.rebalancer.reporting._look is None) is is_broadcasting
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["not wanted", "stopped"])
@@ -169,12 +265,14 @@ async def test_trouble_is_told_once_with_the_group_and_its_end_too(
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
 async def test_brokers_know_that_all_is_consumed_without_the_regular_report(ordered: bool) -> None:
     seldom = RebalanceSettings(persist=NEVER)
+    # Pulls carry progress as well, when they begin: none begins for want of messages meanwhile.
+    held = PullSettings(hold=2 * DEADLINE, timeout=3 * DEADLINE)
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders", queues=4)
-        consumer = consumer_of(cluster, "billing", rebalance=seldom, ordered=ordered)
+        consumer = consumer_of(cluster, "billing", rebalance=seldom, pull=held, ordered=ordered)
         consumer.on("orders")(lambda message: None)
         async with consumer:
             await fill(cluster, "orders", 50)
-            await cluster.until_consumed("billing", "orders", timeout=30)
+            await cluster.until_consumed("billing", "orders", timeout=DEADLINE)
             await fill(cluster, "orders", 50)
-            await cluster.until_consumed("billing", "orders", timeout=30)
+            await cluster.until_consumed("billing", "orders", timeout=DEADLINE)

@@ -117,6 +117,14 @@ def test_a_reason_is_one_line_that_can_travel(text: str) -> None:
     assert len(reason.splitlines()) == 1
 
 
+def test_an_error_that_has_no_text_has_a_reason() -> None:
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    assert reason_of(Speechless()) == "Speechless: (no text: ValueError)"
+
+
 def test_signals_keep_what_they_say_when_pickled() -> None:
     assert pickle.loads(pickle.dumps(DeadLetter("because"))).reason == "because"  # noqa: S301
 

@@ -379,6 +379,31 @@ def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told() -> None
         runner.run(rest())
 
 
+class Odd(BaseException):
+    """Nothing that handlers should raise."""
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, Odd])
+async def test_a_job_that_ends_its_task_is_told_and_others_go_on(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    async def fail_later() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async with pool(TaskWorkers, 1) as running:
+        jobs = [Job(work_async=fail), Job(work_async=fail_later), Job(lambda: "fine")]
+        running.submit(*jobs)
+        await running.until_done(3)
+
+        assert running.done == jobs
+        assert jobs[2].result == "fine"
+    assert caplog.text.count("a worker task failed") == 2
+
+
 async def test_a_stop_that_is_cancelled_leaves_no_task() -> None:
     gate = _Gate(TaskWorkers)
     running = Pool(TaskWorkers, 2)

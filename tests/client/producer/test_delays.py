@@ -6,12 +6,16 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.brokerversions import BrokerVersions
 from orbitmq.client.producer.errors import (
     RecallHandleInvalid,
     RecallUnsupported,
@@ -20,6 +24,8 @@ from orbitmq.client.producer.errors import (
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.recalling import decode_recall_handle
 from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.topicroute import MASTER
+from orbitmq.remoting.address import Address
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
 from orbitmq.wire.versions import Release, ordinal_of
 from tests.support.client import quick_settings
@@ -218,6 +224,65 @@ async def test_the_blocking_face_refuses_as_well_also_on_a_connection_that_is_th
         await asyncio.to_thread(use)
 
     assert [sent.body for sent in cluster.sent] == [b"now"]
+
+
+@pytest.mark.parametrize("face", ["async", "blocking"])
+async def test_in_a_cluster_of_both_lines_messages_for_later_go_to_brokers_that_keep_them(
+    face: str,
+) -> None:
+    async with scripted_cluster("a", "b") as cluster:
+        cluster.brokers["a"].version = OLD
+        client = quick_settings(cluster.name_server.address)
+
+        def use() -> None:
+            with Producer("svc", client=client) as producer:
+                for _ in range(4):
+                    producer.send("orders", b"later", delay=60)
+                    producer.submit("orders", b"later", delay=60).result(10)
+                    producer.send_one_way("orders", b"later", delay=60)
+                queue = next(each for each in producer.queues("orders") if each.broker == "a")
+                with pytest.raises(TimesUnsupported):
+                    producer.send("orders", b"bound", delay=60, queue=queue)
+
+        async def use_async() -> None:
+            async with cluster.producer() as producer:
+                for _ in range(4):
+                    await producer.send("orders", b"later", delay=60)
+                    await (await producer.submit("orders", b"later", delay=60))
+                    await producer.send_one_way("orders", b"later", delay=60)
+                with pytest.raises(TimesUnsupported):
+                    await producer.send(
+                        "orders", b"bound", delay=60, selector=lambda queues, message: queues[0]
+                    )
+
+        await (use_async() if face == "async" else asyncio.to_thread(use))
+        await until(lambda: len(cluster.sent) == 12)
+
+    assert {(sent.broker, sent.body) for sent in cluster.sent} == {("b", b"later")}
+
+
+async def test_when_no_broker_is_left_that_keeps_times_the_error_says_so() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        for broker in cluster.brokers.values():
+            broker.version = OLD
+
+        with pytest.raises(TimesUnsupported):
+            await producer.send("orders", b"x", delay=60)
+        with pytest.raises(TimesUnsupported):
+            await producer.send_one_way("orders", b"x", delay=60)
+
+    assert cluster.sent == []
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_a_slave_can_do_says_nothing_about_its_master(is_new: bool) -> None:
+    new = ordinal_of(Release(5, 3, 0))
+    master, slave = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
+    routes = SimpleNamespace(brokers={"a": {MASTER: master, 1: slave}})
+    said = {master: new if is_new else OLD, slave: OLD if is_new else new}
+    engine = SimpleNamespace(routes=routes, broker_versions=said)
+
+    assert BrokerVersions(cast("Engine", engine)).keeps_times("a") is is_new
 
 
 async def test_a_broker_that_does_not_say_its_version_gets_nothing_for_later() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 import orbitmq.client
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.producer.producer import Producer
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.client.pullconsumer.chunks import Chunk
 from orbitmq.client.pullconsumer.errors import QueueNotAssigned
 from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
 from orbitmq.client.pullconsumer.settings import PollSettings
@@ -144,6 +147,42 @@ def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(
 
     with pytest.raises(Failed):
         work(reader)
+
+    assert progress(cluster) == 4
+
+
+def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messages(
+    cluster: EmbeddedCluster,
+) -> None:
+    send(cluster, 10)
+
+    def work() -> None:
+        reader = consumer(cluster)
+        reader.subscribe(TOPIC)
+        reader.start()
+        reader.poll(DEADLINE, max_messages=4)
+        reader.stop()
+
+    try:
+        raise Failed  # noqa: TRY301  # long before, and elsewhere
+    except Failed:
+        work()
+
+    assert progress(cluster) == 4
+
+
+def test_an_error_that_comes_while_another_is_handled_leaves_the_last_poll_uncommitted(
+    cluster: EmbeddedCluster,
+) -> None:
+    send(cluster, 10)
+    reader = consumer(cluster)
+    reader.subscribe(TOPIC)
+
+    try:
+        raise ZeroDivisionError  # noqa: TRY301
+    except ZeroDivisionError:
+        with pytest.raises(Failed):
+            fail_with_stop_in_finally(reader)
 
     assert progress(cluster) == 4
 
@@ -321,6 +360,58 @@ def test_wherever_an_iteration_is_interrupted_its_messages_come_again(
 
 
 @pytest.mark.feature("G11")
+@pytest.mark.parametrize("plain", [True, False], ids=["commit()", "commit(message)"])
+def test_a_commit_after_every_message_of_an_iteration_decodes_each_once(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    decoded = 0
+    decode = AsyncPullConsumer.messages_of
+
+    def counted(self: AsyncPullConsumer, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
+        nonlocal decoded
+        messages = decode(self, chunks)
+        decoded += len(messages)
+        return messages
+
+    monkeypatch.setattr(AsyncPullConsumer, "messages_of", counted)
+    send(cluster, 30)
+
+    with consumer(cluster, polling=BY_HAND) as reader:
+        reader.subscribe(TOPIC)
+        for number, message in enumerate(reader):
+            assert message.body == b"%d" % number
+            assert reader.commit(None if plain else message) == {QUEUE: number + 1}
+            assert progress(cluster) == number + 1
+            if number == 24:
+                break
+
+        assert decoded <= 30
+        assert reader.position(QUEUE) == 25
+        assert [each.body for each in reader.poll(DEADLINE)][:1] == [b"25"]
+
+
+def test_a_commit_in_an_iteration_over_several_queues_stores_what_was_returned_of_each(
+    cluster: EmbeddedCluster,
+) -> None:
+    cluster.create_topic("many", queues=4)
+    with Producer("makers", name_server=cluster.name_server) as producer:
+        for queue in producer.queues("many"):
+            for number in range(5):
+                producer.send("many", b"%d" % number, queue=queue)
+
+    returned = Counter[Queue]()
+    with consumer(cluster, polling=BY_HAND) as reader:
+        reader.subscribe("many")
+        for message in reader:
+            returned[message.queue] += 1
+            committed = reader.commit()
+            assert {queue: offset for queue, offset in committed.items() if offset} == returned
+            if returned.total() == 20:
+                break
+
+    assert set(returned.values()) == {5}
+
+
 def test_commits_by_hand_and_positions(cluster: EmbeddedCluster) -> None:
     send(cluster, 10)
 

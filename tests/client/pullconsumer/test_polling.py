@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,7 +13,14 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import AlreadyRunning, NoRoute, NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import (
+    AlreadyRunning,
+    BrokerUnavailable,
+    NoRoute,
+    NotRunning,
+    SettingError,
+    WrongUse,
+)
 from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.errors import OffsetOutOfRange, QueueNotAssigned
 from orbitmq.client.pullconsumer.settings import PollSettings
@@ -738,3 +745,64 @@ async def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted
         await work()
 
     assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 4}
+
+
+async def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messages(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 10)
+    reader = consumer(cluster)
+    reader.plan([queue(0)])
+
+    async def work() -> None:
+        await reader.start()
+        await reader.poll(DEADLINE, max_messages=4)
+        await reader.stop()
+
+    try:
+        raise ZeroDivisionError  # noqa: TRY301  # long before, and elsewhere
+    except ZeroDivisionError:
+        await work()
+
+    assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 4}
+
+
+async def test_a_commit_is_said_to_the_broker_even_if_it_was_said_before(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 4)
+    async with consumer(cluster, polling=BY_HAND) as reader:
+        reader.subscribe(TOPIC)
+        await poll_count(reader, 4)
+        for _ in range(3):
+            await reader.commit()
+        assert progress(cluster)[0] == 4
+        # What a broker has that was killed before it wrote progress down.
+        await sender.report(TOPIC, 1, consumer_group=GROUP)
+        assert progress(cluster)[0] == 1
+
+        assert (await reader.commit())[queue(0)] == 4
+
+        assert progress(cluster)[0] == 4
+
+
+async def test_assigned_queues_are_reported_together_at_the_end(
+    cluster: AsyncEmbeddedCluster, sender: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(sender, 4, queues=2)
+    stored: list[set[Queue]] = []
+
+    async def note(changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        stored.append(set(changed))
+        return {each: BrokerUnavailable(each.broker, "it is silent") for each in changed}
+
+    reader = consumer(cluster)
+    await reader.start()
+    await reader.assign([queue(0), queue(1)])
+    await poll_count(reader, 4)
+    monkeypatch.setattr(reader._core.progress, "store", note)
+
+    async with asyncio.timeout(DEADLINE):
+        await reader.stop()
+
+    assert stored == [{queue(0), queue(1)}]

@@ -111,7 +111,7 @@ class AsyncConsumer:
             batch_size=self.options.consume.batch_size,
             middleware=middleware,
         )
-        self._check_process = ProcessCheck("this consumer")
+        self._check_process = ProcessCheck("this consumer", from_start=True)
         self._engine: Engine | None = None
         self._core: ConsumerCore | None = None
         self._was_stopped = False
@@ -224,7 +224,7 @@ class AsyncConsumer:
 
         Also when no name server can be reached: it is logged, and tried again until one can.
         """
-        self._check_process()
+        self._check_process.begin()
         async with self._life:
             await self._start()
 

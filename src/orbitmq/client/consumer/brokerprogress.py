@@ -15,13 +15,18 @@ no table and makes one, and the one that is put in its place last is all that re
 answered with success. So reports of a topic go one after the other until one was taken; and because
 other members may have made theirs at the same time, the first report of every queue is repeated
 with the next. (Java clients report everything every five seconds, whether it has changed or not.)
+
+What a broker was told counts for as long as the connection on which it was told: one that was
+killed has lost what it had not written yet, and a slave that became the master may be behind. After
+that the broker is asked, and told again if it has less. If it has more, somebody else has the queue
+by now, and is not set back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from orbitmq.client.consumer.progress import TrackedProgress
@@ -39,6 +44,7 @@ from orbitmq.wire.headers.offsets import (
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
     from orbitmq.client.queue import Queue
+    from orbitmq.remoting.connection import Connection
     from orbitmq.wire.command import Command
     from orbitmq.wire.headers.base import Header
 
@@ -89,9 +95,16 @@ class BrokerProgress(TrackedProgress):
         #: Queues that were reported once, and those of which that is certain to count.
         self._reported_once: set[Queue] = set()
         self._certain: set[Queue] = set()
+        #: The connection to the master on which a position was last told or heard.
+        self._known_on: dict[Queue, Connection] = {}
 
     async def stored(self, queue: Queue) -> int | None:
-        is_master, answer = await self._ask(
+        _, offset = await self._query(queue)
+        return offset
+
+    async def _query(self, queue: Queue) -> tuple[bool, int | None]:
+        """The position that is put by, and whether the master says so."""
+        connection, answer = await self._ask(
             queue,
             RequestCode.QUERY_CONSUMER_OFFSET,
             QueryConsumerOffsetRequest(
@@ -105,10 +118,11 @@ class BrokerProgress(TrackedProgress):
         )
         is_found = answer.code != ResponseCode.QUERY_NOT_FOUND
         offset = answer.header(OffsetResponse).offset if is_found else 0
+        is_master = connection is not None
         if not is_master and offset == 0:
             raise MasterAway(queue, "a slave of it knows of no progress, which proves nothing")
         if not is_found:
-            return None
+            return is_master, None
         if offset < 0:
             raise ProgressUnknown(
                 f"the broker of {queue} says that group {self._group!r} is at {offset}, "
@@ -117,7 +131,9 @@ class BrokerProgress(TrackedProgress):
         if offset > 0:
             self._tables.add(_table(queue))
             self._certain.add(queue)
-        return offset
+        if connection is not None and self._stored.get(queue, offset) == offset:
+            self._known_on[queue] = connection
+        return is_master, offset
 
     async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
         by_table: dict[_Table, dict[Queue, int]] = {}
@@ -143,14 +159,30 @@ class BrokerProgress(TrackedProgress):
         outcomes = await asyncio.gather(*(self._report(each, changed[each]) for each in rest))
         return failed | {queue: error for queue, error in zip(rest, outcomes, strict=True) if error}
 
+    def doubt(self, queues: Iterable[Queue]) -> None:
+        for queue in queues:
+            self._known_on.pop(queue, None)
+
     def forget(self, queue: Queue) -> None:
         super().forget(queue)
+        self._known_on.pop(queue, None)
         self._reported_once.discard(queue)
         self._certain.discard(queue)
 
     def _is_changed(self, queue: Queue) -> bool:
         is_uncertain = queue in self._reported_once and self.read(queue) is not None
-        return is_uncertain or super()._is_changed(queue)
+        return is_uncertain or super()._is_changed(queue) or self._is_doubtful(queue)
+
+    def _is_doubtful(self, queue: Queue) -> bool:
+        """Whether the master was told on a connection that is not there any more, or is another."""
+        if self.read(queue) is None:
+            return False
+        known_on = self._known_on.get(queue)
+        return known_on is None or known_on is not self._master_connection(queue)
+
+    def _master_connection(self, queue: Queue) -> Connection | None:
+        master = self._engine.routes.brokers.get(queue.broker, {}).get(MASTER)
+        return None if master is None else self._engine.open_connection(master)
 
     def _was_reported(self, queue: Queue) -> None:
         self._tables.add(_table(queue))
@@ -162,7 +194,12 @@ class BrokerProgress(TrackedProgress):
 
     async def _report(self, queue: Queue, offset: int) -> OrbitError | None:
         try:
-            is_master, _ = await self._ask(
+            if self._stored.get(queue) == offset and queue not in self._reported_once:
+                # Told before, on another connection: see the head of the module.
+                is_master, held = await self._query(queue)
+                if is_master and held is not None and held >= offset:
+                    return None
+            connection, _ = await self._ask(
                 queue,
                 RequestCode.UPDATE_CONSUMER_OFFSET,
                 UpdateConsumerOffsetRequest(
@@ -176,28 +213,33 @@ class BrokerProgress(TrackedProgress):
             )
         except OrbitError as error:
             return error
-        if is_master:
+        if connection is not None:
+            self._known_on[queue] = connection
             self._was_reported(queue)
             return None
         return MasterAway(queue, "progress is with a slave only, and reported again")
 
     async def _ask(
         self, queue: Queue, code: RequestCode, header: Header, accept: frozenset[int]
-    ) -> tuple[bool, Command]:
-        """Ask the master; a slave only when nobody can be reached there. Whether it was the master.
+    ) -> tuple[Connection | None, Command]:
+        """Ask the master; a slave only when nobody can be reached there.
+
+        Returns the connection to the master, or None when it was a slave.
 
         See the head of the module for what a slave's answer is worth.
         """
         refused: ConnectFailed | None = None
         for number, address in sorted(self._engine.routes.brokers.get(queue.broker, {}).items()):
             try:
+                # What is open before is what is asked on, or was asked on before it went away.
+                used = await self._engine.connection(address, self._timeout)
                 answer = await self._engine.ask(
                     address, code, header, timeout=self._timeout, accept=accept
                 )
             except ConnectFailed as error:
                 refused = refused or error
             else:
-                return number == MASTER, answer
+                return used if number == MASTER else None, answer
         raise refused or BrokerUnavailable(queue.broker, "no route has it")
 
 

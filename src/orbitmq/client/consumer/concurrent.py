@@ -6,7 +6,8 @@ leaves the window, and progress moves to the smallest offset that is unfinished.
 thus holds nothing back: its copy at the broker stands for it.
 
 When no broker takes a failed message back, it stays in the window and is tried again here after a
-pause; progress waits for it. Nothing is dropped silently, but in broadcasting, where nobody takes
+pause; progress waits for it. So does a message that middleware holds back for a while, which costs
+it no attempt. Nothing is dropped silently, but in broadcasting, where nobody takes
 anything back and a warning is all there is.
 
 A queue may be lost while a handler runs. Its messages are looked after by the new owner, so that
@@ -85,10 +86,10 @@ class _Tally:
         self.calls += len(calls)
         self.seconds += sum([call.ended - call.began for call in calls])
 
-    def add(self, call: Call, *, failed: int) -> None:
+    def add(self, call: Call, outcome: Outcome) -> None:
         self.calls += 1
-        self.done += len(call.messages) - failed
-        self.failed += failed
+        self.done += len(call.messages) - len(outcome.failed)
+        self.failed += len(outcome.tried)
         self.seconds += call.ended - call.began
 
 
@@ -198,7 +199,7 @@ class ConcurrentConsumption(Consuming):
             self.statistics.passed_over += count
             return
         outcome = accounted(_without_order(outcome, call), call.messages)
-        tally.add(call, failed=len(outcome.failed))
+        tally.add(call, outcome)
         if owned.is_dropped:
             self.statistics.duplicates += count
         elif call.is_given_up:
@@ -227,7 +228,13 @@ class ConcurrentConsumption(Consuming):
         done = [
             message.queue_offset for message in call.messages if message.queue_offset not in failed
         ]
+        if outcome.held:
+            self._later(outcome.hold, self._offer_again, owned, outcome.held)
+        tried = outcome.tried
+        if not tried:
+            return done
         if self._sending_back is None:
+            failed = {message.queue_offset for message in tried}
             log.warning(
                 "group %s is broadcast to: %d failed message(s) of %s from offset %d are dropped",
                 self._group,
@@ -237,8 +244,13 @@ class ConcurrentConsumption(Consuming):
                 extra={"group": self._group, "queue": str(owned.queue), "offset": min(failed)},
             )
             return done + sorted(failed)
-        self._start_sending_back(owned, outcome.failed, outcome.failure or Failure())
+        self._start_sending_back(owned, tried, outcome.failure or Failure())
         return done
+
+    def _offer_again(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Messages that were kept from their handler for a while."""
+        # The queue may have been read anew from elsewhere since.
+        self.accept(owned, [each for each in messages if each.queue_offset in owned.window])
 
     # ---- sending back
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.endingsignals import EndingSignals
+from orbitmq.client.endingsignals import EndingSignals, Latch
 from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
@@ -95,11 +96,15 @@ class Consumer:
         self.group = group
         self.options = self._consumer.options
         self._thread = LoopThread(f"orbitmq consumer {group}")
-        self._check_process = ProcessCheck("this consumer")
-        self._ended = threading.Event()
-        self._life = threading.Lock()
+        self._check_process = ProcessCheck("this consumer", from_start=True)
+        self._ended = Latch()
+        # Guards the four below. Nothing is waited for under it, and a thread may come again: a
+        # signal handler that stops the consumer can interrupt a start or a stop at any point.
+        self._life = threading.RLock()
+        self._is_starting = False
         self._is_running = False
         self._was_stopped = False
+        self._is_being_stopped = False
 
     # ---- handlers
 
@@ -194,25 +199,45 @@ class Consumer:
         """Begin to consume in the background. Returns when brokers know the consumer.
 
         Also when no name server can be reached: it is logged, and tried again until one can.
+        Returns as well when it is stopped meanwhile.
         """
-        self._check_process()
+        self._check_process.begin()
         with self._life:
             if self._was_stopped:
                 raise NotRunning("this consumer", was_stopped=True)
-            if self._is_running:
+            if self._is_running or self._is_starting:
                 raise AlreadyRunning("this consumer")
-            self._thread.start()
-            try:
-                self._thread.run(self._consumer.start())
-            except BaseException:
+            self._is_starting = True
+        try:
+            self._start()
+        finally:
+            with self._life:
+                self._is_starting = False
+
+    def _start(self) -> None:
+        self._thread.start()
+        # A stop that came before this look did not see the thread; one that comes later does, and
+        # lets the start end first.
+        if self._was_stopped:
+            self._thread.stop()
+            return
+        try:
+            self._thread.run(self._consumer.start())
+        except NotRunning:
+            if not self._was_stopped:
                 self._thread.stop()
                 raise
-            self._is_running = True
+        except BaseException:
+            self._thread.stop()
+            raise
+        with self._life:
+            self._is_running = not self._was_stopped
 
     def stop(self) -> None:
         """Let running handlers finish, report progress, leave the group. May be repeated.
 
-        Not by what runs on its own thread, as `async def` handlers do: see `stop_soon`.
+        Also by signal handlers, whatever they interrupt, and by several threads: all wait for the
+        same end. Not by what runs on its own thread, as `async def` handlers do: see `stop_soon`.
         """
         if not self._check_process.is_same:
             return
@@ -224,14 +249,23 @@ class Consumer:
             )
         self._consumer.check_may_stop()
         with self._life:
-            was_running, self._is_running = self._is_running, False
+            is_mine = (self._is_running or self._is_starting) and not self._is_being_stopped
+            self._is_being_stopped = self._is_being_stopped or is_mine
             self._was_stopped = True
-            if was_running:
-                try:
-                    self._thread.run(self._consumer.stop())
-                finally:
-                    self._thread.stop()
+            self._is_running = False
+        try:
+            self._wait_for_stop()
+        finally:
+            if is_mine:
+                self._thread.stop()
         self._ended.set()
+
+    def _wait_for_stop(self) -> None:
+        """Begin to stop, or join who did; what is stopped already does not matter."""
+        if self._thread.is_running:
+            # The thread may be stopped at this moment by whoever began it.
+            with suppress(NotRunning):
+                self._thread.run(self._consumer.stop())
 
     def stop_soon(self) -> None:
         """Have `run` stop in order and return; from any thread.

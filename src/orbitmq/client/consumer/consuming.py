@@ -200,15 +200,16 @@ class Consuming(ABC):
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
         """One line, with the traceback of what the application raised and did not expect."""
         failure = outcome.failure
-        if failure is None or not outcome.failed:
+        tried = outcome.tried
+        if failure is None or not tried:
             return
-        first = outcome.failed[0]
+        first = tried[0]
         log.log(
             logging.INFO if failure.error is None else logging.WARNING,
             "%s of group %s failed on %d message(s) of %s from offset %d (id %s, attempt %d): %s",
             handler,
             self._group,
-            len(outcome.failed),
+            len(tried),
             owned.queue,
             first.queue_offset,
             first.msg_id,

@@ -22,6 +22,7 @@ from orbitmq.client.consumer.groupmember import GroupMember
 from orbitmq.client.consumer.localprogress import LocalFileProgress, progress_path
 from orbitmq.client.consumer.locks import QueueLocks
 from orbitmq.client.consumer.orderly import OrderlyConsumption
+from orbitmq.client.consumer.ownprogress import OwnProgress
 from orbitmq.client.consumer.pulling import Puller
 from orbitmq.client.consumer.rebalancing import Rebalancer
 from orbitmq.client.consumer.receiving import IntoWindow
@@ -60,7 +61,8 @@ class ConsumerCore(GroupMember):
         """On a running engine; `group` as brokers know it."""
         super().__init__(engine, group, registrations, options)
         own = options.progress
-        self.progress: ProgressStore = self._default_progress() if own is None else own
+        self._kept = self._default_progress() if own is None else own
+        self.progress: ProgressStore = self._kept if own is None else OwnProgress(own)
         self._producer = _InnerProducer(engine)
         self.consumption = self._consumption()
         self.puller = Puller(
@@ -157,8 +159,8 @@ class ConsumerCore(GroupMember):
             await self.consumption.stop()
             await self._producer.stop()
         finally:
-            if isinstance(self.progress, LocalFileProgress):
-                self.progress.close()
+            if isinstance(self._kept, LocalFileProgress):
+                self._kept.close()
 
     # ---- while it runs
 
@@ -200,8 +202,9 @@ class ConsumerCore(GroupMember):
         if not len(owned.window):
             self.rebalancer.reporting.became_empty()
 
-    def _lock_lapsed(self, _: OwnedQueue) -> None:
-        """Have the locks looked at now: one that lapsed is noticed by its renewal."""
+    def _lock_lapsed(self, owned: OwnedQueue) -> None:
+        """Gain a queue anew, and have the other locks looked at now: they may have lapsed too."""
+        self.rebalancer.lock_lapsed(owned)
         if self.locks is not None:
             self.engine.spawn(self.locks.renew(), f"look at locks of {self.group}")
 

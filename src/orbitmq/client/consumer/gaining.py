@@ -234,8 +234,8 @@ class Gaining:
         if not self._is_current(claim):
             await self._give_back(claim)
             return
-        self._progress.forget(queue)
         try:
+            self._progress.forget(queue)
             offset = await self._starting.offset(queue)
         except OrbitError as error:
             self._ownership.counts.postponed += 1

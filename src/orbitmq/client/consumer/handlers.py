@@ -25,6 +25,7 @@ from orbitmq.client.consumer.settings import LARGEST_BATCH
 from orbitmq.client.consumer.verdict import (
     DONE,
     ConsumeContext,
+    Failure,
     Outcome,
     Verdict,
     outcome_of_answer,
@@ -291,12 +292,21 @@ def _left(delivery: Delivery, *, is_entered: bool, is_complete: bool) -> Outcome
 
 
 def _with_put_off(outcome: Outcome, delivery: Delivery) -> Outcome:
-    """What became of all messages: those that middleware put off have failed as well."""
-    if delivery.put_off_until is None:
-        return outcome
-    put_off = outcome_of_error(delivery.put_off_until, delivery.put_off_messages)
-    failed = [*outcome.failed, *put_off.failed]
-    return replace(outcome, failed=failed, failure=outcome.failure or put_off.failure)
+    """What became of all messages: those that middleware put off or holds have failed as well."""
+    if delivery.put_off_until is not None:
+        put_off = outcome_of_error(delivery.put_off_until, delivery.put_off_messages)
+        failed = [*outcome.failed, *put_off.failed]
+        outcome = replace(outcome, failed=failed, failure=outcome.failure or put_off.failure)
+    if held := delivery.held_messages:
+        failed = [*outcome.failed, *held]
+        failure = outcome.failure or _HELD
+        outcome = replace(
+            outcome, failed=failed, failure=failure, held=held, hold=delivery.hold_seconds
+        )
+    return outcome
+
+
+_HELD: Final = Failure(reason="middleware keeps the message from the handler for now")
 
 
 def _synchronous(stage: Around, delivery: Delivery) -> AbstractContextManager[Any]:

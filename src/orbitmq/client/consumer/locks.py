@@ -120,6 +120,8 @@ class QueueLocks:
         #: Requests on their way.
         self._asking: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Lock] = {}
+        #: What is given back with the next request to a broker.
+        self._unlocking: dict[str, set[Queue]] = {}
         self._spells = Spells(log)
         self._renewal: Periodic | None = None
         #: Locks that lapsed or were given away while we meant to keep them.
@@ -172,10 +174,10 @@ class QueueLocks:
 
     async def release(self, queues: Iterable[Queue]) -> None:
         """Give locks back; whoever waits for them can have them when this returns."""
-        kept = [queue for queue in queues if self._forget(queue)]
-        await asyncio.gather(
-            *(self._unlock(broker, some) for broker, some in _by_broker(kept).items())
-        )
+        kept = _by_broker(queue for queue in queues if self._forget(queue))
+        for broker, some in kept.items():
+            self._unlocking.setdefault(broker, set()).update(some)
+        await asyncio.gather(*(self._unlock(broker) for broker in kept))
 
     async def release_all(self, *, but: Collection[Queue] = ()) -> None:
         """Give everything back, also what is still on its way, `but` some locks: those lapse."""
@@ -255,10 +257,12 @@ class QueueLocks:
         self._spells.over(broker)
         return frozenset(Queue(each.topic, each.broker_name, each.queue_id) for each in locked)
 
-    async def _unlock(self, broker: str, queues: list[Queue]) -> None:
+    async def _unlock(self, broker: str) -> None:
+        """Give back what waits for that: for all who wait, in one request."""
         async with self._turn(broker):
             # Somebody here may have taken them anew, while this waited for its turn.
-            queues = [queue for queue in queues if queue not in self._locks]
+            waiting = self._unlocking.pop(broker, set())
+            queues = sorted(queue for queue in waiting if queue not in self._locks)
             if not queues:
                 return
             try:

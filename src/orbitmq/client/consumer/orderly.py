@@ -206,11 +206,11 @@ class OrderlyConsumption(Consuming):
         made = len(run.outcomes)
         if not made:
             return
-        failed = sum(len(outcome.failed) for outcome in run.outcomes)
+        again = sum(len(outcome.failed) for outcome in run.outcomes)
         self.statistics.consumed(
             run.owned.queue.topic,
-            done=_messages(run, made) - failed,
-            failed=failed,
+            done=_messages(run, made) - again,
+            failed=sum(len(outcome.tried) for outcome in run.outcomes),
             calls=made,
             seconds=run.ended - run.began,
         )
@@ -262,8 +262,9 @@ class OrderlyConsumption(Consuming):
         """Have failed messages tried again after a pause, or give them up."""
         owned = line.owned
         failure = outcome.failure or Failure()
-        again: list[ReceivedMessage] = []
-        for message in outcome.failed:
+        tried = outcome.tried
+        again = list(outcome.held)
+        for message in tried:
             if self._may_try_again(message, failure) or not await self._give_up(message, failure):
                 again.append(message.with_reconsume_times(message.reconsume_times + 1))
         if owned.is_dropped:
@@ -273,7 +274,7 @@ class OrderlyConsumption(Consuming):
         if outcome.auto_commit:
             self._commit(owned)
         if again:
-            wanted = failure.pause
+            wanted = failure.pause if tried else outcome.hold
             self._pause(line, outcome.suspend if wanted is None else wanted)
         else:
             self._go_on(line)

@@ -9,8 +9,10 @@ Rules of the table in memory (`TrackedProgress`):
 * a position only grows, unless the caller says otherwise (a seek, a reset, orderly consumption);
 * a frozen position does not change until it is forgotten: whoever still finishes messages of
   before cannot move what was corrected or reset;
-* what is put by is what changed since it was put by last, one writing at a time per broker, so
-  that an older position never overtakes a newer one on its way.
+* what is put by is what changed since it was put by last, or is in doubt, one writing at a time per
+  broker, so that an older position never overtakes a newer one on its way. Whoever comes while one
+  is on its way goes with the next one, together with all others who wait: a broker that is silent
+  costs two timeouts, however many queues wait for it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from orbitmq.client.queue import Queue
 
@@ -57,6 +59,25 @@ class ProgressStore(Protocol):
         """The positions in memory, of one topic or of all."""
 
 
+@runtime_checkable
+class Doubting(Protocol):
+    """A store that goes by what it believes to be put by, and can be told not to."""
+
+    def doubt(self, queues: Iterable[Queue]) -> None:
+        """See to it, when the positions of `queues` are put by next, that they really are."""
+
+
+class _Batch:
+    """Positions that are put by together, and what became of them."""
+
+    __slots__ = ("failed", "is_done", "queues")
+
+    def __init__(self) -> None:
+        self.queues: set[Queue] = set()
+        self.failed: Mapping[Queue, Exception] = {}
+        self.is_done = False
+
+
 class TrackedProgress(ABC):
     """Positions in memory, with what is known to be put by; where to, subclasses say."""
 
@@ -66,6 +87,8 @@ class TrackedProgress(ABC):
         #: What the store is known to hold.
         self._stored: dict[Queue, int] = {}
         self._turns: dict[Hashable, asyncio.Lock] = {}
+        #: What goes next, by turn.
+        self._next: dict[Hashable, _Batch] = {}
 
     # What a subclass says.
 
@@ -123,6 +146,14 @@ class TrackedProgress(ABC):
             if outcome is not None:
                 raise outcome
 
+    def doubt(self, queues: Iterable[Queue]) -> None:
+        self.insist(queues)
+
+    def insist(self, queues: Iterable[Queue]) -> None:
+        """Have positions put by the next time, whether they have changed or not."""
+        for queue in queues:
+            self._stored.pop(queue, None)
+
     def forget(self, queue: Queue) -> None:
         self._positions.pop(queue, None)
         self._stored.pop(queue, None)
@@ -134,18 +165,33 @@ class TrackedProgress(ABC):
         return {queue: at for queue, at in self._positions.items() if queue.topic == topic}
 
     async def _persist(self, turn: Hashable, queues: list[Queue]) -> None:
+        batch = self._next.setdefault(turn, _Batch())
+        batch.queues.update(queues)
         async with self._turns.setdefault(turn, asyncio.Lock()):
-            # Looked at again: whoever had the turn before may have put the same ones by.
-            changed = {queue: self._positions[queue] for queue in queues if self._is_changed(queue)}
-            if not changed:
-                return
+            # Unless somebody who waited too has done it for all.
+            if not batch.is_done:
+                if self._next.get(turn) is batch:
+                    del self._next[turn]
+                batch.failed = await self._put_by(batch.queues)
+                batch.is_done = True
+        for queue in queues:
+            if queue in batch.failed:
+                raise batch.failed[queue]
+
+    async def _put_by(self, queues: Iterable[Queue]) -> Mapping[Queue, Exception]:
+        # Looked at again: whoever had the turn before may have put the same ones by.
+        changed = {queue: self._positions[queue] for queue in queues if self._is_changed(queue)}
+        if not changed:
+            return {}
+        try:
             failed = await self.store(changed)
-            for queue, offset in changed.items():
-                # Meanwhile it may have been given up, and even be somebody else's.
-                if queue not in failed and queue in self._positions:
-                    self._stored[queue] = offset
-            if failed:
-                raise next(iter(failed.values()))
+        except Exception as error:  # noqa: BLE001  # raised in whoever waits for it
+            return dict.fromkeys(changed, error)
+        for queue, offset in changed.items():
+            # Meanwhile it may have been given up, and even be somebody else's.
+            if queue not in failed and queue in self._positions:
+                self._stored[queue] = offset
+        return failed
 
     def _is_changed(self, queue: Queue) -> bool:
         offset = self._positions.get(queue)

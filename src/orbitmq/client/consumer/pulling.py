@@ -56,7 +56,7 @@ class Puller:
         """`is_polled`: the application polls, keeps its own position and is merely moved.
 
         `rebuild` is called with a queue that was dropped because its offset was illegal, when the
-        corrected offset has been stored: it is to be gained anew.
+        corrected offset has been stored: it is to be gained anew, unless it is gone by then.
         """
         self.engine = engine
         self.group = group
@@ -162,19 +162,22 @@ class Puller:
 
     # ---- for the pulls
 
-    def correct(self, owned: OwnedQueue) -> None:
-        """A queue is dropped because its offset is illegal; begin it anew from the right one."""
-        # Frozen now: handlers that still run must not move it with what they finish.
-        self.progress.freeze(owned.queue, owned.next_offset)
-        self.engine.spawn(self._correct(owned), f"correct the progress of {owned.queue}")
+    def correct(self, owned: OwnedQueue, *, is_reset: bool = False) -> None:
+        """A queue is dropped because its offset is illegal; begin it anew from the right one.
 
-    async def _correct(self, owned: OwnedQueue) -> None:
-        monotonic = self.engine.clock.monotonic
-        last = self._corrected.get(owned.queue)
-        if last is not None:
-            # A broker that says so again and again is not to be pressed.
-            await asyncio.sleep(last + self.settings.correction_delay - monotonic())
-        self._corrected[owned.queue] = monotonic()
+        `is_reset`: not illegal, but replaced by an administrator, who waits for that.
+        """
+        try:
+            # Frozen now: handlers that still run must not move it with what they finish.
+            self.progress.freeze(owned.queue, owned.next_offset)
+        finally:
+            self.engine.spawn(
+                self._correct(owned, is_reset=is_reset), f"correct the progress of {owned.queue}"
+            )
+
+    async def _correct(self, owned: OwnedQueue, *, is_reset: bool) -> None:
+        if not is_reset:
+            await self._space_corrections(owned.queue)
         try:
             await self.progress.persist([owned.queue])
         except OrbitError as error:
@@ -188,3 +191,11 @@ class Puller:
             )
         if self.rebuild is not None:
             self.rebuild(owned)
+
+    async def _space_corrections(self, queue: Queue) -> None:
+        """Wait, if the queue was corrected just before: a broker may say so again and again."""
+        monotonic = self.engine.clock.monotonic
+        last = self._corrected.get(queue)
+        if last is not None:
+            await asyncio.sleep(last + self.settings.correction_delay - monotonic())
+        self._corrected[queue] = monotonic()

@@ -260,7 +260,7 @@ class QueuePull:
         self._note_illegal(pulled)
         self.owned.next_offset = pulled.next_offset
         self.owned.drop()
-        self._puller.correct(self.owned)
+        self._puller.correct(self.owned, is_reset=pulled.is_reset)
         self._goes_on()
 
     _STEPS: ClassVar[Mapping[NextStep, Callable[[QueuePull, Pulled], None]]] = {

@@ -122,7 +122,8 @@ class Rebalancer:
             progress,
             self._ownership.owned,
             interval=settings.persist,
-            when_idle=settings.persist_idle,
+            # Nobody looks into the file of a broadcasting consumer, which is written as a whole.
+            when_idle=0.0 if is_broadcasting else settings.persist_idle,
         )
         self._spells = Spells(log)
         self._survey = Survey(
@@ -206,8 +207,20 @@ class Rebalancer:
         return frozenset(self._ownership.claims)
 
     def rebuild(self, owned: OwnedQueue) -> None:
-        """Begin a queue anew that was dropped, and whose progress is settled."""
-        self._releasing.release(owned, "it is begun anew", reports=False)
+        """Begin a queue anew that was dropped, and whose progress is settled.
+
+        Meanwhile it may have gone, and even have come back: then there is nothing to do.
+        """
+        if self._is_current(owned):
+            self._releasing.release(owned, "it is begun anew", reports=False)
+
+    def lock_lapsed(self, owned: OwnedQueue) -> None:
+        """The lock of a queue is held no more: to be consumed again it has to be gained anew."""
+        if self._is_current(owned):
+            self._releasing.release(owned, "its lock has lapsed")
+
+    def _is_current(self, owned: OwnedQueue) -> bool:
+        return self._ownership.owned.get(owned.queue) is owned
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
         """Go on from other offsets, as an administrator wants; what runs does not count.
@@ -216,17 +229,18 @@ class Rebalancer:
         """
         owned = self._ownership.owned
         mine = {queue: owned[queue] for queue in offsets if queue in owned}
-        for queue, each in mine.items():
+        for each in mine.values():
             each.drop()
-            self._progress.freeze(queue, offsets[queue])
         try:
+            for queue in mine:
+                self._progress.freeze(queue, offsets[queue])
             await self._progress.persist(mine)
         finally:
             self.reporting.let_be_seen(mine)
             going = [
                 self._releasing.release(each, "its progress was reset", reports=False)
-                for queue, each in mine.items()
-                if owned.get(queue) is each
+                for each in mine.values()
+                if self._is_current(each)
             ]
             await asyncio.gather(*going, return_exceptions=True)
 

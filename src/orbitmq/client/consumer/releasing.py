@@ -3,11 +3,13 @@
 As long as a queue is in the table of owned ones, whoever is to have it next waits. So nothing here
 may last for ever, except in orderly consumption: there the lock is what others wait for, and to
 give it back while a handler runs would put two handlers on one queue. A stop does not wait for ever
-either; it leaves the lock of such a queue to itself.
+either; it leaves the lock of such a queue to itself. Nor does it wait for a broker that is silent:
+that is found out once, not once for every queue.
 
 Progress is reported twice: at once, for an owner-to-be that does not wait (Apache's clients do
 not), and when the last handler has finished. Before the second report the broker is asked when some
 time has passed, or the lock was lost: what another owner has reported meanwhile is not taken back.
+At a stop the broker is asked for what it is believed to have, too: nobody would say it later.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE
+from orbitmq.client.consumer.progress import Doubting
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.errors import OrbitError
+from orbitmq.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.gaining import Beginning
@@ -36,6 +41,10 @@ log = logging.getLogger(__name__)
 _LONG = 1.0
 #: Pause between attempts to report progress.
 _AGAIN = 0.1
+#: How long one report may take at a stop. A store that takes longer is given up.
+_LAST_REPORT = 5.0
+#: How long a stop takes at most beside its handlers: two reports, and what comes with them.
+_STOP = 2 * _LAST_REPORT + 2.0
 
 
 class Draining(Protocol):
@@ -75,6 +84,8 @@ class Releasing:
         self._tasks: dict[OwnedQueue, asyncio.Task[None]] = {}
         #: Queues that were given up by a stop while a handler was at work on them.
         self.left_busy: set[Queue] = set()
+        #: Brokers that did not answer at a stop, and are told nothing more.
+        self._given_up: set[str] = set()
 
     def is_going(self, owned: OwnedQueue) -> bool:
         """Whether a queue is being given up."""
@@ -94,15 +105,29 @@ class Releasing:
         return task
 
     async def release_all(self, why: str, *, within: float | None = None) -> None:
-        """Give up everything; handlers that run longer than `within` (`handover`) are left."""
+        """Give up everything; handlers that run longer than `within` (`handover`) are left.
+
+        Takes about as long as the handlers; and at most `_STOP` more, whatever brokers do.
+        """
         self._is_stopping = True
         self._patience = self._settings.handover if within is None else within
-        tasks = [self.release(owned, why) for owned in list(self._ownership.owned.values())]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        all_owned = list(self._ownership.owned.values())
+        tasks = [self.release(owned, why) for owned in all_owned]
+        try:
+            async with asyncio.timeout(self._patience + _STOP):
+                await asyncio.gather(*tasks, return_exceptions=True)
+        except TimeoutError:
+            log.warning(
+                "not all queues of group %s could be given up in order; messages may come again",
+                self._group,
+                extra={"group": self._group},
+            )
+        self.left_busy.update(owned.queue for owned in all_owned if owned.running)
 
     async def _release(self, owned: OwnedQueue, why: str, *, reports: bool) -> None:
         queue = owned.queue
         began = self._engine.clock.monotonic()
+        is_idle: bool | None = None
         try:
             is_idle = await self._drain(owned, reports=reports)
             owned.drop()
@@ -110,18 +135,17 @@ class Releasing:
                 self._ownership.counts.abandoned += owned.running
             if reports:
                 lasted = self._engine.clock.monotonic() - began
-                is_locked = owned.lock is None or owned.lock.is_held(self._engine.clock.monotonic())
-                await self._report(owned, is_careful=lasted > _LONG or not is_locked)
-            if self._locks is not None:
-                await self._unlock(self._locks, owned, is_idle=is_idle)
+                is_careful = lasted > _LONG or not self._is_locked(owned)
+                await self._report(owned, is_careful=is_careful)
         finally:
-            # Whatever went wrong: a queue that nobody pulls must not look owned.
+            # Whatever went wrong: a queue that nobody pulls must not look owned, or stay locked.
             owned.drop()
-            if self._ownership.owned.get(queue) is owned:
-                del self._ownership.owned[queue]
-                self._progress.forget(queue)
-                self._ownership.counts.released += 1
-            self._on_released(queue.topic)
+            try:
+                if self._locks is not None:
+                    was_idle = not owned.running if is_idle is None else is_idle
+                    await self._unlock(self._locks, owned, is_idle=was_idle)
+            finally:
+                self._let_go(owned)
         log.info(
             "queue released: %s by group %s, %s",
             queue,
@@ -130,6 +154,20 @@ class Releasing:
             extra={"group": self._group, "queue": str(queue)},
         )
 
+    def _let_go(self, owned: OwnedQueue) -> None:
+        queue = owned.queue
+        try:
+            if self._ownership.owned.get(queue) is owned:
+                del self._ownership.owned[queue]
+                self._ownership.counts.released += 1
+                self._progress.forget(queue)
+        finally:
+            self._on_released(queue.topic)
+
+    def _is_locked(self, owned: OwnedQueue) -> bool:
+        """Whether nobody else has begun the queue, as far as locks can tell."""
+        return owned.lock is None or owned.lock.is_held(self._engine.clock.monotonic())
+
     async def _drain(self, owned: OwnedQueue, *, reports: bool) -> bool:
         """Wait for running handlers; whether none runs any more."""
         if owned.is_dropped and self._locks is None:
@@ -137,6 +175,8 @@ class Releasing:
             return True
         early = None
         if reports:
+            if self._is_stopping:
+                self._doubt(owned.queue)
             early = asyncio.create_task(self._persist(owned), name=f"report {owned.queue}")
         try:
             while not await self._consumption.drain(owned, self._patience):
@@ -156,7 +196,9 @@ class Releasing:
     async def _unlock(self, locks: QueueLocks, owned: OwnedQueue, *, is_idle: bool) -> None:
         """Give the lock of a queue back, unless a handler still runs under it."""
         if is_idle:
-            await locks.release([owned.queue])
+            # The lock of this ownership only: the queue may be ours again under another one.
+            if locks.get(owned.queue) is owned.lock:
+                await locks.release([owned.queue])
             return
         self.left_busy.add(owned.queue)
         log.warning(
@@ -187,15 +229,32 @@ class Releasing:
             await asyncio.sleep(_AGAIN)
 
     async def _persist(self, owned: OwnedQueue, *, is_careful: bool = False) -> OrbitError | None:
-        queue = owned.queue
-        position = self._progress.read(queue)
-        if position is None:
-            return None
+        """Put the progress by; what prevented it, if anything did."""
+        broker = owned.queue.broker
+        if broker in self._given_up:
+            return BrokerUnavailable(broker, "it did not answer before, and is not asked again")
         try:
-            if is_careful:
-                await self._progress.fetch(queue)
-                self._progress.update(queue, position)
-            await self._progress.persist([queue])
+            async with asyncio.timeout(_LAST_REPORT if self._is_stopping else None):
+                await self._put_by(owned.queue, is_careful=is_careful)
+        except TimeoutError:
+            if self._is_stopping:
+                self._given_up.add(broker)
+            return BrokerUnavailable(broker, f"progress was not taken within {_LAST_REPORT:g} s")
         except OrbitError as error:
+            if self._is_stopping and isinstance(error, RemotingError | BrokerUnavailable):
+                self._given_up.add(broker)
             return error
         return None
+
+    async def _put_by(self, queue: Queue, *, is_careful: bool) -> None:
+        position = self._progress.read(queue)
+        if position is None:
+            return
+        if is_careful:
+            await self._progress.fetch(queue)
+            self._progress.update(queue, position)
+        await self._progress.persist([queue])
+
+    def _doubt(self, queue: Queue) -> None:
+        if isinstance(self._progress, Doubting):
+            self._progress.doubt([queue])

@@ -130,9 +130,21 @@ class Outcome:
     #: Those that failed; the others of the call are done.
     failed: Sequence[ReceivedMessage] = ()
     failure: Failure | None = None
+    #: Of the failed ones, those that never reached the handler: they stay here, and are offered to
+    #: it again after `hold` seconds. No attempt is spent on that.
+    held: Sequence[ReceivedMessage] = ()
+    hold: float = 0.0
     #: A listener in order may say how long its queue pauses.
     suspend: float | None = None
     auto_commit: bool = True
+
+    @property
+    def tried(self) -> Sequence[ReceivedMessage]:
+        """Those that failed with the attempt spent: all but the held ones."""
+        if not self.held:
+            return self.failed
+        held = {id(message) for message in self.held}
+        return [message for message in self.failed if id(message) not in held]
 
 
 #: Nearly every call ends so.
@@ -218,9 +230,17 @@ def accounted(outcome: Outcome, messages: Sequence[ReceivedMessage]) -> Outcome:
 
 def reason_of(error: BaseException) -> str:
     """The kind of an error and the first line of its text, short enough to travel."""
-    lines = str(error).splitlines()
+    lines = text_of(error).splitlines()
     text = type(error).__name__ + (f": {lines[0]}" if lines else "")
     return text.encode("utf-8", "replace")[:LONGEST_REASON].decode("utf-8", "ignore")
+
+
+def text_of(value: object) -> str:
+    """The text of somebody's object, which may be unable to give one."""
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001  # whatever its `__str__` raises
+        return f"(no text: {type(error).__name__})"
 
 
 def _acknowledged(index: int, messages: Sequence[ReceivedMessage], failure: Failure) -> Outcome:

@@ -311,9 +311,11 @@ class TaskWorkers:
             await _Isolated(coroutine, self._context.copy(), self._wake_one)
         except asyncio.CancelledError:
             self._forgive_cancelling()
-        except KeyboardInterrupt:
-            # It goes on to whoever runs the loop; what came of the job is in it all the same.
-            self._ended(job)
+        except BaseException:
+            # Also what no handler should raise. It goes on to whoever runs the loop, or ends this
+            # task, and another takes its place; what came of the job is in it all the same.
+            if not self._loop.is_closed():
+                self._ended(job)
             raise
         finally:
             del self._at_work[name]

@@ -2,7 +2,8 @@
 
 A broker of the old line takes a message for a certain time, keeps the wish as a property that it
 does not know, and delivers the message at once. So such a message is sent only to a broker that has
-said that it is of 5.0 or later; one that has not said anything yet is asked.
+said that it is of 5.0 or later; one that has not said anything yet is asked. In a cluster with
+both, as in the middle of an upgrade, the message goes to a broker that can keep it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.producer.errors import TimesUnsupported
+from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.wire.versions import Release, ordinal_of, release_of
 
@@ -39,8 +41,9 @@ class BrokerVersions:
 
     def keeps_times(self, broker: str) -> bool:
         """Whether a broker is known to deliver at any time. May be called by any thread."""
-        addresses = self._engine.routes.brokers.get(broker, {})
-        return any(self._known.get(where, 0) >= _NEW_LINE for where in addresses.values())
+        # The master's word counts: in a rolling upgrade its slaves are newer than it for a while.
+        master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
+        return master is not None and self._known.get(master, 0) >= _NEW_LINE
 
     async def check_times(self, broker: str, wish: str, within: float) -> None:
         """Raises `TimesUnsupported` for a broker of the old line.

@@ -78,7 +78,7 @@ class ProducerCore:
         ids = UniqueIds((client.client_ip or own_ip()).strip("[]"), clock=engine.clock)
         self._drafting = Drafting(self.settings, ids, client.namespace)
         self._monotonic = engine.clock.monotonic
-        self._check_process = ProcessCheck("this producer")
+        self._check_process = ProcessCheck("this producer", from_start=True)
         self._publisher: Publisher | None = None
         self._was_stopped = False
         self._unsent = Occurrences()
@@ -94,7 +94,7 @@ class ProducerCore:
     # ---- life
 
     async def start(self) -> None:
-        self._check_process()
+        self._check_process.begin()
         if self._was_stopped:
             raise NotRunning("this producer", was_stopped=True)
         if self._publisher is not None:

@@ -15,6 +15,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, NotRunning
 from orbitmq.client.producer.brokerversions import BrokerVersions
 from orbitmq.client.producer.drafts import Draft
+from orbitmq.client.producer.errors import TimesUnsupported
 from orbitmq.client.producer.faults import Faults
 from orbitmq.client.producer.frames import SendFrames
 from orbitmq.client.producer.results import SendResult, SendStatus
@@ -98,9 +99,19 @@ class Publisher:
                 return given_up(sending)
             sending.first = None
             outcome = await self._attempt(sending, queue, others)
+            if isinstance(outcome, TimesUnsupported):
+                self._pass_over(sending, queue, outcome)
+                continue
             result = self._settle(sending, queue, outcome)
             if result is not None:
                 return result
+
+    @staticmethod
+    def _pass_over(sending: Sending, queue: Queue, error: TimesUnsupported) -> None:
+        """Have another broker asked; raises the error when the message may not go elsewhere."""
+        if sending.is_bound:
+            raise error
+        sending.unable[queue.broker] = error
 
     async def _pause(self, sending: Sending, seconds: float) -> bool:
         """Wait before a broker is tried again; False when the time was up before that."""
@@ -224,7 +235,17 @@ class Publisher:
 
     async def tell(self, sending: Sending) -> None:
         """Send one-way: one attempt, without an answer. Raises `SendFailed`."""
-        queue, _ = await self._targets.choose(sending)
+        while True:
+            queue, _ = await self._targets.choose(sending)
+            sending.first = None
+            try:
+                await self._tell(sending, queue)
+            except TimesUnsupported as error:
+                self._pass_over(sending, queue, error)
+            else:
+                return
+
+    async def _tell(self, sending: Sending, queue: Queue) -> None:
         try:
             connection = await self._connected(queue, sending.timeout)
             await self._check_times(sending.draft, queue, sending.timeout)
@@ -306,7 +327,7 @@ class Publisher:
                 await self._check_times(draft, queue, limit)
                 limit = end - self._monotonic()
             return await self._ask(connection, draft, queue, limit)
-        except (RemotingError, BrokerUnavailable) as error:
+        except (RemotingError, BrokerUnavailable, TimesUnsupported) as error:
             return error
 
     async def _ask(

@@ -63,6 +63,7 @@ class Sending:
         "select",
         "timeout",
         "tried",
+        "unable",
     )
 
     def __init__(
@@ -89,6 +90,8 @@ class Sending:
         self.counted = 0
         #: How often each broker was tried, in the order of the last times.
         self.tried: dict[str, int] = {}
+        #: Brokers that cannot do what the message wishes, and how they said so: passed over.
+        self.unable: dict[str, OrbitError] = {}
         self.error: OrbitError | None = None
         #: Stored, but not as safely as wanted.
         self.result: SendResult | None = None

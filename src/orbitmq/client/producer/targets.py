@@ -7,7 +7,7 @@ are asked until the time of the call is up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from orbitmq.client.engine import Engine
@@ -41,7 +41,10 @@ class Targets:
         )
 
     async def choose(self, sending: Sending) -> tuple[Queue, bool]:
-        """Where the next attempt goes, and whether there are other brokers. Raises `SendFailed`."""
+        """Where the next attempt goes, and whether there are other brokers.
+
+        Raises `SendFailed`, or what the last broker said when none can do what is wished.
+        """
         left = sending.deadline - self._monotonic()
         found = await self._found(sending.draft.topic, left)
         if isinstance(found, OrbitError):
@@ -99,7 +102,8 @@ class Targets:
         if bound is not None:
             return bound
         if sending.select is None:
-            return publication.rotation.choose(publication.queues, self._faults, sending.tried)
+            queues = _able(sending, publication.queues) if sending.unable else publication.queues
+            return publication.rotation.choose(queues, self._faults, sending.tried)
         message = sending.draft.message
         assert message is not None  # noqa: S101  # only messages of the application have a selector
         chosen = sending.select(publication.queues, message)
@@ -108,3 +112,11 @@ class Targets:
         # One choice holds for the whole call, also if queues come or go meanwhile.
         sending.queue = chosen
         return chosen
+
+
+def _able(sending: Sending, queues: Sequence[Queue]) -> Sequence[Queue]:
+    """Queues of brokers that have not said that they cannot do what the message wishes."""
+    able = [queue for queue in queues if queue.broker not in sending.unable]
+    if not able:
+        raise next(reversed(sending.unable.values()))
+    return able

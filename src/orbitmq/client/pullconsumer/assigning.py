@@ -59,7 +59,7 @@ class Assigning:
         self._track({queue.topic for queue in wanted})
         self._wanted = wanted
         gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
-        await asyncio.gather(*(self._end(owned) for owned in gone))
+        await self._end(gone)
         new = [queue for queue in wanted if queue not in self._owned]
         await asyncio.gather(*(self._begin(queue) for queue in new))
 
@@ -97,28 +97,29 @@ class Assigning:
         if queue in self._wanted and queue not in self._owned:
             await self._begin(queue)
 
-    async def _end(self, owned: OwnedQueue) -> None:
-        """Give a queue up; its progress is reported, as far as that is the consumer's business."""
-        owned.is_draining = True
-        self._puller.end(owned)
-        # Nobody waits for the queue, and the application knows what it does.
-        await self._settling.drain(owned, 0.0)
-        owned.drop()
+    async def _end(self, gone: list[OwnedQueue]) -> None:
+        """Give queues up; their progress is reported, as far as that is the consumer's business.
+
+        In one report: a broker that is silent is waited for once, not for each queue.
+        """
+        for owned in gone:
+            owned.is_draining = True
+            self._puller.end(owned)
+        # Nobody waits for the queues, and the application knows what it does.
+        await asyncio.gather(*(self._settling.drain(owned, 0.0) for owned in gone))
+        for owned in gone:
+            owned.drop()
         try:
-            await self._progress.persist([owned.queue])
+            await self._progress.persist([owned.queue for owned in gone])
         except OrbitError as error:
-            log.warning(
-                "progress in %s not reported: %s",
-                owned.queue,
-                error,
-                extra={"queue": str(owned.queue)},
-            )
-        self._progress.forget(owned.queue)
-        if self._owned.get(owned.queue) is owned:
-            del self._owned[owned.queue]
+            log.warning("progress in assigned queues not reported: %s", error)
+        for owned in gone:
+            self._progress.forget(owned.queue)
+            if self._owned.get(owned.queue) is owned:
+                del self._owned[owned.queue]
 
     async def stop(self) -> None:
         """Give everything up."""
         self._wanted = set()
-        await asyncio.gather(*(self._end(owned) for owned in tuple(self._owned.values())))
+        await self._end(list(self._owned.values()))
         self._track(set())

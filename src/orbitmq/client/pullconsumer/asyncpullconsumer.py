@@ -17,7 +17,7 @@ from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.names import check_group
 from orbitmq.client.namespaces import wrap_group, wrap_topic
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
-from orbitmq.client.pullconsumer.committing import Commits, is_untroubled, positions_of
+from orbitmq.client.pullconsumer.committing import Commits, Trouble, positions_of
 from orbitmq.client.pullconsumer.core import WHAT, PullCore
 from orbitmq.client.pullconsumer.offsets import END, FIRST, Find, at_time, find_offsets, lags
 from orbitmq.client.pullconsumer.settings import PollSettings
@@ -50,9 +50,9 @@ class AsyncPullConsumer:
 
     With `auto_commit` (the default) a message counts as done when it was returned by a poll and
     another poll has followed, and is committed within the interval after that. When the consumer is
-    stopped, everything returned counts as done, unless an error ends its `async with` block, or is
-    being handled where `stop` is called (in a `finally`, for instance). Without it, progress is
-    what `commit` says. One task polls at a time.
+    stopped, everything returned counts as done, unless an error ends its `async with` block, or one
+    that came after the last poll is being handled where `stop` is called (in a `finally`, for
+    instance). Without it, progress is what `commit` says. One task polls at a time.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class AsyncPullConsumer:
             PollSettings() if polling is None else kind(polling, "polling", PollSettings)
         )
         self._namespace = engine.settings.namespace
-        self._check_process = ProcessCheck(WHAT)
+        self._check_process = ProcessCheck(WHAT, from_start=True)
+        self._trouble = Trouble()
         self._core = PullCore(
             engine,
             wrap_group(self._namespace, group),
@@ -142,17 +143,18 @@ class AsyncPullConsumer:
 
     async def start(self) -> None:
         """Join the group. Raises `SubscriptionRefused` when a broker cannot serve a condition."""
-        self._check_process()
+        self._check_process.begin()
+        self._trouble.note()
         await self._core.start()
 
     async def stop(self, *, done: bool | None = None) -> None:
         """Commit (if that is automatic), give the queues up and leave. May be repeated.
 
         `done` is whether what the last poll returned counts as done, for automatic commits. By
-        default it does, unless an error is being handled: then it comes again, as it does when the
-        error ends an `async with` block.
+        default it does, unless an error is being handled that came after that poll: then it comes
+        again, as it does when the error ends an `async with` block.
         """
-        await self._core.stop(settles=is_untroubled() if done is None else done)
+        await self._core.stop(settles=not self._trouble.is_there if done is None else done)
 
     @property
     def client_id(self) -> str:
@@ -236,6 +238,7 @@ class AsyncPullConsumer:
     async def __anext__(self) -> ReceivedMessage:
         """The next message, however long it takes; ends when the consumer is stopped."""
         core = self._core
+        self._trouble.note()
         while core.is_running:
             chunks = core.chunks_now(1) or await core.next_chunks(1, None, _LONG)
             if messages := self._read(chunks):
@@ -284,6 +287,7 @@ class AsyncPullConsumer:
             raise SettingError(
                 f"a poll must allow at least one message and byte, got {count} and {max_bytes}"
             )
+        self._trouble.note()
         left = max(0.0, until - self.clock.monotonic())
         return await self._core.next_chunks(count, max_bytes, left, least=min(min_messages, count))
 
@@ -389,6 +393,18 @@ class AsyncPullConsumer:
         refuses with, and `QueueNotAssigned` for a queue that was lost meanwhile.
         """
         return await self._core.commit(None if done is None else positions_of(done))
+
+    async def commit_but(self, unread: Iterable[tuple[Chunk, int]]) -> dict[Queue, int]:
+        """Commit everything that polls have returned, but these chunks from these offsets on."""
+        cache = self._core.cache
+        positions = {queue.owned.queue: queue.returned for queue in cache.queues}
+        spells = {queue.owned: queue.spell for queue in cache.queues}
+        for chunk, offset in unread:
+            # Those of a queue that was lost or sought meanwhile are of no interest any more.
+            if spells.get(chunk.owned) == chunk.spell:
+                queue = chunk.owned.queue
+                positions[queue] = min(positions[queue], offset)
+        return await self._core.commit(positions)
 
     async def committed(self, queue: Queue) -> int | None:
         """The group's progress in a queue, as the broker has it; None without any."""

@@ -28,6 +28,25 @@ def positions_of(done: Commits) -> Mapping[Queue, int]:
     return positions
 
 
-def is_untroubled() -> bool:
-    """Whether the caller handles no error, as it does in `except` and, on its way, in `finally`."""
-    return sys.exc_info()[1] is None
+class Trouble:
+    """Whether an error came between taking messages and the end, by what the caller handles.
+
+    A caller handles an error in `except`, and while it is on its way, in `finally`. One that it
+    handled already when it took the messages, or that somebody does who called it, says nothing
+    about them.
+    """
+
+    __slots__ = ("_earlier",)
+
+    def __init__(self) -> None:
+        self._earlier: BaseException | None = None
+
+    def note(self) -> None:
+        """Messages are about to be taken: what is handled now is not their fault."""
+        self._earlier = sys.exc_info()[1]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether an error is handled now that was not then."""
+        error = sys.exc_info()[1]
+        return error is not None and error is not self._earlier

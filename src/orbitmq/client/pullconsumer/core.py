@@ -357,6 +357,8 @@ class PullCore:
             self.cache.of(self.assigned(queue)).settled = offset
             self.progress.update(queue, offset, increase_only=False)
         self.cache.settled.set()
+        # Whoever asks for it gets an answer of the broker, not what we believe.
+        self.progress.insist(positions)
         await self.progress.persist(positions)
         return positions
 

@@ -15,7 +15,7 @@ from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
-from orbitmq.client.pullconsumer.committing import Commits, is_untroubled
+from orbitmq.client.pullconsumer.committing import Commits, Trouble
 from orbitmq.client.pullconsumer.core import ONE_AT_A_TIME, WHAT
 from orbitmq.errors import OrbitError
 
@@ -76,15 +76,18 @@ class PullConsumer:
         self.group = self._consumer.group
         self.settings = self._consumer.settings
         self._thread = LoopThread(f"orbitmq pull consumer {group}")
-        self._check_process = ProcessCheck(WHAT)
+        self._check_process = ProcessCheck(WHAT, from_start=True)
         self._is_running = False
         self._was_stopped = False
         #: What an iteration has taken and not returned yet.
         self._iterated: deque[tuple[Chunk, ReceivedMessage]] = deque()
+        #: The chunks of that, from their first message on, and in the same order.
+        self._chunks: list[Chunk] = []
         #: What a call has taken and not returned; it was broken off if there is something and no
         #: call takes anything.
         self._lent: list[Chunk] | None = None
         self._is_taking = False
+        self._trouble = Trouble()
 
     # ---- life
 
@@ -102,9 +105,10 @@ class PullConsumer:
 
     def start(self) -> None:
         """Join the group. Raises `SubscriptionRefused` when a broker cannot serve a condition."""
-        self._check_process()
+        self._check_process.begin()
         if self._was_stopped:
             raise NotRunning(WHAT, was_stopped=True)
+        self._trouble.note()
         self._thread.start()
         try:
             self._thread.run(self._consumer.start())
@@ -118,10 +122,10 @@ class PullConsumer:
         """Commit (if that is automatic), give the queues up and leave. May be repeated.
 
         `done` is whether what the last poll returned counts as done, for automatic commits. By
-        default it does, unless an error is being handled: then it comes again, as it does when the
-        error ends a `with` block.
+        default it does, unless an error is being handled that came after that poll: then it comes
+        again, as it does when the error ends a `with` block.
         """
-        self._stop(self._consumer.stop(done=is_untroubled() if done is None else done))
+        self._stop(self._consumer.stop(done=not self._trouble.is_there if done is None else done))
 
     def _stop(self, stopping: Coroutine[Any, Any, None]) -> None:
         if self._is_running and self._check_process.is_same:
@@ -231,6 +235,7 @@ class PullConsumer:
     def _read_one_by_one(self, chunks: list[Chunk]) -> deque[tuple[Chunk, ReceivedMessage]]:
         """The messages with their chunks; one that cannot be read comes again, and its turn."""
         read: deque[tuple[Chunk, ReceivedMessage]] = deque()
+        self._chunks = chunks
         for place, chunk in enumerate(chunks):
             try:
                 messages = self._consumer.messages_of([chunk])
@@ -259,6 +264,7 @@ class PullConsumer:
         """
         if self._is_taking:
             raise WrongUse(ONE_AT_A_TIME)
+        self._trouble.note()
         lent: list[Chunk] = []
         self._lent = lent
         try:
@@ -357,9 +363,35 @@ class PullConsumer:
     # ---- progress
 
     def commit(self, done: Commits | None = None) -> dict[Queue, int]:
-        """Store progress, and return when the broker has it; see `AsyncPullConsumer.commit`."""
-        self._take_back()
-        return self._run(self._consumer.commit(done))
+        """Store progress, and return when the broker has it; see `AsyncPullConsumer.commit`.
+
+        An iteration goes on with what it has; without an argument, that is not committed.
+        """
+        if done is not None:
+            return self._run(self._consumer.commit(done))
+        return self._run(self._commit_returned())
+
+    async def _commit_returned(self) -> dict[Queue, int]:
+        """On the loop: what was broken off is given back, what an iteration still has is not."""
+        if self._lent is not None and not self._is_taking:
+            self._give_back()
+        return await self._consumer.commit_but(self._unread())
+
+    def _unread(self) -> list[tuple[Chunk, int]]:
+        """What was taken and not returned: chunks, and from which offset on.
+
+        One look at each chunk, not at each message: `commit` may follow every single one.
+        """
+        unread = [(chunk, chunk.first_offset) for chunk in self._lent or ()]
+        try:
+            current, message = self._iterated[0]
+        except IndexError:
+            return unread
+        chunks = self._chunks
+        # Not found if another thread iterates, and has come to the next ones: all of them, then.
+        place = next((n for n, each in enumerate(chunks) if each is current), -1)
+        unread += [(chunk, chunk.first_offset) for chunk in chunks[place + 1 :]]
+        return [(current, message.queue_offset), *unread]
 
     def committed(self, queue: Queue) -> int | None:
         """The group's progress in a queue, as the broker has it; None without any."""

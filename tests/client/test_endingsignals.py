@@ -1,0 +1,190 @@
+"""Signals that end a program reach all who listen, and belong to their host again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import permutations
+
+import pytest
+
+from orbitmq.client.endingsignals import ENDINGS, EndingSignals, Latch, LoopEndingSignals
+
+DEADLINE = 20.0
+
+
+class Noted:
+    """An event that can be looked at."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def set(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[list[int]]:
+    """The host's own handlers, which say what they were called with."""
+    called: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: called.append(number))
+        for number in ENDINGS
+    }
+    yield called
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def in_force() -> list[object]:
+    return [signal.getsignal(number) for number in ENDINGS]
+
+
+def test_the_handlers_of_the_host_are_called_and_are_there_again(handlers: list[int]) -> None:
+    hosts, noted = in_force(), Noted()
+
+    with EndingSignals(noted):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+
+    assert noted.count == 1
+    assert handlers == [signal.SIGTERM, signal.SIGINT]
+    assert in_force() == hosts
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_several_that_end_in_any_order_hear_signals_as_long_as_they_listen(
+    handlers: list[int], order: tuple[int, ...]
+) -> None:
+    hosts = in_force()
+    noted = [Noted() for _ in range(3)]
+    listening = [EndingSignals(each) for each in noted]
+    for each in listening:
+        each.__enter__()
+
+    signal.raise_signal(signal.SIGTERM)
+    for ended, which in enumerate(order):
+        listening[which].restore()
+        signal.raise_signal(signal.SIGTERM)
+        assert len(handlers) == 2 + ended
+
+    assert [each.count for each in noted] == [1 + order.index(which) for which in range(3)]
+    assert in_force() == hosts
+
+
+def test_what_the_host_puts_on_meanwhile_stays(handlers: list[int]) -> None:
+    noted, later = Noted(), []
+    listening = EndingSignals(noted)
+    listening.__enter__()
+    link = signal.getsignal(signal.SIGTERM)
+    assert callable(link)
+
+    def newer(number: int, frame: object) -> None:
+        later.append(number)
+        link(number, None)
+
+    signal.signal(signal.SIGTERM, newer)
+    signal.raise_signal(signal.SIGTERM)
+    listening.restore()
+    signal.raise_signal(signal.SIGTERM)
+
+    assert signal.getsignal(signal.SIGTERM) is newer
+    assert noted.count == 1
+    assert len(later) == len(handlers) == 2
+
+
+def test_default_actions_wait_until_nobody_listens() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    noted = Noted()
+
+    with EndingSignals(noted):
+        signal.raise_signal(signal.SIGINT)
+    assert noted.count == 1
+
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+async def test_two_on_one_loop_both_hear_a_signal(handlers: list[int]) -> None:
+    hosts, never = in_force(), asyncio.Event()
+
+    async def listen() -> None:
+        with LoopEndingSignals() as signals:
+            begun.release()
+            await signals.or_event(never)
+            signals.restore()
+
+    begun = asyncio.Semaphore(0)
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(listen())
+            await begun.acquire()
+        signal.raise_signal(signal.SIGTERM)
+
+    assert handlers == [signal.SIGTERM]
+    assert in_force() == hosts
+
+
+async def test_a_handler_that_the_host_gave_to_its_loop_is_called_during_and_after(
+    handlers: list[int],
+) -> None:
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    loop.add_signal_handler(signal.SIGTERM, heard.put_nowait, "host")
+    try:
+        async with asyncio.timeout(DEADLINE):
+            with LoopEndingSignals() as signals:
+                signal.raise_signal(signal.SIGTERM)
+                await signals.or_event(asyncio.Event())
+                assert await heard.get() == "host"
+            signal.raise_signal(signal.SIGTERM)
+            assert await heard.get() == "host"
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def test_ctrl_c_ends_what_asyncio_runs_in_order_and_not_by_a_cancellation() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def main() -> str:
+        assert isinstance(signal.getsignal(signal.SIGINT), functools.partial)
+        async with asyncio.timeout(DEADLINE):
+            with LoopEndingSignals() as signals:
+                signal.raise_signal(signal.SIGINT)
+                await signals.or_event(asyncio.Event())
+        return "in order"
+
+    with asyncio.Runner() as runner:
+        assert runner.run(main()) == "in order"
+
+
+def test_signals_are_left_alone_on_other_threads(handlers: list[int]) -> None:
+    hosts, found = in_force(), []
+
+    def listen() -> None:
+        with EndingSignals(Noted()):
+            found.extend(in_force())
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join(DEADLINE)
+
+    assert found == hosts
+
+
+def test_a_latch_lets_all_go_on_once_it_is_set() -> None:
+    latch = Latch()
+    threads = [threading.Thread(target=latch.wait, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+
+    latch.set()
+    latch.set()
+
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert not any(thread.is_alive() for thread in threads)
+    latch.wait()
