@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -128,6 +129,8 @@ async def test_a_peer_is_not_given_up_while_it_takes_a_long_frame_before_our_que
     transport = _TakingTransport(takes=4)
     connection = Connection(Dispatcher({}), silence=0.02)
     connection.connection_made(transport)
+    connected = time.monotonic()
+    await until(lambda: time.monotonic() > connected + 0.01)  # a clock may be coarse
 
     connection.submit(ANSWERED, None, lambda _: None, timeout=0.05)
     await until(lambda: not connection.is_open, "the end, once it takes nothing more")
