@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
