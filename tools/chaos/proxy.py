@@ -138,6 +138,7 @@ class FaultyProxy:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.sleep(0)  # what was aborted is closed in the next turn
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pid = owner_of(int(writer.get_extra_info("peername")[1]))
@@ -148,6 +149,9 @@ class FaultyProxy:
         except OSError:
             writer.transport.abort()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         link = _Link(pid, writer, far_writer)
         self._links.add(link)
         link.tasks = [
@@ -254,6 +258,7 @@ def _inode_of(port: int) -> str | None:
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[1].endswith(suffix):
+            # One that waits for its end has no owner, and another may have its port by now.
+            if fields[1].endswith(suffix) and fields[9] != "0":
                 return fields[9]
     return None
