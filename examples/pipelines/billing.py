@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from orbitmq import DeadLetter, ReceivedMessage, Retry
-from orbitmq.spark import process, with_retries
+from orbitmq.spark import judged, with_retries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,13 +41,14 @@ def pipeline(
 ) -> DataStreamWriter:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
 
-    def each(batch: DataFrame, _number: int) -> None:
-        judged = process(batch, bill, group=group).persist()  # else every action calls it again
-        order = F.from_json(F.col("body").cast("string"), SCHEMA).alias("order")
-        good = judged.where("outcome = 'ok'").select(order, "msgId").select("order.*", "msgId")
-        good.write.mode("append").parquet(str(path))
-        run.settle(judged, group)
-        judged.unpersist()
+    def each(batch: DataFrame, number: int) -> None:
+        with judged(batch, bill, group=group) as rows:
+            order = F.from_json(F.col("body").cast("string"), SCHEMA).alias("order")
+            good = rows.where("outcome = 'ok'").select(order, "msgId").select("order.*", "msgId")
+            # A batch that Spark repeats has its number again, and replaces what it wrote. So the
+            # folder belongs to the checkpoint: with a new one, begin a new folder.
+            good.write.mode("overwrite").parquet(f"{path}/batch={number}")
+            run.settle(rows, group)
 
     topics = with_retries(topic, group=group, name_server=run.name_server)
     orders = run.stream(topics, group=group, startingOffsets="earliest")

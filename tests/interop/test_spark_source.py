@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.spark import consume, dead_letters, process, settle, with_retries
+from orbitmq.spark import consume, dead_letters, judged, settle, with_retries
 from tests.interop.beside import Beside, number_in, number_of
 from tests.interop.session import body
 from tests.support.sparkconsuming import QUICK, SOON, Journal, idle
@@ -396,10 +396,9 @@ def test_rows_that_failed_come_again_through_the_retry_topic(
             raise ValueError(f"no account for {number}")
 
     def each(batch: DataFrame, number: int) -> None:
-        judged = process(batch, judge, group=group).persist()
-        judged.where("outcome = 'ok'").select("body").write.mode("append").parquet(good)
-        settle(judged, group, name_server=server, max_retries=1)
-        judged.unpersist()
+        with judged(batch, judge, group=group) as rows:
+            rows.where("outcome = 'ok'").select("body").write.mode("append").parquet(good)
+            settle(rows, group, name_server=server, max_retries=1)
 
     def letters() -> list[str]:
         return texts(dead_letters(spark, group, name_server=server))

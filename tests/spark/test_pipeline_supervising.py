@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from orbitmq.spark.pipelines.pacing import Pace
 from orbitmq.spark.pipelines.progress import Progress, QueryWatch
 from orbitmq.spark.pipelines.run import Run
 from orbitmq.spark.pipelines.supervising import End, Restarting, RestartPolicy, Supervisor
-from orbitmq.spark.pipelines.targets import first_words
+from orbitmq.spark.pipelines.targets import StreamTarget, first_words
 
 DEADLINE = 20.0
 
@@ -250,7 +250,9 @@ def test_a_senseless_policy_is_refused(wrong: dict[str, Any]) -> None:
 # What is seen.
 
 
-def report_of(batch: int, rows: int, second: int, **sources: str | None) -> Any:
+def report_of(
+    batch: int, rows: int, second: int, late: Sequence[int] = (), **sources: str | None
+) -> Any:
     return SimpleNamespace(
         batchId=batch,
         numInputRows=rows,
@@ -258,6 +260,7 @@ def report_of(batch: int, rows: int, second: int, **sources: str | None) -> Any:
         batchDuration=500,
         processedRowsPerSecond=rows * 2.0,
         sources=[SimpleNamespace(**sources)] if sources else [],
+        stateOperators=[SimpleNamespace(numRowsDroppedByWatermark=each) for each in late],
     )
 
 
@@ -278,6 +281,24 @@ def test_rows_are_counted_once_and_idle_reports_change_nothing() -> None:
     assert not watch.look(query)
     assert (watch.batch, watch.rows, watch.rows_per_second) == (2, 12, 10.0)
     assert watch.lag == {"t@a:0": 4, "t@a:1": 0}
+
+
+def test_rows_that_came_too_late_are_counted_and_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    query: Any = StreamingQuery(lasts=-1)
+    spark: Any = SimpleNamespace()
+    target = StreamTarget(query, Run(spark, name="staged", name_server="127.0.0.1:9876"))
+    seen = []
+    for batch, late in enumerate([(), (3, 1), (0,), (2,)]):
+        query.recentProgress.append(report_of(batch, 5, batch + 1, late))
+        query.lastProgress = query.recentProgress[-1]
+        seen.append(target.look().late)
+        target.look()
+
+    assert seen == [0, 4, 4, 6]
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split(" rows came after")[0] for text in told] == ["fake: 4", "fake: 2"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark.pipelines import Run, archive, backfill, statistics, transform, triage
 from orbitmq.spark.pipelines.archive import day
 from orbitmq.spark.pipelines.errors import PipelineRefused
+from orbitmq.spark.pipelines.targets import StreamTarget
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.sparking import DEADLINE, until
 
@@ -152,6 +155,24 @@ def test_statistics_count_messages_and_bytes_of_windows(
     assert found == {"paid": (8, 40), None: (1, 3)}
 
 
+def test_statistics_say_what_they_left_out(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """Batches that are cut take a part of each topic, and the older one comes too late."""
+    for topic in ("older", "newer"):
+        orbit_cluster.create_topic(topic, queues=1)
+    orbit_cluster.send("older", *[b"x"] * 3)
+    orbit_cluster.advance(3600)
+    orbit_cluster.send("newer", *[b"x"] * 3)
+    run = run_in(spark, orbit_cluster, tmp_path)
+
+    # What the first batch says about time, Spark holds against rows from the third one on.
+    query = statistics(run, topic="older,newer", path=tmp_path / "out", max_per_batch=2)
+    to_the_end(query)
+
+    assert StreamTarget(query, run).look().late == 1
+
+
 def test_statistics_go_to_one_place(
     spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
@@ -181,6 +202,26 @@ def test_backfill_sends_what_archive_kept_once_and_later_files_by_the_next_run(
         (each.properties.get("TAGS"), each.properties["KEYS"], each.properties["region"])
         for each in copies
     } == {("t", "k", "eu")}
+
+
+def test_backfill_repeats_a_batch_under_the_same_ids_whatever_the_number_of_tasks(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("repeated", queues=2)
+    table = tmp_path / "table"
+    # An equal body in each file: two messages, not one twice.
+    frame = spark.range(30).selectExpr("CAST(id % 15 AS STRING) AS body", "'own' AS identity")
+    frame.repartition(3).write.parquet(str(table))
+    run = run_in(spark, orbit_cluster, tmp_path)
+
+    to_the_end(backfill(run, path=table, into="repeated"))
+    shutil.rmtree(tmp_path / "ck" / "tested" / "commits")
+    to_the_end(backfill(run, path=table, into="repeated", rate=10_000))
+
+    found = orbit_cluster.messages("repeated")
+    ids = Counter((each.properties["UNIQ_KEY"], bytes(each.body)) for each in found)
+    assert len(ids) == len({unique_id for unique_id, _ in ids}) == 30
+    assert set(ids.values()) == {2}
 
 
 def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(

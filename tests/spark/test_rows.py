@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbitmq.message.batch import BatchElement
 from orbitmq.message.properties import decode_properties
-from orbitmq.spark.errors import SourceError
 from orbitmq.spark.rows import (
     Origin,
-    RowIds,
     RowReader,
     RowRefused,
     Written,
@@ -120,7 +119,7 @@ def test_a_row_that_is_no_message_is_refused_and_the_next_is_read(
         assert words in str(first)
         assert first.row == 0
     assert isinstance(second, Written)
-    assert second.unique_id == ORIGIN.ids.of(1)
+    assert second.unique_id == ORIGIN.ids.of(1, "orders", BatchElement(b"good", 0, b""))
 
 
 texts = st.one_of(
@@ -141,12 +140,18 @@ texts = st.one_of(
                 "shardingKey": texts,
                 "queueId": st.one_of(st.none(), st.integers(-3, 5)),
                 "delayLevel": st.one_of(st.none(), st.none(), st.integers(0, 3)),
+                "brokerName": st.sampled_from([None, "broker-a"]),
+                "identity": st.sampled_from([None, "", "o-1"]),
             }
         ),
         min_size=1,
         max_size=10,
     ),
-    chosen=st.sets(st.sampled_from(["tags", "keys", "shardingKey", "queueId", "delayLevel"])),
+    chosen=st.sets(
+        st.sampled_from(
+            ["tags", "keys", "shardingKey", "queueId", "delayLevel", "brokerName", "identity"]
+        )
+    ),
 )
 def test_rows_that_are_read_together_are_what_each_is_alone(
     rows: list[dict[str, Any]], chosen: set[str]
@@ -163,7 +168,7 @@ def test_rows_that_are_read_together_are_what_each_is_alone(
     quick = list(reader.messages(batch))
 
     for place, (row, found) in enumerate(zip(batch.to_pylist(), quick, strict=True)):
-        alone = reader._judged(place, ORIGIN.ids.of(place), row)
+        alone = reader._judged(place, row)
         if isinstance(alone, RowRefused):
             assert isinstance(found, RowRefused)
             assert str(found) == str(alone)
@@ -186,22 +191,79 @@ def test_a_row_needs_a_topic(topic: str | None) -> None:
     assert "message.topic is" in str(found)
 
 
+contents = st.builds(BatchElement, st.binary(max_size=4), st.integers(0, 2), st.binary(max_size=4))
+
+
 @given(
     origins=st.lists(
-        st.tuples(st.text(max_size=20), st.integers(0, 10**6)), unique=True, max_size=20
+        st.tuples(st.text(max_size=20), st.integers(0, 10**6)), unique=True, max_size=8
     ),
-    rows=st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=20),
+    rows=st.lists(st.integers(0, 2**40), unique=True, max_size=8),
+    written=st.lists(
+        st.tuples(st.sampled_from(["orders", "invoices"]), contents), unique=True, max_size=8
+    ),
 )
-def test_ids_are_unique_and_the_same_again(origins: list[tuple[str, int]], rows: list[int]) -> None:
-    ids = [Origin(*origin).ids.of(row) for origin in origins for row in rows]
+def test_ids_are_unique_and_the_same_again(
+    origins: list[tuple[str, int]], rows: list[int], written: list[tuple[str, BatchElement]]
+) -> None:
+    places = [(origin, row, *each) for origin in origins for row in rows for each in written]
+
+    ids = [Origin(*origin).ids.of(row, topic, content) for origin, row, topic, content in places]
 
     assert len(set(ids)) == len(ids)
-    assert ids == [Origin(*origin).ids.of(row) for origin in origins for row in rows]
+    again = [Origin(*origin).ids.of(row, topic, content) for origin, row, topic, content in places]
+    assert ids == again
     assert all(len(each) == 32 and int(each, 16) >= 0 for each in ids)
     # Where other clients write the time.
     assert all(each[20:28] == "00000000" for each in ids)
 
 
-def test_numbers_of_rows_end() -> None:
-    with pytest.raises(SourceError, match="repartition"):
-        RowIds("x").of(2**32)
+def test_equal_rows_are_two_messages() -> None:
+    first, second = messages([{"body": b"x"}] * 2)
+
+    assert first.unique_id != second.unique_id
+
+
+@given(
+    bodies=st.lists(st.binary(min_size=1, max_size=2), min_size=2, max_size=12),
+    cuts=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    turn=st.integers(0, 11),
+)
+def test_however_a_batch_is_repeated_different_messages_have_different_ids(
+    bodies: list[bytes], cuts: tuple[int, int], turn: int
+) -> None:
+    """A repeated batch may come in other partitions and in another order."""
+    seen: dict[str, bytes] = {}
+    for partitions, rows in zip(cuts, (bodies, bodies[turn:] + bodies[:turn]), strict=True):
+        ids = set()
+        for partition in range(partitions):
+            share = [{"body": body} for body in rows[partition::partitions]]
+            if not share:
+                continue
+            reader = RowReader("orders", Origin("query/3", partition))
+            for found in reader.messages(pa.RecordBatch.from_pylist(share)):
+                assert isinstance(found, Written)
+                body = bytes(found.element.body)
+                assert seen.setdefault(found.unique_id, body) == body
+                ids.add(found.unique_id)
+        assert len(ids) == len(bodies)  # nor do equal rows become one
+
+
+def test_a_row_may_say_what_its_id_is_made_of() -> None:
+    rows = [{"body": b"a", "identity": "o-1"}, {"body": b"b", "identity": "o-2"}]
+
+    here = [each.unique_id for each in messages(rows)]
+    reader = RowReader("orders", Origin("another query/9", 7))
+    there = list(reader.messages(pa.RecordBatch.from_pylist(rows[::-1])))
+
+    assert here[0] != here[1]
+    assert [each.unique_id for each in there if isinstance(each, Written)] == here[::-1]
+    assert messages(rows[:1], topic="invoices")[0].unique_id != here[0]
+    # It is no property of the message.
+    assert only(rows[0]).element.properties == f"UNIQ_KEY\x01{here[0]}\x02".encode()
+
+
+def test_a_row_without_identity_among_others_has_an_id_of_its_own() -> None:
+    found = messages([{"body": b"a", "identity": text} for text in ("o-1", None, "")])
+
+    assert len({each.unique_id for each in found}) == 3

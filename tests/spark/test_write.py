@@ -152,6 +152,62 @@ def test_a_repeated_batch_sends_the_same_ids(
     assert set(ids.values()) == {2}
 
 
+def test_different_messages_have_different_ids_in_several_writes_and_other_partitions(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    """A batch that writes twice, and is repeated in other partitions than it had."""
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(40))
+    orbit_shared_cluster.create_topic("in-parts", queues=2)
+
+    def both(batch: DataFrame, _number: int) -> None:
+        for rest in (0, 1):
+            half = batch.where(f"CAST(CAST(body AS STRING) AS INT) % 2 = {rest}").select("body")
+            write(half, orbit_shared_cluster, topic="in-parts")
+
+    def run(partitions: int) -> None:
+        query = (
+            stream(
+                spark,
+                orbit_shared_cluster,
+                orbit_shared_topic,
+                startingOffsets="earliest",
+                minPartitions=str(partitions),
+            )
+            .writeStream.foreachBatch(both)
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(DEADLINE)
+
+    run(2)
+    shutil.rmtree(tmp_path / "commits")
+    run(3)
+
+    bodies: dict[str, set[bytes]] = defaultdict(set)
+    for each in orbit_shared_cluster.messages("in-parts"):
+        bodies[each.properties["UNIQ_KEY"]].add(bytes(each.body))
+    assert {len(each) for each in bodies.values()} == {1}
+    assert {int(each) for found in bodies.values() for each in found} == set(range(40))
+
+
+def test_rows_with_an_identity_keep_their_ids_whoever_writes_them(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    frame = spark.range(20).selectExpr("CAST(id AS STRING) AS body", "CONCAT('o-', id) AS identity")
+
+    write(frame.coalesce(1), orbit_shared_cluster, topic=orbit_shared_topic)
+    write(frame.repartition(3, "body"), orbit_shared_cluster, topic=orbit_shared_topic)
+
+    found = orbit_shared_cluster.messages(orbit_shared_topic)
+    ids = Counter((each.properties["UNIQ_KEY"], bytes(each.body)) for each in found)
+    assert len(ids) == 20
+    assert set(ids.values()) == {2}
+
+
 def test_a_row_that_is_no_message_fails_or_is_left_out(
     spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark import consume, dead_letters
+from orbitmq.spark import consume, dead_letters, judged, process, settle
+from orbitmq.spark.consuming.errors import RowsRefused
 from orbitmq.spark.session import prepare
 from tests.support.sparkconsuming import QUICK, Journal
 
@@ -41,8 +42,23 @@ def main(name_server: str, group: str, topic: str, journal: str) -> None:
     letters = (
         dead_letters(spark, group, name_server=name_server).select("topic", "reason").collect()
     )
+    frame = (
+        spark.read.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("subscribe", topic)
+        .load()
+    )
+    with judged(frame, judge) as rows:
+        good = rows.where("outcome = 'ok'").count()
+        settled = settle(rows, f"{group}-rows", name_server=name_server)
+    try:
+        settle(process(frame, judge), f"{group}-rows", name_server=name_server)
+        refused = "nothing"
+    except RowsRefused as error:
+        refused = type(error).__name__
     spark.stop()
     print(is_idle, progress.done, progress.dead, *map(tuple, letters), flush=True)
+    print(good, settled.dead, refused, flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from orbitmq.client.admin.errors import AdminError
 from orbitmq.client.admin.sync import Admin
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark import consume, dead_letters, process, settle
+from orbitmq.spark import consume, dead_letters, judged, settle
 from orbitmq.spark.pipelines import Run, archive
 from orbitmq.spark.pipelines.progress import QueryWatch
 from orbitmq.spark.session import local_session, prepare
@@ -140,10 +140,9 @@ def judge(message: ReceivedMessage) -> None:
 
 
 def _verdicts(spark: SparkSession, frame: DataFrame, name_server: str) -> dict[str, Any]:
-    judged = process(frame.where("queueOffset < 5"), judge, group="judging").persist()
-    settled = settle(judged, "judging", name_server=name_server)
-    good = judged.where("outcome = 'ok'").count()
-    judged.unpersist()
+    with judged(frame.where("queueOffset < 5"), judge, group="judging") as rows:
+        settled = settle(rows, "judging", name_server=name_server)
+        good = rows.where("outcome = 'ok'").count()
     letters = dead_letters(spark, "judging", name_server=name_server)
     return {
         "good": good,

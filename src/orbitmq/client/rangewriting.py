@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -109,7 +110,8 @@ class RangeWriter:
         self._on_their_way: dict[concurrent.futures.Future[None], int] = {}
         self._ahead = 0
         self._failure: OrbitError | None = None
-        self._refused: list[Refusal] = []
+        #: The thread that sends puts them in, the one that makes messages takes them out.
+        self._refused: deque[Refusal] = deque()
 
     def start(self) -> None:
         self._thread.start()
@@ -149,16 +151,13 @@ class RangeWriter:
 
     def take_refused(self) -> Sequence[Refusal]:
         """What was refused since the last call, of frames that number their messages."""
-        if not self._refused:
-            return ()
-        refused, self._refused = self._refused, []
-        return refused
+        return tuple(self._refused.popleft() for _ in range(len(self._refused)))
 
     def abandon(self) -> None:
         """Wait for what is on its way, whatever comes of it; the next use begins anew."""
         self._wait(concurrent.futures.ALL_COMPLETED)
         self._failure = None
-        self._refused = []
+        self._refused.clear()
 
     def _wait(self, until: str) -> None:
         done, _ = concurrent.futures.wait(self._on_their_way, return_when=until)

@@ -73,9 +73,11 @@ MESSAGE_SCHEMA: Final = pa.schema(
 #: Offsets in a column are 32 bits wide.
 MAX_CHUNK: Final = 0x7FFFFFFF
 
-#: The years 1 to 9999, in milliseconds: beyond them neither Python nor Spark has dates.
-_FIRST_MS: Final = -62_135_596_800_000
-_LAST_MS: Final = 253_402_300_799_999
+#: The years 1 to 9999, in milliseconds: beyond them neither Python nor Spark has dates. Without the
+#: first and the last day, which lie beyond in some time zone.
+_DAY_MS: Final = 86_400_000
+_FIRST_MS: Final = -62_135_596_800_000 + _DAY_MS
+_LAST_MS: Final = 253_402_300_799_999 - _DAY_MS
 
 
 class BadBody(enum.Enum):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from orbitmq.spark.consuming.deadletters import dead_letters, retries
+    from orbitmq.spark.consuming.keeping import judged
     from orbitmq.spark.consuming.pipeline import ConsumePipeline, consume
     from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress
     from orbitmq.spark.consuming.settings import BatchSettings
@@ -26,6 +27,7 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     "PipelineProgress",
     # Verdicts in DataFrames
     "process",
+    "judged",
     "settle",
     "with_retries",
     # Messages that failed
@@ -40,6 +42,7 @@ _HOMES: Final = {
     "BatchReport": "reports",
     "PipelineProgress": "reports",
     "process": "verdicts",
+    "judged": "keeping",
     "settle": "settling",
     "with_retries": "settling",
     "dead_letters": "deadletters",

@@ -3,13 +3,16 @@
 A worker is reused for tasks of many batches and queries; nothing but module state outlives a task
 in it. So this is the one place of the package that has some. It is keyed by the process, because
 workers are forked, and by how the cluster is reached, because queries of several clusters and
-users share a worker.
+users share a worker. A session that lives long may see many of them: what was used least recently
+is closed when there are more than a few. A task that still has it, as only another thread of the
+same process could, would connect again to read, and fail to write.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangelinks import RangeLinks
@@ -17,16 +20,25 @@ from orbitmq.client.rangelinks import RangeLinks
 if TYPE_CHECKING:
     from orbitmq.client.rangewriting import RangeWriter, WritingSettings
 
-_links: dict[tuple[int, RangeAccess], RangeLinks] = {}
-_writers: dict[tuple[int, RangeAccess, str, WritingSettings], RangeWriter] = {}
+#: Clusters that a worker keeps connections to, and producers that it keeps; one is usual.
+KEPT: Final = 4
+
+_links: OrderedDict[tuple[int, RangeAccess], RangeLinks] = OrderedDict()
+_writers: OrderedDict[tuple[int, RangeAccess, str, WritingSettings], RangeWriter] = OrderedDict()
 
 
 def links_to(access: RangeAccess) -> RangeLinks:
     """The connections of this process to a cluster."""
     key = os.getpid(), access
-    if key not in _links:
-        _links[key] = RangeLinks(access)
-    return _links[key]
+    links = _links.get(key)
+    if links is None:
+        links = _links[key] = RangeLinks(access)
+        while len(_links) > KEPT:
+            (process, _), old = _links.popitem(last=False)
+            if process == key[0]:  # those of the process that this one was forked from are not ours
+                old.close()
+    _links.move_to_end(key)
+    return links
 
 
 def writer_to(access: RangeAccess, group: str, settings: WritingSettings) -> RangeWriter:
@@ -34,8 +46,14 @@ def writer_to(access: RangeAccess, group: str, settings: WritingSettings) -> Ran
     from orbitmq.client.rangewriting import RangeWriter  # noqa: PLC0415  # readers need none
 
     key = os.getpid(), access, group, settings
-    if key not in _writers:
+    writer = _writers.get(key)
+    if writer is None:
         writer = RangeWriter(access, group, settings)
         writer.start()
         _writers[key] = writer
-    return _writers[key]
+        while len(_writers) > KEPT:
+            (process, *_), old = _writers.popitem(last=False)
+            if process == key[0]:
+                old.stop()
+    _writers.move_to_end(key)
+    return writer

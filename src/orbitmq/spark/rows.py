@@ -1,10 +1,20 @@
 """Rows of a DataFrame as messages, with ids that are the same when the rows are written again.
 
-An id looks like those of other clients, 32 hexadecimal digits, and is made of who writes (query,
-batch and partition, or the job of a batch write) and of the number of the row. A task that is tried
-again, or a batch that is repeated after a crash, gives its messages the ids that they had, so that
-consumers which look for duplicates by message id find them. The digits in which other clients put
-the time are zero, because time is not the same the second time.
+An id looks like those of other clients, 32 hexadecimal digits. It is a digest of who writes (query,
+batch and partition, or the job of a batch write), of the number of the row, and of the message
+itself with its topic. Consumers that look for duplicates drop a message whose id they know, hence
+two rules of different weight:
+
+1. Messages that differ never have the same id, whatever a repeated batch does to the order and the
+   partitions of its rows, and however many writes a batch makes: nothing is dropped that is new.
+   This is what the content is in the digest for.
+2. The same row again has the same id when it comes at the same place of the same partition, as it
+   does when a task is tried again or a batch is repeated as it was: duplicates are recognised.
+   Content alone would not do: two equal rows are two messages.
+
+A row that comes at another place has a new id, because no rule could tell it from a second, equal
+one. Whoever knows better says so in the column `identity`, which then takes the place of all of
+this. The digits in which other clients put the time are zero: time is not the same the second time.
 """
 
 from __future__ import annotations
@@ -19,15 +29,16 @@ from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.message.batch import BatchElement
 from orbitmq.message.errors import MessageError
-from orbitmq.message.properties import encode_properties
-from orbitmq.message.wellknown import KEYS, RESERVED, SHARDING_KEY, TAGS, UNIQ_KEY
+from orbitmq.message.properties import check_properties_size, encode_properties
+from orbitmq.message.wellknown import KEYS, RESERVED, SHARDING_KEY, TAGS
 from orbitmq.spark.errors import SourceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Rows of one partition that can be numbered.
-_MOST_ROWS: Final = 1 << 32
+#: Bytes of an id that are a digest: all but the time. Among 10**10 messages, the chance that two
+#: have the same id is below 10**-9.
+_DIGEST: Final = 12
 
 
 class RowRefused(SourceError):
@@ -59,14 +70,28 @@ class RowIds:
     """The message ids of a partition."""
 
     def __init__(self, origin: str) -> None:
-        digest = hashlib.sha256(origin.encode()).digest()
-        self._front = digest[:6].hex().upper()
-        self._back = "00000000" + digest[6:8].hex().upper()
+        self._origin = hashlib.blake2b(origin.encode(), digest_size=_DIGEST, person=b"row")
 
-    def of(self, row: int) -> str:
-        if row >= _MOST_ROWS:
-            raise SourceError(f"a partition can write {_MOST_ROWS} rows; repartition the DataFrame")
-        return f"{self._front}{row:08X}{self._back}"
+    def of(self, row: int, topic: str, content: BatchElement) -> str:
+        """The id of a message by its place and its content, which has no id yet."""
+        body, flag, properties = content
+        digest = self._origin.copy()
+        # The length tells where properties end and the body begins.
+        digest.update(
+            b"\n%d %b %d %d\n%b%b"
+            % (row, topic.encode(), flag, len(properties), properties, bytes(body))
+        )
+        return _as_id(digest.hexdigest())
+
+    @staticmethod
+    def named(identity: str, topic: str) -> str:
+        """The id of a message by what its row says, whoever writes it."""
+        text = f"{topic}\n{identity}".encode()
+        return _as_id(hashlib.blake2b(text, digest_size=_DIGEST, person=b"identity").hexdigest())
+
+
+def _as_id(digest: str) -> str:
+    return f"{digest[:20]}00000000{digest[20:]}".upper()
 
 
 class Written(NamedTuple):
@@ -75,8 +100,10 @@ class Written(NamedTuple):
     topic: str
     element: BatchElement
     unique_id: str
-    #: The number of the queue among those of the topic, if the row says so.
+    #: The number of the queue among those of the topic, if the row says so; with a broker, the
+    #: number among those of the broker.
     queue: int | None
+    broker: str | None
     key: str | None
     is_delayed: bool
 
@@ -105,27 +132,39 @@ class RowReader:
         nothing = [None] * batch.num_rows
         bodies = columns["body"]
         queues, keys = columns.get("queueId", nothing), columns.get("shardingKey", nothing)
+        brokers, identities = columns.get("brokerName", nothing), columns.get("identity", nothing)
         for place, properties in enumerate(plain):
-            unique_id = self._ids.of(first + place)
             if properties is None or self._topic is None:
                 row = {name: columns[name][place] for name in names}
-                yield self._judged(first + place, unique_id, row)
+                yield self._judged(first + place, row)
                 continue
             body = bodies[place]
-            element = BatchElement(
-                body if isinstance(body, bytes) else body.encode(),
-                0,
-                b"%bUNIQ_KEY\x01%b\x02" % (properties, unique_id.encode()),
+            content = BatchElement(
+                body if isinstance(body, bytes) else body.encode(), 0, properties
             )
-            yield Written(self._topic, element, unique_id, queues[place], keys[place], False)
+            unique_id = self._id(first + place, self._topic, content, identities[place])
+            yield Written(
+                self._topic,
+                _with_id(content, unique_id),
+                unique_id,
+                queues[place],
+                brokers[place],
+                keys[place],
+                False,
+            )
 
-    def _judged(self, row: int, unique_id: str, values: Mapping[str, Any]) -> Written | RowRefused:
+    def _id(self, row: int, topic: str, content: BatchElement, identity: str | None) -> str:
+        if identity:
+            return self._ids.named(identity, topic)
+        return self._ids.of(row, topic, content)
+
+    def _judged(self, row: int, values: Mapping[str, Any]) -> Written | RowRefused:
         try:
-            return self._written(unique_id, values)
+            return self._written(row, values)
         except (MessageRefused, MessageError) as refused:
             return RowRefused(row, str(refused))
 
-    def _written(self, unique_id: str, row: Mapping[str, Any]) -> Written:
+    def _written(self, number: int, row: Mapping[str, Any]) -> Written:
         topic = self._topic or row.get("topic")
         if topic is None:
             raise MessageRefused("topic", "is null; give the option 'topic', or one in every row")
@@ -145,16 +184,25 @@ class RowReader:
             deliver_at=deliver_at,
             sharding_key=row.get("shardingKey") or None,
         )
-        properties = message.all_properties()
-        properties[UNIQ_KEY] = unique_id
+        properties = encode_properties(message.all_properties())
+        content = BatchElement(message.body, message.flag, properties)
+        unique_id = self._id(number, topic, content, row.get("identity"))
+        element = _with_id(content, unique_id)
+        check_properties_size(element.properties)
         return Written(
             topic,
-            BatchElement(message.body, message.flag, encode_properties(properties)),
+            element,
             unique_id,
             queue,
+            row.get("brokerName"),
             message.sharding_key,
             bool(message.delay_level) or deliver_at is not None,
         )
+
+
+def _with_id(content: BatchElement, unique_id: str) -> BatchElement:
+    properties = b"%bUNIQ_KEY\x01%b\x02" % (content.properties, unique_id.encode())
+    return BatchElement(content.body, content.flag, properties)
 
 
 def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
@@ -208,10 +256,12 @@ _FIELDS: Final = (
     "keys",
     "properties",
     "queueId",
+    "brokerName",
     "shardingKey",
     "delayLevel",
     "deliverAt",
     "flag",
+    "identity",
 )
 
 

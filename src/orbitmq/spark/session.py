@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.spark.java import cache_folder, find_java
 
@@ -54,14 +54,42 @@ def local_session(
     from pyspark.sql import SparkSession  # noqa: PLC0415  # reads the environment
 
     builder = SparkSession.builder.master(f"local[{cores},{attempts}]").appName(name)
-    for key, value in {**settings_for(), **(settings or {})}.items():
+    chosen = {**settings_for(), **(settings or {})}
+    for key, value in chosen.items():
         builder = builder.config(key, value)
+    start_java(chosen | {"spark.master": f"local[{cores},{attempts}]", "spark.app.name": name})
     session = builder.getOrCreate()
     if os.environ.get("ORBITMQ_CONSOLE"):
         from orbitmq.spark.reporting import report_queries  # noqa: PLC0415  # who has a console
 
         report_queries(session)
     return session
+
+
+def start_java(settings: Mapping[str, str]) -> None:
+    """Start the Java of the first session here in a process group of its own, and its context.
+
+    What a terminal, `timeout` or a service manager sends to the whole group would end it in the
+    midst of a batch; this process alone is to hear it, and stops its streams in order. Java ends
+    with this process all the same, since its standard input does. Nothing is done where there is
+    a Java already, or none of ours: with Connect, or when somebody else has started it.
+    """
+    mode = settings.get("spark.api.mode", os.environ.get("SPARK_API_MODE", "")).lower()
+    elsewhere = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT")
+    if mode == "connect" or "spark.remote" in settings or any(map(os.environ.get, elsewhere)):
+        return
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415  # only where Spark is
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    if SparkContext._gateway is not None:  # nothing public tells
+        return
+    conf = SparkConf()
+    for key, value in settings.items():
+        conf.set(key, value)
+    launch: Callable[..., Any] = launch_gateway
+    gateway = launch(conf, {"start_new_session": True})
+    # The session that is asked for next takes the context that is there.
+    SparkContext(conf=conf, gateway=gateway)
 
 
 def settings_for(version: str | None = None) -> dict[str, str]:

@@ -51,8 +51,8 @@ class TopicWriter:
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise SourceError(
-                "messages cannot be overwritten; use mode('append'), and outputMode append or "
-                "update in a stream"
+                "messages cannot be overwritten; use mode('append'), and outputMode('append') in "
+                "a stream"
             )
         check_writable(schema, topic=options.topic)
         self._options = options

@@ -34,10 +34,12 @@ WRITABLE: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
     "keys": ((StringType, ArrayType), "string, with spaces between keys, or array<string>"),
     "properties": ((MapType,), "map<string,string>"),
     "queueId": (_NUMBERS, "int"),
+    "brokerName": ((StringType,), "string"),
     "shardingKey": ((StringType,), "string"),
     "delayLevel": (_NUMBERS, "int"),
     "deliverAt": ((TimestampType,), "timestamp"),
     "flag": (_NUMBERS, "int"),
+    "identity": ((StringType,), "string"),
 }
 #: What a read brings and a broker sets anew: messages that were read can be written as they are.
 IGNORED: Final = frozenset(COLUMNS.keys() - WRITABLE.keys())

@@ -3,12 +3,16 @@
 A row says which queue it goes to by `queueId` or `shardingKey`; other rows are dealt out in turn,
 beginning at a queue that depends on the partition. The same rows therefore go to the same queues
 when they are written again, as far as brokers are there.
+
+A `queueId` alone counts through the queues of all brokers, as clients see them. With `brokerName`,
+as a read brings both, it is the number at that broker. A topic that has no such queue gets what was
+in one queue into one queue all the same: a copy keeps the order of every queue.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -65,6 +69,7 @@ class _Gathering:
 
     first_id: str
     elements: list[BatchElement] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     size: int = 0
     may_go_elsewhere: bool = True
 
@@ -74,8 +79,11 @@ class _Writing:
         self._writer = writer
         self._options = options
         self._queues: dict[str, tuple[Queue, ...]] = {}
+        self._known: set[Queue] = set()
         self._gathering: dict[Queue, _Gathering] = {}
         self._turn = origin.partition
+        #: Of a batch, which is a message to its broker.
+        self._largest_frame = min(options.frame_bytes, LARGEST_BODY)
         self._sent = 0
         self._skipped = 0
         self._row = -1
@@ -97,25 +105,38 @@ class _Writing:
             self._refuse(RowRefused(self._row, problem))
             return
         self._sent += 1
-        if message.is_delayed:
+        size = MIN_ELEMENT_SIZE + len(element.body) + len(element.properties)
+        if message.is_delayed or size > self._largest_frame:
             # Behind what was gathered for its queue: it is stored in its place all the same.
             self._flush(queue)
-            self._writer.send(Frame(queue, [element], message.unique_id, is_free, is_alone=True))
+            self._send(
+                Frame(
+                    queue,
+                    [element],
+                    message.unique_id,
+                    is_free,
+                    is_alone=True,
+                    numbers=(self._row,),
+                )
+            )
             return
         gathering = self._gathering.get(queue)
+        if gathering is not None and gathering.size + size > self._largest_frame:
+            self._flush(queue)
+            gathering = None
         if gathering is None:
             gathering = self._gathering[queue] = _Gathering(message.unique_id)
         gathering.elements.append(element)
-        gathering.size += MIN_ELEMENT_SIZE + len(element.body) + len(element.properties)
+        gathering.rows.append(self._row)
+        gathering.size += size
         if not is_free:
             gathering.may_go_elsewhere = False
-        if gathering.size >= self._options.frame_bytes:
-            self._flush(queue)
 
     def finish(self) -> WriteCount:
         for queue in tuple(self._gathering):
             self._flush(queue)
         self._writer.finish()
+        self._hear_refused()
         if self._skipped:
             log.warning("%d rows could not be written and were left out", self._skipped)
         return WriteCount(self._sent, self._skipped)
@@ -124,15 +145,35 @@ class _Writing:
         gathering = self._gathering.pop(queue, None)
         if gathering is None:
             return
-        self._writer.send(
-            Frame(queue, gathering.elements, gathering.first_id, gathering.may_go_elsewhere)
+        self._send(
+            Frame(
+                queue,
+                gathering.elements,
+                gathering.first_id,
+                gathering.may_go_elsewhere,
+                numbers=gathering.rows,
+            )
         )
+
+    def _send(self, frame: Frame) -> None:
+        self._hear_refused()
+        self._writer.send(frame)
+
+    def _hear_refused(self) -> None:
+        """Rows that a broker did not take are rows that cannot be written, as any other."""
+        for row, reason in self._writer.take_refused():
+            self._sent -= 1
+            self._refuse(RowRefused(row, reason.remark or str(reason)))
 
     def _queue_of(self, message: Written) -> tuple[Queue | None, bool]:
         """The queue of a message, and whether another one would do; None: there is none."""
         queues = self._queues.get(message.topic)
         if queues is None:
             queues = self._queues[message.topic] = self._writer.queues(message.topic)
+            self._known.update(queues)
+        if message.queue is not None and message.broker is not None:
+            same = Queue(message.topic, message.broker, message.queue)
+            return (same if same in self._known else _standing_for(same, queues)), False
         if message.queue is not None:
             return (queues[message.queue] if message.queue < len(queues) else None), False
         if message.key:
@@ -146,3 +187,8 @@ class _Writing:
         self._skipped += 1
         if self._skipped <= _TOLD:
             log.warning("row %d left out: %s", refused.row, refused.problem)
+
+
+def _standing_for(absent: Queue, queues: Sequence[Queue]) -> Queue:
+    """The queue for what was in a queue that the topic does not have: always the same one."""
+    return queues[abs(key_hash(f"{absent.broker}:{absent.id}")) % len(queues)]

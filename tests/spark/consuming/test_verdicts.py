@@ -14,7 +14,7 @@ from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.client.ranges import QueueRange
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark import dead_letters, process, retries, settle, with_retries
+from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
 from orbitmq.spark.consuming.errors import ReturnFailed, RowsRefused
 from orbitmq.spark.consuming.settling import Settled, neighbours
 from orbitmq.testing.background import EmbeddedCluster
@@ -53,9 +53,9 @@ def test_every_row_gets_a_verdict(
 ) -> None:
     filled(orbit_shared_cluster, orbit_shared_topic)
 
-    judged = process(read(spark, orbit_shared_cluster, orbit_shared_topic), judging(), workers=4)
+    found = process(read(spark, orbit_shared_cluster, orbit_shared_topic), judging(), workers=4)
 
-    rows = {int(bytes(row.body)): row for row in judged.collect()}
+    rows = {int(bytes(row.body)): row for row in found.collect()}
     assert len(rows) == 40
     for number, row in rows.items():
         verdict = (row.outcome, row.error, row.retryAfter)
@@ -65,7 +65,7 @@ def test_every_row_gets_a_verdict(
             7: ("dead", "no such customer", None),
         }.get(number % 10, ("ok", None, None))
         assert row.properties["UNIQ_KEY"] == row.msgId == f"id-{number}"
-    assert judged.columns[-3:] == ["outcome", "error", "retryAfter"]
+    assert found.columns[-3:] == ["outcome", "error", "retryAfter"]
 
 
 def test_handlers_of_batches_and_coroutines_judge_rows_too(
@@ -101,10 +101,10 @@ def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
     good = str(tmp_path / "good")
 
     def each(batch: DataFrame, number: int) -> None:
-        judged = process(batch, fail, group="billing").persist()
-        judged.where("outcome = 'ok'").select("body").write.mode("append").parquet(good)
-        settle(judged, "billing", name_server=server, max_retries=1)
-        judged.unpersist()
+        with judged(batch, fail, group="billing") as rows:
+            good_ones = rows.where("outcome = 'ok'").select("body")
+            good_ones.write.mode("overwrite").parquet(f"{good}/batch={number}")
+            settle(rows, "billing", name_server=server, max_retries=1)
 
     query = (
         stream(
@@ -175,7 +175,8 @@ def test_a_row_whose_message_is_gone_is_sent_as_it_is(
     def fail(message: ReceivedMessage) -> None:
         raise ValueError("no")
 
-    settled = settle(process(moved, fail), "billing", name_server=orbit_cluster.name_server)
+    with judged(moved, fail) as rows:
+        settled = settle(rows, "billing", name_server=orbit_cluster.name_server)
     orbit_cluster.advance(10)
     until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again", DEADLINE)
 
@@ -198,13 +199,12 @@ def test_rows_that_nobody_takes_back_are_an_error(
     def fail(message: ReceivedMessage) -> None:
         raise DeadLetter("no")
 
-    judged = process(read(spark, orbit_cluster, "orders"), fail).persist()
-    assert judged.count() == 1
     server = orbit_cluster.name_server
-    orbit_cluster.stop()
+    with judged(read(spark, orbit_cluster, "orders"), fail) as rows:
+        orbit_cluster.stop()
 
-    with pytest.raises(ReturnFailed, match="1 failed message"):
-        settle(judged, "billing", name_server=server)
+        with pytest.raises(ReturnFailed, match="1 failed message"):
+            settle(rows, "billing", name_server=server)
 
 
 def test_what_cannot_work_is_said_on_the_driver(

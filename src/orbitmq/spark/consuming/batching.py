@@ -1,14 +1,15 @@
 """One batch after the other: plan, run as a Spark job, settle.
 
 A job that fails has moved no progress: everything in it is planned again, after a pause that grows.
-What its tasks had handled comes a second time, as it would after a crash.
+What its tasks had handled comes a second time, as it would after a crash. In order, that is not
+before the last of its tasks has ended (`orbitmq.spark.consuming.runningjobs`): they hold the order
+locks in the name of the driver, so the broker would not keep two of them apart.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from orbitmq.spark.consuming.errors import PipelineFailed
 from orbitmq.spark.consuming.job import parallelism, run_batch
 from orbitmq.spark.consuming.planning import Pace, deal
 from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress, PipelineState
+from orbitmq.spark.consuming.runningjobs import RunningJobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +54,7 @@ class Batching:
         self._on_batch = on_batch
         self._clock = clock or SystemClock()
         self._pace = Pace(driver.batch.messages)
-        self._tag = f"orbitmq-{uuid.uuid4().hex}"
+        self._jobs = RunningJobs(spark, clock=self._clock)
         self._tasks = 1
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -100,8 +102,8 @@ class Batching:
                 "the running batch is cancelled, its messages come again",
                 extra={"group": self._driver.group},
             )
-            self._spark.interruptTag(self._tag)
-            thread.join(_CANCELLED)
+            self._jobs.cancel()
+            thread.join(_CANCELLED + self._jobs.longest)
 
     @property
     def is_caller(self) -> bool:
@@ -139,7 +141,6 @@ class Batching:
     # ---- on the thread
 
     def _run(self) -> None:
-        self._spark.addTag(self._tag)
         failures = 0
         try:
             while not self._stopping.is_set():
@@ -199,6 +200,9 @@ class Batching:
             failure = f"{type(error).__name__}: {error}"[:_SHOWN]
             if not self._stopping.is_set():
                 log.warning("a batch failed: %s", failure, extra={"group": self._driver.group})
+            if self._driver.options.ordered:
+                # Before anything is settled: that lets go of the queues.
+                self._jobs.until_over()
         finally:
             self._driver.settle(planned, reports)
         errors = [report.error for report in reports if report.error]
@@ -235,6 +239,7 @@ class Batching:
         assert packed is not None  # noqa: S101  # made by the start
         places = iter(enumerate(planned.pieces))
         tasks = [[next(places) for _ in range(size)] for size in sizes]
+        self._jobs.begin()
         return run_batch(self._spark, packed, tasks, self._settings.seconds)
 
     def _tell(self, report: BatchReport) -> None:

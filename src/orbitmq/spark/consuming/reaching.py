@@ -29,7 +29,11 @@ def reach(
 
 
 def options_of(access: RangeAccess) -> dict[str, str]:
-    """The same as options of the source."""
+    """The same as options of the source.
+
+    Secrets too, also those that were found in the environment: the source is planned by a process
+    of the JVM or of a Connect server, which need not have the variables of this one.
+    """
     options: dict[str, object] = {"nameServer": ";".join(access.name_servers)}
     if (credentials := access.credentials) is not None:
         options |= {

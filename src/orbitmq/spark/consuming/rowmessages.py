@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.client.queue import Queue
@@ -28,6 +27,7 @@ _OPTIONAL: Final = (
     "storeTimestamp",
     "properties",
 )
+_TIMES: Final = ("bornTimestamp", "storeTimestamp")
 #: No place in a log: what a message is asked for by must never be another one's.
 NO_PLACE: Final = -1
 
@@ -35,7 +35,10 @@ NO_PLACE: Final = -1
 def messages_of(batch: pa.RecordBatch, group: str | None = None) -> list[ReceivedMessage]:
     """A message for every row, in their order."""
     names = [name for name in (*REQUIRED, *_OPTIONAL) if name in batch.schema.names]
-    columns = [batch.column(name).to_pylist() for name in names]
+    columns = [
+        _millis(batch.column(name)) if name in _TIMES else batch.column(name).to_pylist()
+        for name in names
+    ]
     return [
         _message(dict(zip(names, values, strict=True)), group)
         for values in zip(*columns, strict=True)
@@ -52,8 +55,8 @@ def _message(row: Mapping[str, Any], group: str | None) -> ReceivedMessage:
         queue_offset=row["queueOffset"],
         physical_offset=NO_PLACE,
         flag=row.get("flag") or 0,
-        born_ms=_millis(row.get("bornTimestamp")),
-        store_ms=_millis(row.get("storeTimestamp")),
+        born_ms=row.get("bornTimestamp") or 0,
+        store_ms=row.get("storeTimestamp") or 0,
         reconsume_times=row.get("reconsumeTimes") or 0,
     )
     return ReceivedMessage(stored, queue, group)
@@ -67,5 +70,11 @@ def _properties(row: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: value for name, value in named.items() if value}
 
 
-def _millis(time: datetime | None) -> int:
-    return 0 if time is None else round(time.timestamp() * 1000)
+def _millis(column: pa.Array) -> list[int | None]:
+    """Times as milliseconds, without dates between: in some zones the first and last have none."""
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    if not pa.types.is_timestamp(column.type):
+        return [None] * len(column)
+    exact = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
+    return [None if micros is None else micros // 1000 for micros in exact.to_pylist()]

@@ -26,6 +26,7 @@ from orbitmq.errors import OrbitError
 from orbitmq.message.stored import decode_messages
 from orbitmq.spark.connections import links_to
 from orbitmq.spark.consuming.errors import ReturnFailed
+from orbitmq.spark.consuming.keeping import check_kept
 from orbitmq.spark.consuming.reaching import reach
 from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
 from orbitmq.spark.consuming.verdicts import ADDED, DEAD_LETTER, OK, check_columns
@@ -62,13 +63,14 @@ def settle(
     tls: ClientTls | None = None,
     max_retries: int | None = None,
 ) -> Settled:
-    """Send the failed rows of `process` back, to be delivered to the group again or given up.
+    """Send the failed rows of `judged` back, to be delivered to the group again or given up.
 
     Returns when brokers have taken all of them; raises `ReturnFailed` when one was not taken, so
-    that the batch fails and is repeated.
+    that the batch fails and is repeated. Rows that would be judged again are refused.
     """
     check_group(group)
     check_columns(frame, (*REQUIRED, "outcome"))
+    check_kept(frame)
     used = [name for name in _USED if name in frame.columns]
     failed = frame.where(frame["outcome"] != OK).select(*used)
     send = _sending(reach(name_server, credentials, tls), group, max_retries)

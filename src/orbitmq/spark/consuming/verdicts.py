@@ -3,13 +3,16 @@
 For jobs that are their own masters, in `foreachBatch` or anywhere else:
 
     def each(batch: DataFrame, number: int) -> None:
-        judged = process(batch, bill).persist()
-        judged.where("outcome = 'ok'").write.mode("append").parquet("billed")
-        settle(judged, "billing", name_server="localhost:9876")
-        judged.unpersist()
+        with judged(batch, bill, group="billing") as rows:
+            good = rows.where("outcome = 'ok'")
+            good.write.mode("overwrite").parquet(f"billed/batch={number}")
+            settle(rows, "billing", name_server="localhost:9876")
 
-A DataFrame is computed again for every action on it, and with it the handler is called again;
-`persist` is what makes it once.
+A DataFrame is computed again for every action on it, and with it the handler is called again. Two
+calls may judge differently: a row that failed when the good ones were written, and succeeded when
+the failed ones were sent back, would be in neither. So whatever is done with rows by their outcome
+must see the verdicts of one and the same call. `judged` sees to that (`orbitmq.spark.consuming.
+keeping`), and `settle` refuses rows that could be judged again.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
-from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict
+from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict, text_of
 from orbitmq.client.errors import SettingError
 from orbitmq.spark.consuming.errors import RowsRefused
 from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
@@ -41,6 +44,8 @@ DEAD_LETTER: Final = "dead"
 #: The columns that are added: the outcome, what went wrong, and in how many seconds to try again
 #: if the handler said so.
 ADDED: Final = ("outcome", "error", "retryAfter")
+#: How plans of Spark show that a handler is called in them.
+HANDLER_IN_PLAN: Final = "orbitmq_process"
 _DAMAGED: Final = Failure(reason="the body is damaged, or cannot be expanded")
 
 
@@ -60,6 +65,8 @@ def process(
     `Retry`, `DeadLetter` and whatever else it may return or raise. All columns stay; `outcome` is
     ok, retry or dead, `error` the reason, `retryAfter` the delay that it asked for. A failing row
     fails no task. `workers` rows are handled at once in each task. `group` is what middleware sees.
+
+    Computed, and so judged anew, by every action: `judged` is for rows that are used twice.
     """
     if isinstance(workers, bool) or workers < 1:
         raise SettingError(f"process: workers must be 1 or more, got {workers!r}")
@@ -106,7 +113,7 @@ def _schema(frame: DataFrame) -> Any:
 def _judging(
     bind: Callable[[], Binding], workers: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def orbitmq_process(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         binding = bind()
         with ThreadPoolExecutor(workers, thread_name_prefix="orbitmq-process") as pool:
             for batch in batches:
@@ -115,7 +122,8 @@ def _judging(
                 failures |= _failures(binding, readable, pool, workers)
                 yield _with_outcomes(batch, messages, failures)
 
-    return judge
+    assert orbitmq_process.__name__ == HANDLER_IN_PLAN  # noqa: S101  # a name in two places
+    return orbitmq_process
 
 
 def _readable(
@@ -188,7 +196,7 @@ def _with_outcomes(
         OK if failure is None else DEAD_LETTER if failure.level == DEAD else RETRY
         for failure in found
     ]
-    reasons = [None if failure is None else failure.reason for failure in found]
+    reasons = [None if failure is None else _text(failure.reason) for failure in found]
     pauses = [None if failure is None else failure.pause for failure in found]
     fields = [
         *batch.schema,
@@ -203,3 +211,11 @@ def _with_outcomes(
         pa.array(pauses, pa.float64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _text(reason: object) -> str | None:
+    """A reason as a column takes it, whatever a handler has given for one."""
+    if reason is None:
+        return None
+    text = reason if isinstance(reason, str) else text_of(reason)
+    return text.encode("utf-8", "replace").decode()

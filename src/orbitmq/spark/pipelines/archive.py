@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from orbitmq.spark.pipelines.optionkinds import Zone
 from orbitmq.spark.pipelines.reading import Group, Most, Start, Tags, Topic, named_after, wanted
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from orbitmq.spark.pipelines.run import Run
+
+_UTC = Zone("UTC")
 
 
 def archive(
@@ -22,7 +25,7 @@ def archive(
     group: Group = None,
     tags: Tags = None,
     start: Start = "earliest",
-    zone: Annotated[str, "Where a day begins at midnight."] = "UTC",
+    zone: Annotated[Zone, "Where a day begins at midnight."] = _UTC,
     by: Annotated[
         Literal["stored", "born"], "Whether the day is that of storing or of sending."
     ] = "stored",

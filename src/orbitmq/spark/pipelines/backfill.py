@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: What one task sends per second without trouble; a higher rate is shared by several.
 _RATE_OF_TASK: Final = 20_000.0
-#: Where a message was, and what a broker sets anew.
-_OLD_PLACE: Final = ("topic", "queueId")
+#: Where a message was, which is not where it goes.
+_OLD_PLACE: Final = ("topic", "queueId", "brokerName")
 
 
 def backfill(
@@ -44,8 +44,9 @@ def backfill(
     """Send the rows of Parquet files to a topic, at a given rate; ends when all are sent.
 
     What `archive` kept is sent as it was: body, tags, keys and properties. Progress is kept for
-    each batch of files. A batch that is repeated has the same unique ids, so that a consumer can
-    recognise what it has already. Files that are added later are sent by the next run.
+    each batch of files. A batch that is repeated has the same unique ids, at another rate and on
+    other machines too, so that a consumer can recognise what it has already. Files that are added
+    later are sent by the next run.
     """
     if rate is not None and not rate > 0:
         raise PipelineRefused(f"option rate must be above 0, got {rate!r}")
@@ -59,14 +60,16 @@ def backfill(
     )
     if where is not None:
         rows = rows.where(where)
-    messages = _messages(rows, body=body, keys=keys, tags=tags, sharding_key=sharding_key)
+    messages = _messages(
+        rows, run.checkpoint(run.name), body=body, keys=keys, tags=tags, sharding_key=sharding_key
+    )
     if rate is not None:
         messages = paced(messages, rate, most_tasks=parallelism(run.spark))
     writer = messages.writeStream.format("rocketmq").options(**run.options).option("topic", into)
     return run.start(writer, once=True)
 
 
-def _messages(rows: DataFrame, **expressions: str | None) -> DataFrame:
+def _messages(rows: DataFrame, checkpoint: str, **expressions: str | None) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
 
     columns: dict[str, Column] = {
@@ -81,7 +84,27 @@ def _messages(rows: DataFrame, **expressions: str | None) -> DataFrame:
             columns[column] = F.expr(expression)
             if column != "body":
                 columns[column] = columns[column].cast("string")
+    columns["identity"] = _place(rows, checkpoint)
     return rows.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def _place(rows: DataFrame, checkpoint: str) -> Column:
+    """Which row of which file this is: the same however files are dealt out to tasks.
+
+    A file that was written anew is another one, and so is the same file in another run, which
+    somebody wants to have sent again.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    file = rows.metadataColumn("_metadata")
+    modified = F.unix_micros(file["file_modification_time"])
+    return F.concat_ws(
+        "\n",
+        F.lit(checkpoint),
+        file["file_path"],
+        modified.cast("string"),
+        file["row_index"].cast("string"),
+    )
 
 
 def paced(frame: DataFrame, rate: float, *, most_tasks: int) -> DataFrame:

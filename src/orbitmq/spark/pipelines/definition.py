@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from orbitmq.spark.pipelines.errors import PipelineRefused
 from orbitmq.spark.pipelines.optionkinds import Kind, NotAllowed, kind_of
+from orbitmq.spark.pipelines.reading import READ
 
 #: Stands for the default of an option that has none.
 REQUIRED: Final = inspect.Parameter.empty
@@ -32,6 +33,8 @@ class Option:
     about: str
     kind: Kind
     default: Any
+    #: Whether it names topics that are read.
+    is_read: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -107,6 +110,11 @@ class Definition:
             )
         return found
 
+    def topics(self, values: Mapping[str, Any]) -> list[str]:
+        """The topics that a run with these values reads, as far as its options say so."""
+        texts = [values.get(each.name, each.default) for each in self.options if each.is_read]
+        return [name.strip() for text in texts if isinstance(text, str) for name in text.split(",")]
+
     def _names(self) -> str:
         return ", ".join(option.name for option in self.options) or "none"
 
@@ -117,15 +125,16 @@ _STARRED: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 
 def _option(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Option:
     declared = _declared(parameter, function, where)
-    about = ""
+    about, is_read = "", False
     if typing.get_origin(declared) is typing.Annotated:
         declared, *notes = typing.get_args(declared)
         about = next((note for note in notes if isinstance(note, str)), "")
+        is_read = READ in notes
     try:
         kind = kind_of(declared)
     except TypeError as error:
         raise PipelineRefused(f"{where}option {parameter.name}: {error}") from None
-    return Option(parameter.name, about, kind, parameter.default)
+    return Option(parameter.name, about, kind, parameter.default, is_read)
 
 
 def _declared(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:

@@ -9,6 +9,7 @@ import operator
 import re
 import types
 import typing
+import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any, Final
 
 from orbitmq.client.durations import Duration
 
+#: A time zone, as Spark takes it.
+Zone = typing.NewType("Zone", str)
+
+_offset = re.compile(r"Z|(?:UTC|GMT|UT)?[+-]\d{1,2}(?::\d{2}){0,2}").fullmatch
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _duration = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*").fullmatch
 _UNIONS: Final = (types.UnionType, typing.Union)
@@ -109,6 +114,14 @@ def _place(value: Any) -> str:
     return str(_path(value)) if "://" not in _text(value) else str(value)
 
 
+def _zone(value: Any) -> str:
+    known = zoneinfo.available_timezones()
+    # A machine without a list of them cannot say; Spark has its own.
+    if known and _text(value) not in known and not _offset(value):
+        raise NotAllowed
+    return _text(value)
+
+
 def _seconds(value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _number(value)
@@ -124,6 +137,7 @@ _SIMPLE: Final[dict[Any, Kind]] = {
     int: Kind("a whole number", _whole),
     float: Kind("a number", _number),
     Path: Kind("a path", _path),
+    Zone: Kind("a time zone such as UTC, Europe/Berlin or +02:00", _zone),
 }
 
 

@@ -26,6 +26,7 @@ class Progress:
     lag: Mapping[str, int] = field(default_factory=dict)
     retried: int = 0  #: sent back, to be delivered again
     dead: int = 0  #: given up
+    late: int = 0  #: rows, or rows summed up already, that came after their window: in no result
     error: str | None = None
 
     @property
@@ -42,6 +43,7 @@ class QueryWatch:
         self.rows_per_second: float | None = None
         self.batch_seconds: float | None = None
         self.lag: dict[str, int] = {}
+        self.late = 0
         self._seen = ""
 
     def look(self, query: StreamingQuery) -> bool:
@@ -64,6 +66,7 @@ class QueryWatch:
             self.batch_seconds = (progress.batchDuration or 0) / 1000
             self.rows_per_second = progress.processedRowsPerSecond if rows else None
         self.rows += rows
+        self.late += sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
         if lag := lag_of(progress):
             self.lag = lag
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
-Topic: TypeAlias = Annotated[str, "The topic to read; several with commas between them."]
+#: Beside the type of an option: topics that must be there before anything is started.
+READ: Final = object()
+Topic: TypeAlias = Annotated[str, "The topic to read; several with commas between them.", READ]
 Group: TypeAlias = Annotated[
     str | None, "The group whose progress is reported; by default named after the pipeline."
 ]

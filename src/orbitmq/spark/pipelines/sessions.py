@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.spark.pipelines.errors import PipelineRefused
-from orbitmq.spark.session import prepare, settings_for
+from orbitmq.spark.session import prepare, settings_for, start_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +48,8 @@ def pipeline_session(
     builder = builder.remote(url) if url.startswith("sc://") else builder.master(url)
     for key, value in chosen.items():
         builder = builder.config(key, value)
+    if not url.startswith("sc://"):
+        start_java({**chosen, "spark.master": url, "spark.app.name": name})
     return builder.getOrCreate()
 
 

@@ -37,6 +37,11 @@ def statistics(
 
     For every window, topic and tag: messages, bytes, the mean and the longest time from sending
     to storing, in seconds, and the messages that were retries. Give `path`, `into`, but not both.
+
+    A window is over when a message was read, from any queue, that is `late` younger than its end.
+    Messages of a queue that lags further behind (its broker was away, or `max_per_batch` cuts old
+    messages of several topics) come too late and are in no result: they are told of as `late` in
+    the progress, with a warning. The first batch of a new checkpoint has no such messages.
     """
     if (path is None) == (into is None):
         raise PipelineRefused("give one of the options path and into: where the results go")

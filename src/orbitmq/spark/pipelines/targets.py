@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from orbitmq.spark.consuming.pipeline import ConsumePipeline
     from orbitmq.spark.pipelines.run import Run
+
+log = logging.getLogger(__name__)
 
 #: Characters of an error that are shown.
 _LONGEST: Final = 1000
@@ -52,6 +55,7 @@ class StreamTarget:
         self._run = run
         self._watch = QueryWatch()
         self._was_stopped = False
+        self._late_told = 0
 
     @property
     def is_over(self) -> bool:
@@ -73,6 +77,7 @@ class StreamTarget:
 
     def look(self) -> Progress:
         self._watch.look(self._query)
+        self._tell_late(self._watch.late)
         returned = self._run.returned()
         failure = self.failure
         return Progress(
@@ -85,8 +90,20 @@ class StreamTarget:
             lag=dict(self._watch.lag),
             retried=returned.retried,
             dead=returned.dead,
+            late=self._watch.late,
             error=failure,
         )
+
+    def _tell_late(self, late: int) -> None:
+        """Spark leaves such rows out without a word, and results are wrong."""
+        if late > self._late_told:
+            log.warning(
+                "%s: %d rows came after their window was closed, and are in no result; a queue "
+                "lags behind the others, so let windows wait longer",
+                self.name,
+                late - self._late_told,
+            )
+            self._late_told = late
 
     def _state(self, failure: str | None) -> str:
         if failure is not None:

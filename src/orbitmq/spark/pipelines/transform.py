@@ -36,8 +36,9 @@ def transform(
     """Send what a SQL query makes of a topic to another topic.
 
     A result with a column `body` is sent as it is, with the columns tags, keys, properties,
-    shardingKey, delayLevel and deliverAt as it has them; of any other result each row becomes a
-    JSON object. At least once: a batch that is repeated has the same unique ids.
+    shardingKey, delayLevel, deliverAt and identity as it has them; of any other result each row
+    becomes a JSON object. At least once: a batch that is repeated has the same unique ids, if its
+    rows come in the same partitions and order; those of a result with `identity` always.
     """
     messages = run.stream(
         topic,

@@ -1,0 +1,154 @@
+"""Verdicts that stay: what is written and what is given back go by the same call of the handler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orbitmq.client.errors import SettingError
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark import judged, process, settle, with_retries
+from orbitmq.spark.consuming.errors import RowsRefused
+from orbitmq.spark.consuming.settling import Settled
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+from tests.support.sparking import DEADLINE, numbers, read, stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Handler = Callable[[ReceivedMessage], None]
+
+
+def failing_once(body: str, folder: Path) -> Handler:
+    """A handler that fails a message when it is first called with it, and never again."""
+    flag = str(folder / f"seen-{body}")
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text() == body and not os.path.exists(flag):  # noqa: PTH110  # travels alone
+            os.close(os.open(flag, os.O_CREAT | os.O_WRONLY))
+            raise ValueError("away for a moment")
+
+    return handle
+
+
+def kept_blocks(spark: SparkSession) -> list[int]:
+    """The numbers of what Spark keeps computed."""
+    return [int(number) for number in spark.sparkContext._jsc.getPersistentRDDs()]
+
+
+def lose_blocks(spark: SparkSession) -> None:
+    """All that executors keep is gone, as when they die."""
+    for kept in spark.sparkContext._jsc.getPersistentRDDs().values():
+        kept.unpersist(True)
+
+
+def test_a_row_is_written_or_given_back_by_one_verdict(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """The handler would say something else the second time: it is not asked."""
+    orbit_cluster.create_topic("orders", queues=2)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6, queues=2))
+    frame = read(spark, orbit_cluster, "orders")
+    before = set(kept_blocks(spark))
+
+    with judged(frame, failing_once("3", tmp_path)) as rows:
+        written = numbers(rows.where("outcome = 'ok'"))
+        settled = settle(rows, "billing", name_server=orbit_cluster.name_server)
+        during = set(kept_blocks(spark))
+
+    assert written == [0, 1, 2, 4, 5]
+    assert settled == Settled(retried=1, dead=0)
+    assert during > before
+    assert set(kept_blocks(spark)) == before
+
+
+def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6))
+    frame = read(spark, orbit_cluster, "orders")
+
+    with judged(frame, failing_once("3", tmp_path)) as rows:
+        written = numbers(rows.where("outcome = 'ok'"))
+        lose_blocks(spark)
+
+        with pytest.raises(Exception, match=r"(?i)checkpoint block"):
+            settle(rows, "billing", name_server=orbit_cluster.name_server)
+
+    assert written == [0, 1, 2, 4, 5]
+
+
+def test_rows_whose_handler_would_be_called_again_are_refused(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """A cache does not help: what is lost of it is computed again."""
+    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
+    fresh = process(frame, lambda message: None)
+    server = orbit_shared_cluster.name_server
+
+    with pytest.raises(RowsRefused, match="with judged"):
+        settle(fresh, "billing", name_server=server)
+    cached = fresh.persist()
+    try:
+        with pytest.raises(RowsRefused, match="with judged"):
+            settle(cached.where("outcome = 'retry'"), "billing", name_server=server)
+    finally:
+        cached.unpersist()
+
+
+def test_what_cannot_be_kept_is_refused(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
+    endless = stream(spark, orbit_shared_cluster, orbit_shared_topic)
+
+    with pytest.raises(RowsRefused, match="inside of foreachBatch"), judged(endless, print):
+        pass
+    monkeypatch.setattr(type(spark.conf), "get", lambda *_: "true")
+    with pytest.raises(SettingError, match=r"spark\.speculation"), judged(frame, print):
+        pass
+
+
+def test_a_repeated_batch_replaces_what_it_wrote(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """As the guide and the example do it: a folder for each batch."""
+    orbit_cluster.create_topic("orders", queues=2)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2))
+    server, billed = orbit_cluster.name_server, tmp_path / "billed"
+    topics = with_retries("orders", group="billing", name_server=server)
+    batches: list[int] = []
+
+    def each(batch: DataFrame, number: int) -> None:
+        batches.append(number)
+        with judged(batch, lambda message: None, group="billing") as rows:
+            rows.where("outcome = 'ok'").write.mode("overwrite").parquet(f"{billed}/batch={number}")
+            if len(batches) == 1:
+                raise ConnectionError("as a broker that takes nothing back")
+            settle(rows, "billing", name_server=server)
+
+    def run() -> StreamingQuery:
+        return (
+            stream(spark, orbit_cluster, topics, startingOffsets="earliest", group="billing")
+            .writeStream.foreachBatch(each)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    with pytest.raises(Exception, match="takes nothing back"):
+        run().awaitTermination(DEADLINE)
+    assert run().awaitTermination(DEADLINE)
+
+    assert batches[:2] == [0, 0]
+    assert numbers(spark.read.parquet(str(billed))) == list(range(20))

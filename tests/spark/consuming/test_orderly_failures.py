@@ -1,0 +1,116 @@
+"""In order, nobody gets a queue while a task of a job that has failed still works on it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark import BatchSettings, consume
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+from tests.support.sparkconsuming import DEADLINE, QUICK, SOON, Journal, idle, progress_of
+from tests.support.sparking import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Handler = Callable[[ReceivedMessage], None]
+
+
+def dying_beside_a_slow_one(folder: Path) -> Handler:
+    """Queue 0 ends its process, once, in the middle of the slow work on queue 1."""
+    slow_began, has_died = str(folder / "slow-began"), str(folder / "has-died")
+
+    def touch(path: str) -> None:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.queue.id == 1:
+            touch(slow_began)
+            threading.Event().wait(0.1)
+        elif not os.path.exists(has_died):  # noqa: PTH110  # travels alone
+            for _ in range(600):
+                if os.path.exists(slow_began):  # noqa: PTH110
+                    break
+                threading.Event().wait(0.05)
+            touch(has_died)
+            os._exit(1)
+
+    return handle
+
+
+def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ended(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("orders", queues=2)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(60, queues=2))
+    journal = Journal(tmp_path / "journal")
+    run = consume(
+        spark,
+        "billing",
+        name_server=orbit_cluster.name_server,
+        ordered=True,
+        consume_from="first",
+        batch=QUICK,
+        rebalance=SOON,
+    )
+    run.on("orders")(journal.writing(dying_beside_a_slow_one(tmp_path)))
+
+    with run:
+        idle(run)
+
+    slow = sorted(entry for entry in journal.entries() if entry.queue == 1)
+    assert len({entry.process for entry in slow}) > 1, "it was done by two tasks"
+    for one, following in pairwise(slow):
+        assert one.ended <= following.began
+    assert progress_of(orbit_cluster, "billing", "orders") == {0: 30, 1: 30}
+
+
+def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """Else its queues would be given to others while it works on them."""
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
+    started = tmp_path / "started"
+    path = str(started)
+
+    def never_ends(message: ReceivedMessage) -> None:
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.write(file, f"{os.getpid()}\n".encode())
+        os.close(file)
+        threading.Event().wait(DEADLINE * 5)
+
+    run = consume(
+        spark,
+        "billing",
+        name_server=orbit_cluster.name_server,
+        ordered=True,
+        consume_from="first",
+        batch=BatchSettings(idle=0.02, stop=0.2),
+        rebalance=SOON,
+    )
+    run.on("orders")(never_ends)
+    run.start()
+    try:
+        until(lambda: started.exists() and started.read_text().endswith("\n"), "it is called")
+    finally:
+        run.stop()
+
+    (worker,) = map(int, started.read_text().split())
+    assert not is_alive(worker)
+    assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process works; one that is dead may wait to be buried."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] not in "ZX"

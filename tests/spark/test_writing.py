@@ -1,0 +1,162 @@
+"""Partitions that are written to real brokers, without Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.rangewriting import WritingSettings
+from orbitmq.spark import connections
+from orbitmq.spark.options import write_options
+from orbitmq.spark.rows import Origin, RowRefused
+from orbitmq.spark.writing import WriteCount, write_partition
+from orbitmq.testing.background import EmbeddedCluster
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    """Tests in one process share what a worker keeps; producers end with their clusters here."""
+    yield
+    while connections._writers:
+        connections._writers.popitem()[1].stop()
+
+
+def write(
+    cluster: EmbeddedCluster, rows: list[dict[str, Any]], *, origin: str = "query/1", **options: str
+) -> WriteCount:
+    texts = {"nameServer": cluster.name_server, **options}
+    batch = pa.RecordBatch.from_pylist(rows)
+    return write_partition(iter([batch]), write_options(texts, {}), Origin(origin, 0))
+
+
+def sizes(cluster: EmbeddedCluster, topic: str) -> list[int]:
+    found = sorted(cluster.messages(topic), key=lambda each: each.queue_offset)
+    return [len(each.body) for each in found]
+
+
+def places(cluster: EmbeddedCluster, topic: str, queues: int) -> dict[tuple[int, int], int]:
+    """How many messages there are, by broker and queue."""
+
+    def counts() -> dict[tuple[int, int], int]:
+        return {
+            (number, queue): broker.parts.store.max_offset(topic, queue)
+            for number, broker in enumerate(cluster._cluster.brokers)
+            for queue in range(queues)
+        }
+
+    return cluster._call(counts)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param([4 * MIB], id="as large as a message may be"),
+        pytest.param([200] * 900 + [4_100_000], id="large after small ones"),
+        pytest.param([7, 4 * MIB, 8, 9, 300_000, 10], id="in the order of the rows"),
+    ],
+)
+def test_every_row_that_may_be_sent_is_sent(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, wanted: list[int]
+) -> None:
+    rows = [{"body": b"x" * size, "queueId": 1} for size in wanted]
+
+    count = write(orbit_shared_cluster, rows, topic=orbit_shared_topic)
+
+    assert count == WriteCount(len(wanted), 0)
+    assert sizes(orbit_shared_cluster, orbit_shared_topic) == wanted
+
+
+def small(settings: BrokerSettings) -> BrokerSettings:
+    return dataclasses.replace(
+        settings, send=dataclasses.replace(settings.send, max_message_size=10_000)
+    )
+
+
+def test_a_row_that_the_broker_refuses_is_named_or_left_out_and_no_other() -> None:
+    """Only the broker knows what it takes; a batch of small rows may be too much for it too."""
+    wanted = [3000] * 4 + [10_000, 10_001, 3001, 20_000] + [3002] * 9
+    rows = [{"body": b"x" * size} for size in wanted]
+    with EmbeddedCluster(adjust=small) as cluster:
+        cluster.create_topic("orders", queues=1)
+
+        with pytest.raises(RowRefused, match=r"row 5 of the partition .*limit 10000B.*badRows"):
+            write(cluster, rows, topic="orders")
+        cluster.create_topic("good", queues=1)
+        count = write(cluster, rows, topic="good", badRows="skip")
+
+        assert count == WriteCount(len(wanted) - 2, 2)
+        assert sizes(cluster, "good") == [size for size in wanted if size <= 10_000]
+
+
+def test_messages_that_were_read_go_to_the_queues_that_they_were_in() -> None:
+    rows = [
+        {"body": b"%d" % number, "brokerName": broker, "queueId": queue}
+        for number, (broker, queue) in enumerate(
+            [("broker-a", 0), ("broker-a", 1), ("broker-b", 0), ("broker-b", 1)] * 10
+        )
+    ]
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("same", queues=2)
+        cluster.create_topic("smaller", queues=1)
+
+        write(cluster, rows, topic="same")
+        write(cluster, rows, topic="smaller")
+
+        assert places(cluster, "same", 2) == {(0, 0): 10, (0, 1): 10, (1, 0): 10, (1, 1): 10}
+        # No queue 1 here: what was in it stays together, in its order.
+        found = [(each.queue_offset, int(each.body)) for each in cluster.messages("smaller")]
+        assert sorted(number for _, number in found) == list(range(40))
+        assert all(count % 10 == 0 for count in places(cluster, "smaller", 1).values())
+        numbers = [number for _, number in found]
+        for queue in range(4):
+            theirs = [number for number in numbers if number % 4 == queue]
+            assert theirs == sorted(theirs)
+
+
+def test_without_the_name_of_a_broker_queues_are_counted_through() -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=2)
+
+        write(cluster, [{"body": b"x", "queueId": number} for number in (0, 3, 3)], topic="orders")
+
+        assert places(cluster, "orders", 2) == {(0, 0): 1, (0, 1): 0, (1, 0): 0, (1, 1): 2}
+
+
+def test_writes_of_many_groups_leave_few_producers_behind(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    before = threading.active_count()
+
+    for number in range(3 * connections.KEPT):
+        write(
+            orbit_shared_cluster,
+            [{"body": b"x"}],
+            topic=orbit_shared_topic,
+            producerGroup=f"group-{number}",
+        )
+
+    assert threading.active_count() - before <= connections.KEPT
+    assert len(orbit_shared_cluster.messages(orbit_shared_topic)) == 3 * connections.KEPT
+
+
+def test_what_is_in_use_is_kept_and_of_the_rest_the_oldest_is_closed(
+    orbit_shared_cluster: EmbeddedCluster,
+) -> None:
+    access = write_options({"nameServer": orbit_shared_cluster.name_server, "topic": "t"}).access
+    settings = WritingSettings()
+    first = connections.writer_to(access, "first", settings)
+    second = connections.writer_to(access, "second", settings)
+    for number in range(connections.KEPT - 1):
+        assert connections.writer_to(access, "first", settings) is first
+        connections.writer_to(access, f"other-{number}", settings)
+
+    assert connections.writer_to(access, "first", settings) is first
+    assert connections.writer_to(access, "second", settings) is not second
