@@ -103,6 +103,7 @@ class Demo:
         self._was_interrupted = threading.Event()
 
     def run(self) -> int:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         cluster = Cluster(self._folder)
         try:
             if not cluster.is_ready.wait(30):
@@ -126,8 +127,9 @@ class Demo:
                 shutil.rmtree(self._folder / "broker", ignore_errors=True)
 
     def _take_interrupts(self) -> None:
-        """From here on Ctrl-C means: no more orders, finish those that came."""
-        signal.signal(signal.SIGINT, lambda *_: self._was_interrupted.set())
+        """From here on Ctrl-C and SIGTERM mean: no more orders, finish those that came."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._was_interrupted.set())
 
     def _with_spark(self, cluster: Cluster, admin: Admin) -> int:
         with warnings.catch_warnings():

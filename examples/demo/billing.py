@@ -1,6 +1,6 @@
 """The Spark pipeline: orders are billed, enriched and written as Parquet; those that fail go back.
 
-It is an ordinary structured stream. `process` calls the handler for every row on the executors and
+It is an ordinary structured stream. `judged` calls the handler for every row on the executors and
 adds what it said as columns; rows that are fine go on, the others are given back to the broker,
 which delivers them to the group again after a delay that grows, and at last as dead letters.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from examples.demo.orders import BILLING, MAX_RETRIES, TOPIC
 from orbitmq import ReceivedMessage, Retry
-from orbitmq.spark import process, settle, with_retries
+from orbitmq.spark import judged, process, settle, with_retries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,24 +101,21 @@ class Billing:
         error = self._query.exception()
         return str(error) if error is not None else "the stream has ended"
 
-    def _bill(self, batch: DataFrame, _number: int) -> None:
+    def _bill(self, batch: DataFrame, number: int) -> None:
         with self._lock:
             began = time.monotonic()
-            # Each action computes its DataFrame again; kept, the handler is called once.
-            judged = process(batch, bill, group=BILLING).persist()
-            try:
+            with judged(batch, bill, group=BILLING) as rows:
                 by_outcome = {
                     row["outcome"]: row["count"]
-                    for row in judged.groupBy("outcome").count().collect()
+                    for row in rows.groupBy("outcome").count().collect()
                 }
-                enriched(judged.where("outcome = 'ok'"), self._customers).write.mode(
-                    "append"
-                ).parquet(str(self.results))
+                # A batch that Spark repeats has the same number, and replaces what it wrote.
+                enriched(rows.where("outcome = 'ok'"), self._customers).write.mode(
+                    "overwrite"
+                ).parquet(str(self.results / f"batch={number}"))
                 settled = settle(
-                    judged, BILLING, name_server=self._name_server, max_retries=MAX_RETRIES
+                    rows, BILLING, name_server=self._name_server, max_retries=MAX_RETRIES
                 )
-            finally:
-                judged.unpersist()
             self.counts.batches += 1
             self.counts.billed += by_outcome.get("ok", 0)
             self.counts.sent_back += settled.retried + settled.dead

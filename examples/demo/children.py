@@ -22,6 +22,8 @@ class Child:
         self._errors: IO[bytes] = log.open("ab")
         self.process = subprocess.Popen(
             [sys.executable, *words],
+            # Never written to: it ends with this process, however that ends, and the child with it.
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
@@ -47,6 +49,8 @@ class Child:
             self.process.wait(_PATIENCE)
         self._listener.join()
         self._errors.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def _listen(self) -> None:
         for line in self.process.stdout or ():
@@ -66,6 +70,7 @@ class Cluster(Child):
         super().__init__(
             [
                 *("-m", "orbitmq.cli", "up", "--data", str(folder / "broker"), "--json"),
+                "--stop-with-input",
                 *("--namesrv-port", "0", "--broker-port", "0"),
                 *("--console", "--console-port", "0"),
                 *("--set", f"broker.store.delay_levels={','.join(map(str, levels))}"),

@@ -13,6 +13,7 @@ import signal
 import msgspec
 
 from examples.demo.orders import TOPIC, make_order
+from examples.demo.parent import end_with_parent
 from orbitmq import AsyncProducer
 
 #: Shops, each with a producer of its own.
@@ -26,6 +27,7 @@ async def main() -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
+    end_with_parent()
     producers = [AsyncProducer(f"shop-{n}", name_server=options.name_server) for n in range(SHOPS)]
     for producer in producers:
         await producer.start()

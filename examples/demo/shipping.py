@@ -9,6 +9,7 @@ import sys
 import threading
 
 from examples.demo.orders import SHIPPING, TOPIC
+from examples.demo.parent import end_with_parent
 from orbitmq import Consumer, ReceivedMessage
 
 
@@ -23,6 +24,7 @@ def main(name_server: str) -> None:
 
     # A line is in the pipe before its order counts as shipped, whatever ends this process.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a text stream
+    end_with_parent()
     consumer.run()
 
 

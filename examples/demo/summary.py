@@ -51,7 +51,7 @@ def add_up(
     """Count everything anew: Parquet files, dead letters, lines of the shippers."""
     orders = {f"order-{number}" for number in range(sent)}
     hopeless = {f"order-{number}" for number in range(sent) if is_hopeless(number, seed)}
-    rows = ds.dataset(results).to_table() if any(results.glob("*.parquet")) else pa.table({})
+    rows = ds.dataset(results).to_table() if any(results.rglob("*.parquet")) else pa.table({})
     billed = set(rows.column("order").to_pylist()) if rows.num_rows else set()
     with Admin(name_server=name_server) as admin:
         letters = list(admin.dead_letters.list(BILLING))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.support.command import run
 def test_the_version_is_printed() -> None:
     ran = run("--version")
 
-    assert (ran.returncode, ran.stdout) == (0, f"orbitmq {__version__}\n")
+    assert (ran.returncode, ran.stdout) == (0, f"orbitmq {__version__} (speaks RocketMQ 5.3.3)\n")
 
 
 @pytest.mark.parametrize("command", [["up"], ["broker"], ["namesrv"], ["config", "show"]])
@@ -151,4 +152,17 @@ main()
     assert ran.returncode == 1
     assert ran.stderr == (
         "orbitmq: the command needs typer, which is not installed; pip install 'orbitmq[broker]'\n"
+    )
+
+
+def test_where_nothing_listens_it_is_said_how_to_start_a_cluster() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        address = f"127.0.0.1:{once.getsockname()[1]}"
+
+    ran = run("group", "list", "--name-server", address)
+
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        f"orbitmq: nothing listens at {address}; start a cluster with: orbitmq up, or say where "
+        "it is with --name-server\n"
     )

@@ -135,10 +135,36 @@ def test_letters_are_exported_as_json_lines_and_parquet(
 
 
 def test_a_group_without_dead_letters_has_none(cli: Cli) -> None:
-    assert cli.records("dlq", "list", "nobody") == []
-    assert "has no such dead letters" in cli.text("dlq", "list", "nobody")
-    assert cli.record("dlq", "summary", "nobody")["count"] == 0
+    cli.record("group", "create", "lucky")
+
+    assert cli.records("dlq", "list", "lucky") == []
+    assert "has no such dead letters" in cli.text("dlq", "list", "lucky")
+    summary = cli.record("dlq", "summary", "lucky")
+    assert (summary["count"], summary["resent"]) == (0, 0)
     assert "--rate" in cli.run("dlq", "resend", "nobody", "--rate", "x", "--yes").stderr
     assert "no broker knows group 'nobody'" in cli.refusal(
         "dlq", "resend", "nobody", "--yes", code=1
     )
+
+
+def test_a_group_that_nobody_knows_is_not_one_without_dead_letters(cli: Cli) -> None:
+    assert "no broker knows group 'zzz'" in cli.refusal("dlq", "list", "zzz", code=1)
+    assert "no broker knows group 'zzz'" in cli.refusal("dlq", "show", "zzz", code=1)
+    assert "no broker knows group 'zzz'" in cli.refusal("dlq", "summary", "zzz", code=1)
+
+
+def test_letters_that_were_sent_again_are_told_from_those_that_wait(cli: Cli, dead: str) -> None:
+    cli.records("dlq", "resend", dead, "--key", "a", "--yes")
+    cli.records("dlq", "resend", dead, "--key", "b", "--to", "origin", "--yes")
+
+    letters = {each["keys"][0]: each for each in cli.records("dlq", "list", dead)}
+
+    assert {key for key, each in letters.items() if each["resent_at"] is not None} == {"a", "b"}
+    assert letters["a"]["resent_at"] > letters["a"]["died_at"]
+    copy = cli.record("message", "get", letters["a"]["resent_as"])
+    assert copy["unique_id"] == letters["a"]["unique_id"]
+    assert f"as {letters['a']['resent_as']}" in cli.text("dlq", "show", dead, letters["a"]["id"])
+    one = cli.record("dlq", "summary", dead)
+    everything = {each["group"]: each for each in cli.records("dlq", "summary")}
+    assert (one["count"], one["resent"], everything[dead]["resent"]) == (3, 2, 2)
+    assert "has 3 dead letters: 1 open, 2 resent" in cli.text("dlq", "summary", dead)

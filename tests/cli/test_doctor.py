@@ -284,6 +284,9 @@ def test_a_group_that_finishes_something_is_not_stuck() -> None:
 def test_a_group_that_nobody_consumes_in_is_found_when_something_waits_for_long() -> None:
     assert list(abandoned([summary(5, online=False, age=3.0), summary(0, online=False)])) == []
     (found,) = abandoned([summary(5, online=False, age=7200.0)])
+    (one,) = abandoned([summary(1, online=False, age=7200.0)])
+    assert "and 5 messages wait, the oldest" in found.problem
+    assert "and 1 message waits, the oldest" in one.problem
     assert "5 messages wait, the oldest for 2 h" in found.problem
     assert "orbitmq group skip g" in found.remedy
 

@@ -162,3 +162,14 @@ def test_pausing_and_deleting_need_a_yes_and_members_online_are_not_deleted_from
     assert "stops group 'billing' from consuming" in pausing
     assert "this deletes group 'billing'" in deleting
     assert f"has members online ({billing.client_id})" in online
+
+
+def test_a_group_that_is_not_there_cannot_be_deleted_and_one_alike_is_named(cli: Cli) -> None:
+    cli.text("group", "create", "accounting")
+
+    assert cli.refusal("group", "delete", "zzz", code=1) == (
+        "no broker knows group 'zzz'; there is nothing to delete"
+    )
+    assert cli.refusal("group", "show", "acounting", code=1) == (
+        "no broker knows group 'acounting'; do you mean accounting?"
+    )

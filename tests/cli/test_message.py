@@ -127,3 +127,24 @@ def test_wrong_words_are_refused_in_a_sentence(
     cli: Cli, sent: list[Any], words: tuple[str, ...], code: int, expected: str
 ) -> None:
     assert expected in cli.refusal("message", *words, code=code)
+
+
+def test_the_id_that_sending_prints_is_found_without_its_topic_and_after_it(
+    cli: Cli, sent: list[Any]
+) -> None:
+    unique_id = sent[0]["id"]
+
+    alone = cli.record("message", "get", unique_id)
+    after = cli.record("message", "get", "orders", unique_id)
+
+    assert alone == after
+    assert alone["body"] == '{"n":1}'
+    assert unique_id in cli.text("message", "track", "orders", unique_id)
+
+
+def test_an_id_that_nobody_has_is_told_with_what_else_it_may_be(cli: Cli, sent: list[Any]) -> None:
+    unknown = sent[0]["id"][:-4] + "FFFF"
+
+    assert "say its topic, as in --topic orders" in cli.refusal("message", "get", unknown, code=1)
+    twice = ("message", "track", "orders", unknown, "--topic", "orders")
+    assert "ID --topic orders" in cli.refusal(*twice, code=2)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orbitmq.cli.pipelinerecords import PipelineEventRecord
 from orbitmq.cli.pipelinescreen import LineScreen, drawn
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.tables import drawing
@@ -266,6 +267,17 @@ def test_the_table_shows_batch_rates_lag_per_queue_retries_and_dead_letters() ->
     ]
 
 
+def test_rows_that_came_too_late_are_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    late = replace(BUSY, late=1200)
+    words = "1,200 came too late for their windows and are not counted"
+
+    LineScreen(Printer(), "billing").progress([late])
+
+    assert words in drawing(drawn("billing", "", [late]), is_terminal=False)
+    assert words in capsys.readouterr().out
+    assert PipelineEventRecord.of("billing", late, 1.0).late == 1200
+
+
 def test_lines_are_written_for_batches_and_ends_and_not_for_every_look(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -283,3 +295,24 @@ def test_lines_are_written_for_batches_and_ends_and_not_for_every_look(
         "numbers  failed  batch 13  3,400 rows  1,234.5/s  lag 660  3 retried, 1 dead  no sink",
         "billing failed: no sink; restart 2 in 4.0 s",
     ]
+
+
+def test_a_topic_that_nobody_has_and_a_zone_that_is_none_are_refused_before_spark_starts(
+    cli: Cli, tmp_path: Path
+) -> None:
+    words = ("pipeline", "run", "archive", "--once", "-o", f"path={tmp_path / 'lake'}")
+    checkpoint = ("--checkpoint", str(tmp_path / "ck"))
+
+    missing = cli.refusal(*words, *checkpoint, "-o", "topic=nope", code=2)
+    mars = cli.refusal(*words, *checkpoint, "-o", "topic=nope", "-o", "zone=Mars", code=2)
+
+    assert missing == "no broker has topic 'nope'; create it with: orbitmq topic create nope"
+    assert "option zone of pipeline 'archive' must be a time zone such as UTC" in mars
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "+02:00", "UTC", "GMT+1"])
+def test_zones_that_spark_takes_are_taken(cli: Cli, zone: str) -> None:
+    words = ("pipeline", "run", "archive", "--dry-run", "-o", "topic=t", "-o", "path=p")
+
+    assert zone in cli.text(*words, "-o", f"zone={zone}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from orbitmq.cli.frames import TopGroupRecord
 from orbitmq.cli.topscreen import drains, meant, shared, trend
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.testing import EmbeddedCluster
+from tests.support.command import Started
+from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 
 
@@ -141,3 +145,26 @@ def test_a_group_that_is_not_there_is_named_in_the_frame_and_an_interval_must_be
     assert "no broker knows group 'ghost'" in frame["problem"]
     assert "--interval must be" in cli.refusal("top", "--interval", "0", code=2)
     assert "--interval must be a duration" in cli.refusal("top", "--interval", "often", code=2)
+
+
+def test_in_a_pipe_it_outlives_a_restart_of_the_cluster(nursery: Nursery, tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path / "data"), "--broker-port", "0")
+    with Started("up", "--namesrv-port", "0", *data) as first:
+        name_server = first.address("name server")
+        cli = Cli(name_server, nursery)
+        assert re.search(r"wait +1 broker$", cli.text("top", "--once"), re.MULTILINE)
+        assert "OrbitMQ, speaks 5.3.3" in cli.text("cluster", "show")
+        with cli.start("top", "--interval", "100ms", "--json", "--timeout", "2") as top:
+            top.until(bool)
+            first.stop()
+            top.until_told("not reachable since")
+            port = name_server.rpartition(":")[2]
+            with Started("up", "--namesrv-port", port, *data) as second:
+                before = len(top.lines)
+                top.until(lambda lines: len(lines) > before)
+                code = top.stop()
+                second.stop()
+
+    assert code == 0
+    assert top.errors.count("not reachable since") == 1
+    assert "reachable again after" in top.errors

@@ -137,3 +137,17 @@ def test_a_topic_that_is_there_is_not_made_over(cluster: EmbeddedCluster, cli: C
 
     assert "change it with: orbitmq topic update taken" in refused
     assert (left["result"], left["after"]["write_queues"]) == ("left", 4)
+
+
+def test_a_topic_that_is_not_there_is_told_with_the_one_that_was_meant(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    cluster.create_topic("invoices", queues=1)
+
+    assert cli.refusal("topic", "show", "invoice", code=1) == (
+        "no broker has topic 'invoice'; do you mean invoices?"
+    )
+    assert cli.refusal("topic", "delete", "zzz", code=1) == (
+        "no broker has topic 'zzz'; there is nothing to delete"
+    )
+    assert "orbitmq topic create zzz" in cli.refusal("topic", "show", "zzz", code=1)

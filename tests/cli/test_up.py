@@ -491,16 +491,20 @@ def two_free_ports() -> int:
     pytest.fail("no two ports are free")
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named_with_the_flag_that_chooses_another(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
 
-        assert f"cannot listen on 127.0.0.1:{port}" in refusal(
-            "up", "--namesrv-port", port, "--broker-port", "0", cwd=tmp_path
-        )
-        assert f"cannot listen on 127.0.0.1:{port}" in refusal(
-            "up", "--namesrv-port", "0", "--broker-port", port, cwd=tmp_path
-        )
+        for words, option in (
+            (("--namesrv-port", port, "--broker-port", "0"), "--namesrv-port"),
+            (("--namesrv-port", "0", "--broker-port", port), "--broker-port"),
+            ((*FREE, "--http-port", port), "--http-port"),
+            ((*FREE, "--console", "--console-port", port), "--console-port"),
+        ):
+            said = refusal("up", *words, cwd=tmp_path)
+
+            assert f"cannot listen on 127.0.0.1:{port}" in said
+            assert said.endswith(f"choose another port with {option}, or any free one with 0")
 
 
 def test_a_folder_that_another_broker_has_is_named_with_that_broker(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,22 @@ def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "COLUMNS": "120", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        start_new_session=True,  # a group of its own, to which signals can be sent
     )
+
+
+def children_of(parent: int) -> list[int]:
+    tasks = Path(f"/proc/{parent}/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def until_gone(processes: list[int]) -> None:
+    """Wait for the end of processes that are not ours to wait for."""
+    end = time.monotonic() + 60
+    pause = threading.Event()
+    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, f"still there: {left}"
+        pause.wait(0.05)
 
 
 def rows_of(said: str) -> dict[str, list[int]]:
@@ -50,26 +67,47 @@ def test_the_summary_of_a_run_adds_up(tmp_path: Path) -> None:
     assert (sent, lost) == (billed + dead, 0)
     assert rows_of(said)["shipping"][:4] == [sent, sent, 0, 0]
     assert "the bank knows no such account" in said
-    assert any((tmp_path / "demo" / "billed").glob("*.parquet"))
+    assert any((tmp_path / "demo" / "billed").rglob("*.parquet"))
     assert (tmp_path / "demo" / "history.svg").stat().st_size > 0
     assert not (tmp_path / "demo" / "broker").exists()
 
 
 @pytest.mark.timeout(300)
-def test_ctrl_c_still_ends_in_a_summary_that_adds_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_of_it_still_ends_in_a_summary_that_adds_up(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     demo = start_demo(tmp_path / "demo", "--seconds", "600", "--rate", "100")
     assert demo.stdout is not None
     # The shippers write nothing there; the file is made when the first of them is started.
     while not (tmp_path / "demo" / "shops.log").exists():
         assert demo.poll() is None, demo.stdout.read()
 
-    demo.send_signal(signal.SIGINT)
+    # What a terminal's Ctrl-C and `timeout` do: Spark's Java and all children are in it, or not.
+    children = children_of(demo.pid)
+    assert children
+    os.killpg(demo.pid, number)
     said, _ = demo.communicate(timeout=280)
 
     assert demo.returncode == 0, said
     assert "Stopped early" in said
     sent, billed, dead, lost, _ = rows_of(said)["billing"]
     assert (sent, lost) == (billed + dead, 0)
+    until_gone(children)
+
+
+def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path / "demo", "--seconds", "600")
+    try:
+        assert demo.stdout is not None
+        assert "name server" in demo.stdout.readline()
+        children = children_of(demo.pid)
+        assert children
+    finally:
+        demo.kill()
+        demo.communicate(timeout=60)
+
+    until_gone(children)
 
 
 def test_a_senseless_time_is_refused_in_one_sentence(tmp_path: Path) -> None:

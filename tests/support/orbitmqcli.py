@@ -109,6 +109,11 @@ class Running:
             assert self._grew.wait_for(lambda: condition(self.lines), DEADLINE), self.lines
             return list(self.lines)
 
+    def until_told(self, words: str) -> None:
+        """Wait until standard error has these words."""
+        with self._grew:
+            assert self._grew.wait_for(lambda: words in self.errors, DEADLINE), self.errors
+
     def type(self, text: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(text)
@@ -133,7 +138,10 @@ class Running:
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
-        self.errors = self.process.stderr.read()
+        for line in self.process.stderr:
+            with self._grew:
+                self.errors += line
+                self._grew.notify_all()
 
     def _finish(self) -> None:
         self.process.wait(DEADLINE)

@@ -45,6 +45,7 @@ class PipelineProcess:
             text=True,
             cwd=cwd,
             env=environment(env),
+            start_new_session=True,  # a group of its own, to which signals can be sent
         )
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._read, self._read_errors)

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from orbitmq import __version__
+from orbitmq.cli.errors import CommandError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Word:
     about: str
     #: Whether it is one of the commands of that app rather than the whole app.
     is_single: bool = False
+    #: The extra that has what it needs beyond what every command does.
+    extra: str | None = None
 
 
 #: In the order of the help.
@@ -43,7 +46,7 @@ WORDS: Mapping[str, Word] = {
     "pipeline": Word("pipeline", "Run Spark pipelines: ready ones, and those of your files."),
     "bench": Word("bench", "Measure what a cluster does: sending, consuming, and both."),
     "top": Word("top", "Watch lag, rates and owners, live.", True),
-    "console": Word("console", "Start the web console.", True),
+    "console": Word("console", "Start the web console.", True, extra="console"),
     "doctor": Word("doctor", "Find the usual mistakes, and say what to do about them.", True),
 }
 
@@ -91,7 +94,15 @@ def _listed() -> dict[str, Any]:
 def load(name: str) -> Any:
     """The command that a word stands for."""
     word = WORDS[name]
-    section: typer.Typer = importlib.import_module(f"orbitmq.cli.{word.module}").app
+    try:
+        section: typer.Typer = importlib.import_module(f"orbitmq.cli.{word.module}").app
+    except ModuleNotFoundError as error:
+        if word.extra is None or (error.name or "").startswith("orbitmq"):
+            raise
+        raise CommandError(
+            f"the {name} needs {error.name}, which is not there; "
+            f"pip install 'orbitmq[{word.extra}]'"
+        ) from error
     group = typer.main.get_group(section)
     if word.is_single:
         return group.commands[name]
@@ -101,7 +112,9 @@ def load(name: str) -> Any:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"orbitmq {__version__}")
+        from orbitmq.wire.versions import OUR_VERSION, release_of  # noqa: PLC0415  # few ask
+
+        typer.echo(f"orbitmq {__version__} (speaks RocketMQ {release_of(OUR_VERSION)})")
         raise typer.Exit
 
 

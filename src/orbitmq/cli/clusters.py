@@ -61,7 +61,10 @@ class BrokerRecord:
     def kind(self) -> str:
         if self.is_orbitmq is None:
             return NOTHING
-        return f"{'OrbitMQ' if self.is_orbitmq else 'Apache'} {self.version}".strip()
+        if not self.is_orbitmq:
+            return f"Apache {self.version}".strip()
+        # What it announces is the release of RocketMQ whose protocol it speaks, not its own.
+        return f"OrbitMQ, speaks {self.version}" if self.version else "OrbitMQ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,7 @@ def up(
     config: options.ConfigFile = None,
     words: options.Words = None,
     as_json: options.AsJson = False,
+    stop_with_input: options.StopWithInput = False,
 ) -> None:
     """Start a name server and brokers, all that a laptop needs."""
     configuration = options.configured(
@@ -111,7 +112,12 @@ def up(
     service = cluster_service(configuration)
     if console:
         service = WithConsole(service, console_port, client_tls(configuration))
-    serve(service, configuration.run.loop, announcing(as_json=as_json))
+    serve(
+        service,
+        configuration.run.loop,
+        announcing(as_json=as_json),
+        stops_with_input=stop_with_input,
+    )
 
 
 @app.command(
@@ -157,9 +163,7 @@ def broker(
     config: options.ConfigFile = None,
     words: options.Words = None,
     as_json: options.AsJson = False,
-    stop_with_input: Annotated[
-        bool, typer.Option("--stop-with-input", hidden=True, help="Stop when the input ends.")
-    ] = False,
+    stop_with_input: options.StopWithInput = False,
 ) -> None:
     """Start one broker."""
     configuration = options.configured(

@@ -22,7 +22,7 @@ from orbitmq.cli.connecting import (
     TlsUnverified,
 )
 from orbitmq.cli.declaring import section
-from orbitmq.cli.errors import CommandError, SettingRefused
+from orbitmq.cli.errors import CommandError, PortTaken, SettingRefused
 from orbitmq.cli.logs import set_up_logging
 from orbitmq.cli.serving import Listening, serve
 from orbitmq.console.errors import ConsoleError
@@ -142,13 +142,17 @@ def console(
 class ConsoleService:
     """A console by itself."""
 
-    def __init__(self, settings: ConsoleSettings) -> None:
+    def __init__(self, settings: ConsoleSettings, port_option: str = "--port") -> None:
+        """`port_option` is the flag that chooses its port."""
         self._console = Console(settings)
+        self._port_option = port_option
 
     async def start(self) -> None:
         try:
             await self._console.start()
         except ConsoleError as error:
+            if isinstance(error.__cause__, OSError):
+                raise PortTaken(error, self._port_option) from error
             raise CommandError(str(error)) from error
 
     async def stop(self) -> None:

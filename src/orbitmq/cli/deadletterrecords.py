@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from orbitmq.cli.jsonoutput import body_fields
 from orbitmq.client.admin.deadletters import DeadLetter, DeadLetterSummary, Pile
 from orbitmq.client.admin.resending import ResendOutcome
+from orbitmq.client.received import ReceivedMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterRecord:
-    """A message that a group gave up; the same fields as in an exported file."""
+    """A message that a group gave up; the fields of an exported file, and its latest copy."""
 
     group: str
     id: str  #: names this letter
@@ -22,6 +23,8 @@ class DeadLetterRecord:
     reason: str  #: as the consumer said it; unknown at Apache's brokers
     attempts: int
     resent_times: int  #: how often it had been sent again before it died this time
+    resent_at: float | None  #: when it was last sent again; null: it waits for somebody
+    resent_as: str | None  #: offset id of that copy
     died_at: float
     born_at: float
     tags: str | None
@@ -34,7 +37,7 @@ class DeadLetterRecord:
     body_base64: str | None
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> DeadLetterRecord:
+    def of(cls, letter: DeadLetter, copy: ReceivedMessage | None) -> DeadLetterRecord:
         message = letter.message
         body, encoded = body_fields(message.body)
         return cls(
@@ -46,6 +49,8 @@ class DeadLetterRecord:
             reason=letter.reason,
             attempts=letter.attempts,
             resent_times=letter.resent_times,
+            resent_at=None if copy is None else copy.stored_at,
+            resent_as=None if copy is None else copy.offset_id,
             died_at=letter.died_at,
             born_at=message.born_at,
             tags=message.tags,
@@ -86,15 +91,22 @@ class SummaryRecord:
 
     group: str
     count: int
+    resent: int | None  #: of these, sent again; null where there are too many to look each one up
     by_reason: tuple[PileRecord, ...]  #: the largest pile first; empty when no group was named
     by_topic: tuple[PileRecord, ...]
     by_age: tuple[PileRecord, ...]
 
+    @property
+    def open(self) -> int | None:
+        """Those that nobody has sent again."""
+        return None if self.resent is None else self.count - self.resent
+
     @classmethod
-    def of(cls, summary: DeadLetterSummary) -> SummaryRecord:
+    def of(cls, summary: DeadLetterSummary, resent: int | None) -> SummaryRecord:
         return cls(
             group=summary.group,
             count=summary.count,
+            resent=resent,
             by_reason=tuple(map(PileRecord.of, summary.by_reason)),
             by_topic=tuple(map(PileRecord.of, summary.by_topic)),
             by_age=tuple(map(PileRecord.of, summary.by_age)),

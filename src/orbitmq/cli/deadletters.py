@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from orbitmq.cli.deadletterrecords import (
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import FAILED, CommandError
 from orbitmq.cli.messagerecords import preview, print_message
+from orbitmq.cli.resent import MOST_COUNTED, copy_of, with_copies
 from orbitmq.cli.session import Session
 from orbitmq.cli.tables import Columns
 from orbitmq.cli.wording import NOTHING, count, several
@@ -33,6 +35,7 @@ from orbitmq.client.admin.exporting import ExportFormat
 from orbitmq.client.admin.resending import ResendResult, ResendTo
 from orbitmq.client.admin.topicvalues import TopicKind
 from orbitmq.client.names import DEAD_LETTER_PREFIX
+from orbitmq.client.received import ReceivedMessage
 
 app = section("Look at dead letters, and send them again.")
 
@@ -105,30 +108,39 @@ async def list_letters(
 ) -> None:
     """List the dead letters of a group."""
     out = session.out
-    letters: list[DeadLetter] = []
+    letters: list[tuple[DeadLetter, ReceivedMessage | None]] = []
     number = 0
     is_more = False
     where = choice.filter(out.clock.now())
-    async for letter in session.admin.dead_letters.list(group, where, newest_first=newest):
-        if limit and number == limit:
-            is_more = True
-            break
-        number += 1
+
+    async def wanted() -> AsyncIterator[DeadLetter]:
+        nonlocal number, is_more
+        async for letter in session.admin.dead_letters.list(group, where, newest_first=newest):
+            if limit and number == limit:
+                is_more = True
+                return
+            number += 1
+            yield letter
+
+    async for letter, copy in with_copies(session.admin, wanted()):
         if out.is_json:
-            out.record(DeadLetterRecord.of(letter))
+            out.record(DeadLetterRecord.of(letter, copy))
         else:
-            letters.append(letter)
+            letters.append((letter, copy))
+    if not number:
+        await session.admin.groups.settings(group)  # raises if nobody has it
     if not out.is_json:
         out.table(
-            Columns[DeadLetter]()
-            .text("died", lambda each: out.moment(each.died_at))
-            .text("id", lambda each: each.id)
-            .text("topic", lambda each: each.topic or NOTHING)
-            .number("attempts", lambda each: count(each.attempts))
-            .number("sent again", lambda each: count(each.resent_times))
-            .text("keys", lambda each: " ".join(each.keys) or NOTHING)
-            .text("reason", lambda each: each.reason)
-            .text("body", lambda each: preview(each.message)),
+            Columns[tuple[DeadLetter, ReceivedMessage | None]]()
+            .text("died", lambda each: out.moment(each[0].died_at))
+            .text("id", lambda each: each[0].id)
+            .text("topic", lambda each: each[0].topic or NOTHING)
+            .number("attempts", lambda each: count(each[0].attempts))
+            .text("resent", lambda each: "no" if each[1] is None else out.moment(each[1].stored_at))
+            .number("resent before", lambda each: count(each[0].resent_times))
+            .text("keys", lambda each: " ".join(each[0].keys) or NOTHING)
+            .text("reason", lambda each: each[0].reason)
+            .text("body", lambda each: preview(each[0].message)),
             letters,
             empty=f"group {group} has no such dead letters",
         )
@@ -154,12 +166,16 @@ async def summary(
         await _of_all_groups(session)
         return
     out = session.out
-    found = await session.admin.dead_letters.summary(group, choice.filter(out.clock.now()))
-    record = SummaryRecord.of(found)
+    where = choice.filter(out.clock.now())
+    found = await session.admin.dead_letters.summary(group, where)
+    record = SummaryRecord.of(found, await _resent(session, group, found.count, where))
+    if not record.count:
+        await session.admin.groups.settings(group)  # raises if nobody has it
     if out.is_json:
         out.record(record)
         return
-    out.line(f"group {group} has {several(record.count, 'dead letter')}")
+    parts = "" if record.open is None else f": {record.open:,} open, {record.resent:,} resent"
+    out.line(f"group {group} has {several(record.count, 'dead letter')}{parts}")
     for title, piles in (
         ("By reason", record.by_reason),
         ("By topic", record.by_topic),
@@ -181,16 +197,21 @@ async def summary(
 async def _of_all_groups(session: Session) -> None:
     topics = await session.admin.topics.list(kinds={TopicKind.DEAD_LETTER})
     statuses = await asyncio.gather(*(session.admin.topics.status(each.name) for each in topics))
+    counts = {
+        status.topic.removeprefix(DEAD_LETTER_PREFIX): status.messages
+        for status in statuses
+        if status.messages
+    }
     records = [
         SummaryRecord(
-            group=status.topic.removeprefix(DEAD_LETTER_PREFIX),
-            count=status.messages,
+            group=group,
+            count=number,
+            resent=await _resent(session, group, number),
             by_reason=(),
             by_topic=(),
             by_age=(),
         )
-        for status in statuses
-        if status.messages
+        for group, number in counts.items()
     ]
     records.sort(key=lambda each: (-each.count, each.group))
     out = session.out
@@ -200,11 +221,23 @@ async def _of_all_groups(session: Session) -> None:
         out.table(
             Columns[SummaryRecord]()
             .text("group", lambda each: each.group)
-            .number("dead letters", lambda each: count(each.count)),
+            .number("dead letters", lambda each: count(each.count))
+            .number("open", lambda each: count(each.open))
+            .number("resent", lambda each: count(each.resent)),
             records,
             empty="no group has dead letters",
         )
     session.missing(topics.unreachable)
+
+
+async def _resent(
+    session: Session, group: str, number: int, where: DeadLetterFilter | None = None
+) -> int | None:
+    """How many letters were sent again; None if there are too many to look each one up."""
+    if number > MOST_COUNTED:
+        return None
+    letters = session.admin.dead_letters.list(group, where)
+    return len([copy async for _, copy in with_copies(session.admin, letters) if copy is not None])
 
 
 @command(
@@ -230,19 +263,23 @@ async def show(
     where = DeadLetterFilter(ids=(letter_id,)) if letter_id else None
     found = await session.admin.dead_letters.sample(group, 1, where)
     if not found:
+        await session.admin.groups.settings(group)  # raises if nobody has it
         wanted = f" {letter_id!r}" if letter_id else ""
         raise CommandError(f"group {group!r} has no dead letter{wanted}")
     (letter,) = found
     out = session.out
+    copy = await copy_of(session.admin, letter)
     if out.is_json:
-        out.record(DeadLetterRecord.of(letter))
+        out.record(DeadLetterRecord.of(letter, copy))
         return
+    resent = "no" if copy is None else f"{out.moment(copy.stored_at)}, as {copy.offset_id}"
     out.facts(
         ("letter", letter.id),
         ("died", out.moment(letter.died_at)),
         ("reason", letter.reason),
         ("attempts", str(letter.attempts)),
-        ("sent again", f"{letter.resent_times} times"),
+        ("resent", resent),
+        ("resent before", several(letter.resent_times, "time")),
         ("was sent to", letter.topic or NOTHING),
         ("origin id", letter.origin_id or NOTHING),
     )

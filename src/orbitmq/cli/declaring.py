@@ -27,8 +27,9 @@ from orbitmq.cli.connecting import Connection
 from orbitmq.cli.errors import Misused, Unheard
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.session import Session
+from orbitmq.cli.suggesting import unknown
 from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
-from orbitmq.client.admin.errors import BadRequest
+from orbitmq.client.admin.errors import BadRequest, GroupNotFound, TopicNotFound
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import MessageRefused
 from orbitmq.errors import SettingError
@@ -185,7 +186,10 @@ async def _with_client(
 ) -> None:
     async with engine:
         admin = AsyncAdmin.on(engine, settings)
-        await work(Session(engine, admin, printer, consent.yes, consent.dry_run), **values)
+        try:
+            await work(Session(engine, admin, printer, consent.yes, consent.dry_run), **values)
+        except (TopicNotFound, GroupNotFound) as error:
+            raise await unknown(admin, error) from error
 
 
 @contextlib.contextmanager

@@ -64,6 +64,14 @@ class Exposed(CommandError):
         )
 
 
+class PortTaken(CommandError):
+    """An address cannot be listened on; says which flag chooses another."""
+
+    def __init__(self, problem: object, option: str) -> None:
+        said = str(problem).partition("; ")[0]
+        super().__init__(f"{said}; choose another port with {option}, or any free one with 0")
+
+
 class ProcessEnded(CommandError):
     """A process that was to serve has ended by itself."""
 

@@ -12,6 +12,7 @@ from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import CommandError, Misused
 from orbitmq.cli.grouprecords import GroupChange, change_of
 from orbitmq.cli.session import Session
+from orbitmq.cli.suggesting import unknown
 from orbitmq.cli.wording import several
 from orbitmq.client.admin.errors import GroupNotFound
 from orbitmq.client.admin.groupvalues import GroupSettings
@@ -199,7 +200,10 @@ async def delete(
     ] = False,
 ) -> None:
     """Delete a group and its progress; refused while members are online."""
-    details = await session.admin.groups.describe(group)
+    try:
+        details = await session.admin.groups.describe(group)
+    except GroupNotFound as error:
+        raise await unknown(session.admin, error, "there is nothing to delete") from error
     parts = ["its settings"]
     if not keep_progress:
         parts.append(f"its progress in {several(len(details.progress.queues), 'queue')}")

@@ -114,10 +114,14 @@ def idle(
         yield Found(
             group,
             f"group {group} is online and finished nothing while it was watched for "
-            f"{duration(watched)}; {several(now.lag, 'message')} wait, the oldest for "
+            f"{duration(watched)}; {_waiting(now.lag)}, the oldest for "
             f"{duration(now.lag_seconds)}",
             f"see where its handlers are: orbitmq group member {group} --stack",
         )
+
+
+def _waiting(messages: int) -> str:
+    return several(messages, "message waits", "messages wait")
 
 
 def _finished(progress: GroupProgress) -> Mapping[Queue, int]:
@@ -131,7 +135,7 @@ def abandoned(groups: Iterable[GroupSummary]) -> Iterator[Found]:
         if group.state is GroupState.OFFLINE and group.lag and waits >= ABANDONED_AFTER:
             yield Found(
                 group.group,
-                f"nobody consumes in group {group.group}, and {several(group.lag, 'message')} wait,"
+                f"nobody consumes in group {group.group}, and {_waiting(group.lag)},"
                 f" the oldest for {duration(waits)}",
                 f"start its consumers, skip what waits (orbitmq group skip {group.group}), or "
                 f"delete it (orbitmq group delete {group.group})",
@@ -139,7 +143,7 @@ def abandoned(groups: Iterable[GroupSummary]) -> Iterator[Found]:
         elif group.state is GroupState.PAUSED:
             yield Found(
                 group.group,
-                f"group {group.group} is paused, and {several(group.lag, 'message')} wait",
+                f"group {group.group} is paused, and {_waiting(group.lag)}",
                 f"orbitmq group resume {group.group}",
             )
 

@@ -20,7 +20,9 @@ def main() -> None:
         _end_quietly(error.exit_code)
     except CommandError as error:
         _end(str(error), error.exit_code)
-    except (OrbitError, OSError) as error:
+    except OrbitError as error:
+        _end(_sentence(error), FAILED)
+    except OSError as error:
         _end(str(error), FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -45,6 +47,22 @@ def _run() -> None:
             f"the command needs {error.name}, which is not installed; pip install 'orbitmq[broker]'"
         ) from error
     app(prog_name="orbitmq")
+
+
+def _sentence(error: OrbitError) -> str:
+    """What is said of an error: its own words, or what they mean to somebody at a command line."""
+    from orbitmq.client.errors import NoNameServer  # noqa: PLC0415  # quick starts need none
+
+    refused = "Connect call failed", "Connection refused"
+    if not isinstance(error, NoNameServer) or not all(
+        any(words in reason for words in refused) for _, reason in error.tried
+    ):
+        return str(error)
+    addresses = ", ".join(str(address) for address, _ in error.tried)
+    return (
+        f"nothing listens at {addresses}; start a cluster with: orbitmq up, or say where it is "
+        "with --name-server"
+    )
 
 
 def _end_quietly(code: int) -> None:

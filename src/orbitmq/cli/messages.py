@@ -22,6 +22,7 @@ from orbitmq.cli.choosing import (
 )
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import CommandError, Misused
+from orbitmq.cli.messageids import message_of
 from orbitmq.cli.messagerecords import MessageRecord, message_columns, print_message
 from orbitmq.cli.session import Session
 from orbitmq.cli.tables import Columns
@@ -35,9 +36,12 @@ app = section("Find messages and what became of them.")
 Form = Annotated[BodyForm, typer.Option("--format", "-f", help="How the body is shown.")]
 OfTopic = Annotated[
     str | None,
-    typer.Option("--topic", "-t", help="Its topic; an offset id needs none."),
+    typer.Option("--topic", "-t", help="Its topic, if it is not said before the id."),
 ]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id or offset id.")]
+Named = Annotated[
+    list[str],
+    typer.Argument(metavar="[TOPIC] ID", help="The message's id or offset id, after its topic."),
+]
 Limit = Annotated[
     int, typer.Option("--limit", "-l", min=0, help="How many at most; 0: all there are.")
 ]
@@ -53,10 +57,10 @@ Limit = Annotated[
     prints=MessageRecord,
 )
 async def get(
-    session: Session, message_id: Id, topic: OfTopic = None, form: Form = BodyForm.AUTO
+    session: Session, named: Named, topic: OfTopic = None, form: Form = BodyForm.AUTO
 ) -> None:
     """Show one message by its id."""
-    message = await session.admin.messages.get(message_id, topic=topic)
+    message = await message_of(session.admin, named, topic)
     _show(session, message, form)
 
 
@@ -192,12 +196,15 @@ class TrackRecord:
 @command(
     app,
     "track",
-    examples=("orbitmq message track AC110001000078BF0000000000000000 --topic orders",),
+    examples=(
+        "orbitmq message track orders AC110001000078BF0000000000000000",
+        "orbitmq message track AC110001000078BF0000000000000000 --topic orders",
+    ),
     prints=TrackRecord,
 )
-async def track(session: Session, message_id: Id, topic: OfTopic = None) -> None:
+async def track(session: Session, named: Named, topic: OfTopic = None) -> None:
     """Say for every group that consumes its topic what became of a message."""
-    message = await session.admin.messages.get(message_id, topic=topic)
+    message = await message_of(session.admin, named, topic)
     tracks = await session.admin.messages.track(message)
     out = session.out
     if out.is_json:

@@ -73,6 +73,10 @@ HttpPort: TypeAlias = Annotated[
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+#: For whoever starts servers as children: none is left behind, however the parent ends.
+StopWithInput: TypeAlias = Annotated[
+    bool, typer.Option("--stop-with-input", hidden=True, help="Stop when the input ends.")
+]
 
 
 def shared(

@@ -32,6 +32,7 @@ class PipelineEventRecord:
     lag_total: int | None = None  #: null when nobody knows it
     retried: int | None = None  #: sent back, to be delivered again
     dead: int | None = None  #: given up
+    late: int | None = None  #: rows that came after their window was closed: in no result
     restarts: int | None = None  #: how often it was started again
     pause_seconds: float | None = None  #: until it is started again
     #: When it ended: whether every batch that had begun was finished.
@@ -58,6 +59,7 @@ class PipelineEventRecord:
             lag_total=progress.total_lag,
             retried=progress.retried,
             dead=progress.dead,
+            late=progress.late,
             error=progress.error,
         )
 

@@ -22,11 +22,13 @@ import typer
 
 from orbitmq.cli.connecting import DEFAULT_NAME_SERVER, Connection
 from orbitmq.cli.errors import FAILED, CommandError, Misused
+from orbitmq.cli.pipelinechecks import check_topics
 from orbitmq.cli.pipelinerecords import PipelineEventRecord
 from orbitmq.cli.pipelinescreen import Screen, screen_for
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.wording import duration, several
 from orbitmq.client.settings import split_name_servers
+from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError, SettingError
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ _MOST_ROWS = 10_000
 #: Settings that Spark itself does not show either.
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds within which a second signal says nothing new.
+_SAME_WISH = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
     if given.is_dry_run:
         _say_plan(given, settings, options, out)
         return
+    check_topics(connection, definition.topics(values))
     with contextlib.ExitStack() as stack:
         keep_places(given.checkpoint, values)
         wish = stack.enter_context(_Wish())
@@ -280,10 +285,15 @@ def _keep_log(log: Path, name: str, out: Printer) -> None:
 
 
 class _Wish:
-    """Ctrl-C and SIGTERM as a wish to stop; the second one ends the process."""
+    """Ctrl-C and SIGTERM as a wish to stop; the second one ends the process.
 
-    def __init__(self) -> None:
+    One that follows at once is the same wish: `timeout` tells the process and then its group.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
         self.event = threading.Event()
+        self._clock = clock or SystemClock()
+        self._wished_at = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -297,14 +307,18 @@ class _Wish:
 
     def take_over(self) -> None:
         """Again, when somebody else has put handlers of their own in place."""
-        if not self.event.is_set():
-            for number in _SIGNALS:
-                signal.signal(number, self._wanted)
+        for number in _SIGNALS:
+            signal.signal(number, self._wanted)
 
     def _wanted(self, number: int, frame: FrameType | None) -> None:
-        self.event.set()
-        for each, before in self._before.items():
-            signal.signal(each, before)
+        now = self._clock.monotonic()
+        if not self.event.is_set():
+            self.event.set()
+            self._wished_at = now
+        elif now - self._wished_at > _SAME_WISH:
+            for each, before in self._before.items():
+                signal.signal(each, before)
+            signal.raise_signal(number)
 
 
 # What is said at the beginning and at the end.

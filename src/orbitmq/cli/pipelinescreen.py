@@ -127,9 +127,15 @@ def _line(progress: Progress) -> str:
         parts.append(f"lag {count(progress.total_lag)}")
     if progress.retried or progress.dead:
         parts.append(f"{count(progress.retried)} retried, {count(progress.dead)} dead")
+    if progress.late:
+        parts.append(_too_late(progress))
     if progress.error is not None:
         parts.append(progress.error)
     return "  ".join(parts)
+
+
+def _too_late(progress: Progress) -> str:
+    return f"{count(progress.late)} came too late for their windows and are not counted"
 
 
 class LiveScreen:
@@ -191,6 +197,8 @@ def drawn(pipeline: str, said: str, progress: Sequence[Progress]) -> RenderableT
         more = f" ({_MOST_QUEUES} of {len(lags)} queues)" if len(lags) > _MOST_QUEUES else ""
         parts += [Text(""), Text(f"Waiting{more}", style="bold"), _LAGS.grid(lags[:_MOST_QUEUES])]
     for each in progress:
+        if each.late:
+            parts.append(Text(harmless(f"! {each.query}: {_too_late(each)}"), style="red"))
         if each.error is not None:
             parts.append(Text(harmless(f"! {each.query}: {each.error}"), style="red"))
     return Group(*parts)

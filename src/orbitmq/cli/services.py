@@ -12,12 +12,13 @@ from typing import Any
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.cli.errors import CommandError, NotStopped, ProcessEnded
+from orbitmq.cli.errors import CommandError, NotStopped, PortTaken, ProcessEnded
 from orbitmq.cli.serving import Listening
 from orbitmq.cluster import Cluster
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.address import Address
+from orbitmq.remoting.errors import ListenFailed
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,24 @@ class ClusterService:
     """A name server and a broker in this process."""
 
     def __init__(self, name_server: NameServerSettings, broker: BrokerSettings) -> None:
+        self._name_server = name_server
         self._settings = broker
         self._cluster = Cluster(name_server, (broker,))
 
     async def start(self) -> None:
-        await self._cluster.start()
+        try:
+            await self._cluster.start()
+        except ListenFailed as error:
+            raise PortTaken(error, self._option(error.address)) from error
 
     async def stop(self) -> None:
         await self._cluster.stop()
+
+    def _option(self, address: Address) -> str:
+        """The flag that chooses an address."""
+        if address.port == self._name_server.server.port:
+            return "--namesrv-port"
+        return "--http-port" if address.port == self._settings.http.port else "--broker-port"
 
     def listening(self) -> Sequence[Listening]:
         (broker,) = self._cluster.brokers
@@ -116,7 +127,10 @@ class ProcessesService:
         self._processes = [BrokerProcess(name, each) for name, each in brokers.items()]
 
     async def start(self) -> None:
-        await self._cluster.start()
+        try:
+            await self._cluster.start()
+        except ListenFailed as error:
+            raise PortTaken(error, "--namesrv-port") from error
         name_servers = (str(self._cluster.name_server_address), *self._others)
         try:
             await _all(process.start(name_servers) for process in self._processes)

@@ -17,7 +17,8 @@ from orbitmq.cli.session import Session
 from orbitmq.cli.stopping import unless, wish_to_stop
 from orbitmq.cli.tables import drawing
 from orbitmq.cli.topscreen import View, drawn, keys
-from orbitmq.cli.wording import harmless
+from orbitmq.cli.wording import duration, harmless
+from orbitmq.cli.wording import moment as exactly
 from orbitmq.errors import OrbitError
 
 app = section("Watch a cluster.")
@@ -68,10 +69,24 @@ async def top(
             await _on_screen(session, frames, wish, pause, most)
             return
         shown, view = 0, View()
+        lost_at: float | None = None
         while not wish.is_set() and shown != most:
-            frame = await unless(wish, frames.next())
+            try:
+                frame = await unless(wish, frames.next())
+            except OrbitError as error:
+                if not shown:
+                    raise
+                if lost_at is None:
+                    lost_at = out.clock.now()
+                    since = exactly(lost_at, lost_at, exact=True)
+                    out.note(f"orbitmq: not reachable since {since}, trying again: {error}")
+                await _wait(wish, pause)
+                continue
             if frame is None:
                 return
+            if lost_at is not None:
+                out.note(f"orbitmq: reachable again after {duration(out.clock.now() - lost_at)}")
+                lost_at = None
             view.note(frame)
             if out.is_json:
                 out.record(frame)

@@ -11,6 +11,7 @@ from orbitmq.cli.choosing import Broker, ClusterName, TopicName
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import CommandError, Misused
 from orbitmq.cli.session import Session
+from orbitmq.cli.suggesting import unknown
 from orbitmq.cli.tables import Columns
 from orbitmq.cli.topicrecords import (
     TopicChange,
@@ -296,7 +297,10 @@ async def update(
 )
 async def delete(session: Session, topic: TopicName, cluster: ClusterName = None) -> None:
     """Delete a topic with all its messages and every group's progress in it."""
-    before = await session.admin.topics.get(topic)
+    try:
+        before = await session.admin.topics.get(topic)
+    except TopicNotFound as error:
+        raise await unknown(session.admin, error, "there is nothing to delete") from error
     status = await session.admin.topics.status(topic)
     groups = await session.admin.topics.groups(topic)
     messages, progress = several(status.messages, "message"), several(len(groups), "group")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from orbitmq.cli.frames import FrameRecord, TopGroupRecord, TopTopicRecord
 from orbitmq.cli.grouprecords import QueueProgressRecord
 from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count, duration, harmless, moment, rate, share
+from orbitmq.cli.wording import NOTHING, count, duration, harmless, moment, rate, several, share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -133,7 +133,8 @@ def drawn(frame: FrameRecord, view: View, lines: int) -> RenderableType:
     when = moment(frame.at, frame.at, exact=True)
     head = (
         f"OrbitMQ top  {when}  in {rate(frame.in_rate)}/s  out {rate(frame.out_rate)}/s  "
-        f"{count(sum(each.lag for each in frame.groups))} wait  {len(frame.brokers)} brokers"
+        f"{count(sum(each.lag for each in frame.groups))} wait  "
+        f"{several(len(frame.brokers), 'broker')}"
     )
     parts: list[RenderableType] = [Text(head + ("  PAUSED" if view.is_paused else ""), "bold")]
     for broker in frame.brokers:

@@ -78,4 +78,4 @@ def _console(name_server: str, port: int, tls: ssl.SSLContext | None) -> Console
             f"the console needs {error.name}, which is not there; pip install 'orbitmq[console]'"
         ) from error
     client = ClientSettings(name_servers=(name_server,), tls=tls)
-    return ConsoleService(ConsoleSettings(client=client, port=port))
+    return ConsoleService(ConsoleSettings(client=client, port=port), "--console-port")
