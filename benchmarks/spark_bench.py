@@ -141,7 +141,7 @@ def _line(
 BENCHES: tuple[Bench, ...] = (
     _line("batch read, 1 KiB, local[2]", _reading(_KIB), _CEILING, target=0.7),
     _line("batch read, 100 B, local[2]", _reading(100), _CEILING, target=0.7),
-    _line("batch read, 1 KiB, local[2]", _reading(_KIB, "tuples"), "the same rows as tuples"),
+    _line("batch read beside tuples, 1 KiB", _reading(_KIB, "tuples"), "the same rows as tuples"),
     _line(
         "write, 100 B, local[2]",
         _writing(100),

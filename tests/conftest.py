@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 from collections.abc import Generator
 from pathlib import PurePosixPath
 
@@ -28,6 +29,9 @@ OUTSIDE = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[OUTSIDE] = os.dup(2)  # nothing is captured yet
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A run in the background ignores Ctrl-C, and so would every process that it starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(FailuresAtOnce(config.stash[OUTSIDE]))
 
 
