@@ -73,7 +73,7 @@ def test_the_summary_of_a_run_adds_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_signal_to_all_of_it_still_ends_in_a_summary_that_adds_up(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -182,7 +182,7 @@ def test_a_full_flight_is_an_error_after_the_timeout() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     silent = f"127.0.0.1:{listening.getsockname()[1]}"
     with listening, Producer(name_server=silent, client=client, sending=settings) as producer:
-        first = producer.submit("orders", b"x", timeout=DEADLINE)
+        first = producer.submit("orders", b"x", timeout=3.0)
         with pytest.raises(TooManyInFlight):
             producer.submit("orders", b"x", timeout=0.1)
         with pytest.raises(TimeoutError, match="1 messages"):
