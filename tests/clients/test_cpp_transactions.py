@@ -19,7 +19,9 @@ def cluster(transactional_package: Path) -> Iterator[EmbeddedCluster]:
     del transactional_package  # where it cannot be had, no cluster is needed
 
     def impatient(settings: BrokerSettings) -> BrokerSettings:
-        return replace(settings, transactions=TransactionSettings(check_interval=0.2, timeout=0.5))
+        # As long as the client has sent no heartbeat nobody can be asked, which counts as asked.
+        asking = TransactionSettings(check_interval=0.2, timeout=0.5, check_max=10_000)
+        return replace(settings, transactions=asking)
 
     with EmbeddedCluster(adjust=impatient) as cluster:
         cluster.create_topic("Sagas", queues=2)
@@ -62,7 +64,7 @@ def test_a_message_that_was_left_open_is_asked_about_until_it_is_decided(
 
     client.ask("transact", **open_one)
     # The broker can ask only after a heartbeat, which this client may send 30 s late.
-    client.until(lambda: stored(cluster) == ["undecided"], "the message", deadline=50)
+    client.until(lambda: stored(cluster) == ["undecided"], "the message", deadline=80)
 
     client.until(lambda: bool(client.checked), "the question", deadline=10)
     assert client.checked[0] == "undecided"
