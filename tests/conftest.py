@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
-import threading
 from collections.abc import Generator
 from pathlib import PurePosixPath
 
@@ -35,39 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
         # A run in the background ignores Ctrl-C, and so would every process that it starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(FailuresAtOnce(config.stash[OUTSIDE]))
-    config.pluginmanager.register(Nudges(interval=5.0))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if os.environ.get("PYTEST_XDIST_WORKER"):
         return  # it waits for the others, and is ended by the process that started it
     faulthandler.dump_traceback_later(GRACE, exit=True, file=config.stash[OUTSIDE])
-
-
-class Nudges:
-    """Wakes every thread of this process now and then.
-
-    A thread that gives the interpreter up to another waits to be told that it was taken, and glibc
-    before 2.41 can lose that signal (its bug 25847): the thread then stands still for good, in a
-    process with as many threads as one that has run Spark. Any signal ends that wait, and means
-    nothing to anybody else: interrupted calls are made again.
-    """
-
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
-        self._is_over = threading.Event()
-        signal.signal(signal.SIGURG, lambda *_: None)
-        threading.Thread(target=self._nudge, name="nudges", daemon=True).start()
-
-    def pytest_unconfigure(self) -> None:
-        self._is_over.set()
-
-    def _nudge(self) -> None:
-        kill_thread = getattr(ctypes.CDLL(None), "tgkill", None)
-        while kill_thread is not None and not self._is_over.wait(self._interval):
-            for each in threading.enumerate():
-                if each.native_id is not None and each is not threading.current_thread():
-                    kill_thread(os.getpid(), each.native_id, signal.SIGURG)
 
 
 class FailuresAtOnce:

@@ -201,7 +201,11 @@ def in_a_callback(producer: Producer, topic: str, work: Callable[[], object]) ->
         except Exception as error:  # noqa: BLE001  # looked at by the test
             outcome.set_result(error)
 
+    # The answer must not be there before the callback is: that would be called here.
+    is_noted = threading.Event()
+    producer._thread.loop.call_soon_threadsafe(is_noted.wait, DEADLINE)
     producer.submit(topic, b"first").add_done_callback(called)
+    is_noted.set()
     return outcome.result(DEADLINE)
 
 
