@@ -27,7 +27,6 @@ def main() -> None:
         [
             resolver / "bin" / "pip-compile",
             *("--quiet", "--generate-hashes", "--reuse-hashes", "--strip-extras", "--allow-unsafe"),
-            *("--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"),
             *("--no-emit-options", "--no-header", "--no-annotate", *sys.argv[1:], *extras),
             *("--output-file", LOCK, "pyproject.toml", "requirements/dev.in"),
         ],

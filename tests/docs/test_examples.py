@@ -77,7 +77,6 @@ def test_an_example_prints_what_its_comments_say(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.xdist_group("spark")
 def test_the_pages_about_exactly_once_run_on_spark(
     tmp_path: Path, orbit_cluster: EmbeddedCluster
 ) -> None:

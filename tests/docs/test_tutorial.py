@@ -14,7 +14,6 @@ PATIENCE = 300.0
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("spark")
 def test_the_tutorial_can_be_followed_to_its_end(tmp_path: Path) -> None:
     page = blocks(TUTORIAL)
     assert len(page) > 12
