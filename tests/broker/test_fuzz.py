@@ -17,23 +17,20 @@ import logging
 import os
 import random
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
-from orbitmq.wire.command import decode_command
-from orbitmq.wire.frame import FrameReader
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, bodies_in, until
+from tests.support.conversing import converse_all
 from tests.support.mutations import Corpus
 
 SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "20"))
 CONVERSATIONS = 10_000
-AT_ONCE = 16
 #: Conversations after which caches are warm and memory is looked at for the first time.
 WARM = 2_000
 #: What the store and its tables may legitimately keep of the rest: a topic here, a message there.
@@ -55,9 +52,9 @@ async def test_nonsense_costs_nobody_but_the_one_who_says_it(
     corpus, chance = Corpus(), random.Random(SEED)
     cases = (corpus.mutated(chance) for _ in range(CONVERSATIONS))
 
-    await _converse_all(broker.address, itertools.islice(cases, WARM))
+    await converse_all(broker.address, itertools.islice(cases, WARM), ends_within=ENDS_WITHIN)
     before = _resident()
-    await _converse_all(broker.address, cases)
+    await converse_all(broker.address, cases, ends_within=ENDS_WITHIN)
     grown = _resident() - before
 
     good_manners.cancel()
@@ -73,34 +70,6 @@ async def test_nonsense_costs_nobody_but_the_one_who_says_it(
     assert grown < GROWTH
     assert longest < ENDS_WITHIN
     assert _unexpected(caplog) == []
-
-
-async def _converse_all(address: Address, cases: Iterator[bytes]) -> None:
-    async def one_after_the_other() -> None:
-        for case in cases:
-            await _converse(address, case)
-
-    await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
-
-
-async def _converse(address: Address, case: bytes) -> None:
-    """Say something, and listen until the broker has ended the connection."""
-    reader, writer = await asyncio.open_connection(*address)
-    answers = FrameReader()
-    try:
-        async with asyncio.timeout(ENDS_WITHIN):
-            with contextlib.suppress(ConnectionError):
-                writer.write(case)
-                writer.write_eof()
-                while heard := await reader.read(65_536):
-                    for frame in answers.feed(heard):
-                        decode_command(frame)
-    except TimeoutError:
-        pytest.fail(f"the connection was not ended after {case!r}")
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
 
 
 async def _good_manners(client: RawClient) -> float:

@@ -6,29 +6,25 @@ What is said to brokers in the same way: see tests/broker/test_fuzz.py.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.address import Address
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import decode_command
-from orbitmq.wire.frame import FrameReader
+from tests.support.conversing import converse_all
 from tests.support.fuzzing import rounds
 from tests.support.mutations import Corpus
 
 SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "20"))
 CONVERSATIONS = rounds(1500)
-AT_ONCE = 16
 #: For the server to end a connection whose peer has said everything.
 ENDS_WITHIN = 30.0
 
@@ -52,7 +48,7 @@ async def test_nonsense_costs_nobody_but_the_one_who_says_it(
     tasks = len(asyncio.all_tasks())
 
     for some in iter(lambda: list(itertools.islice(cases, 200)), []):
-        await converse_all(name_server.address, iter(some))
+        await converse_all(name_server.address, iter(some), ends_within=ENDS_WITHIN)
         answer = await healthy.request(RequestCode.GET_BROKER_CLUSTER_INFO, timeout=ENDS_WITHIN)
         assert answer.code == ResponseCode.SUCCESS
 
@@ -66,31 +62,3 @@ async def test_nonsense_costs_nobody_but_the_one_who_says_it(
     await healthy.wait_closed()
     unexpected = [each for each in caplog.records if each.exc_info or each.name == "asyncio"]
     assert [caplog.handler.format(each)[-2000:] for each in unexpected] == []
-
-
-async def converse_all(address: Address, cases: Iterator[bytes]) -> None:
-    async def one_after_the_other() -> None:
-        for case in cases:
-            await converse(address, case)
-
-    await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
-
-
-async def converse(address: Address, case: bytes) -> None:
-    """Say something, and listen until the connection was ended."""
-    reader, writer = await asyncio.open_connection(*address)
-    answers = FrameReader()
-    try:
-        async with asyncio.timeout(ENDS_WITHIN):
-            with contextlib.suppress(ConnectionError):
-                writer.write(case)
-                writer.write_eof()
-                while heard := await reader.read(65_536):
-                    for frame in answers.feed(heard):
-                        decode_command(frame)
-    except TimeoutError:
-        pytest.fail(f"the connection was not ended after {case!r}")
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
