@@ -26,15 +26,11 @@ $(READY): $(LOCK) pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Tests that run Spark in their own process have one for themselves: in a process that has run Spark
-# before, others were seen to stand still.
-WITH_SPARK := tests/spark tests/examples
 APART := tests/interop tests/browser tests/chaos
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
-	@$(BIN)/python -m pytest $(WITH_SPARK) -p tools.feature_plugin --features-to=build/with-spark $(ARGS)
 	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart=0 \
-		$(addprefix --ignore=,$(WITH_SPARK) $(APART)) -p tools.feature_plugin --features-to=build $(ARGS)
+		$(addprefix --ignore=,$(APART)) -p tools.feature_plugin --features-to=build $(ARGS)
 
 lint: $(READY) ## Format, lint, types, layers
 	@$(BIN)/ruff format --check .

@@ -6,7 +6,9 @@ a socket without a timeout, a lock - is not ended by that; the error comes when 
 
 The delicate part is that an interruption is asynchronous: asked for just before the handler ends,
 it would strike the worker's own code just after. Whoever interrupts therefore does so under a lock
-that the handler's thread takes when it leaves, and whatever has not struck by then is taken back.
+that the handler's thread takes when it leaves, and what has not struck by then is made to strike
+there. It could be withdrawn instead, but CPython 3.11 then goes on looking for it for as long as
+the process lives: in every thread, and for ever at the first call of a thread that is traced.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import threading
 import time
 from collections import OrderedDict
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import SettingError
@@ -80,11 +82,10 @@ class _Interruptible:
         try:
             with self._lock:
                 self._is_over = True
-                if self._was_interrupted and not isinstance(error, TimeLimitExceeded):
-                    # It has not struck yet, and shall not strike our own code.
-                    _raise_in(self._thread, None)
+                if self._was_interrupted:
+                    _be_struck(self._thread)
         except TimeLimitExceeded:
-            # It struck on the way here: the same as in the handler's last line.
+            # Here, or on the way here: the same as in the handler's last line.
             self._is_over = True
         if self._was_interrupted:
             raise TimeLimitExceeded(
@@ -97,7 +98,7 @@ class _Interruptible:
         with self._lock:
             if not self._is_over:
                 self._was_interrupted = True
-                _raise_in(self._thread, TimeLimitExceeded)
+                _raise_in(self._thread)
 
 
 class _Watch:
@@ -148,7 +149,15 @@ class _Watch:
                 self._changed.wait(left)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have an error raised in a thread at its next step, or take that back with None."""
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int) -> None:
+    """Have the error raised in a thread at its next step."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(TimeLimitExceeded)
+    )
+
+
+def _be_struck(thread: int) -> NoReturn:
+    """Use up an error that may wait for this thread: it has one at most, and it comes now."""
+    _raise_in(thread)
+    while True:  # the error comes at one of the next steps, at the latest at the end of a loop
+        pass

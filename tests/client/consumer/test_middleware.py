@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -343,6 +345,29 @@ def test_deliveries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[1].__dict__["message_id"] == "ID0"
 
 
+TRACED_AFTERWARDS = """
+import sys, time
+from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+
+class Delivery:
+    is_async = False
+
+def called(): pass
+
+try:
+    with TimeLimit(0.1)(Delivery()):
+        try:
+            while True: time.monotonic()
+        except TimeLimitExceeded:
+            pass
+except TimeLimitExceeded:
+    sys.setprofile(lambda *_: None)
+    called()
+    sys.setprofile(None)
+    print("went on")
+"""
+
+
 class TestTimeLimit:
     @both
     def test_a_quick_handler_is_left_alone(self, is_async: bool) -> None:
@@ -426,6 +451,17 @@ class TestTimeLimit:
             thread.join(DEADLINE)
 
         assert not strays
+
+    def test_a_traced_call_goes_through_after_an_interruption(self) -> None:
+        """CPython 3.11 hangs at one after an interruption that was withdrawn."""
+        ended = subprocess.run(
+            [sys.executable, "-c", TRACED_AFTERWARDS],
+            timeout=DEADLINE,
+            check=True,
+            capture_output=True,
+        )
+
+        assert ended.stdout == b"went on\n"
 
     @pytest.mark.parametrize("wrong", [0, -1, "1s"])
     def test_a_limit_has_to_be_positive(self, wrong: Any) -> None:
