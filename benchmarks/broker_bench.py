@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from benchmarks.load.asking import Drive, Driven, Pace, Paced, Pulls, Requests, Sends, Target
+from benchmarks.load.counting import flushes
 from benchmarks.load.proc import own_bytes
 from benchmarks.load.processes import APACHE_VERSION, Interpreter, OurBroker
 from benchmarks.load.stage import Stage, check
@@ -161,6 +162,24 @@ def _synchronous(requests: Sends, load: tuple[int, int]) -> Prepare:
         yield _pair(scale, waiting, hasty, _by_wall)
 
     return prepare
+
+
+@contextmanager
+def _per_flush(scale: Scale) -> Iterator[tuple[Work, Work]]:
+    """How many messages share one wait for the disk, of those that are on their way."""
+    target = _STAGE.sync_broker().target
+    connections, in_flight = _BUSY
+
+    def shared() -> Sample:
+        before = flushes(target)
+        done = check(_STAGE.drive(target, _1KIB, _BUSY, seconds=_seconds(scale)))
+        count = flushes(target) - before
+        return Sample(done.messages, count, count)
+
+    shared()
+    _STAGE.settle(target)
+    _STAGE.warmed_up()
+    yield shared, lambda: Sample(connections * in_flight, 1, 1)
 
 
 # ---- latency
@@ -425,6 +444,13 @@ BENCHES = (
     ),
     _line("batches of 32 messages of 1 KiB", _batches, "single sends of 1 KiB", target=1.8),
     _line(
+        "synchronous flush, 100 B, 1 in flight",
+        _synchronous(_100B, _ONE),
+        _SAME_ASYNC,
+        clock=Clock.WALL,
+        note=_DISK,
+    ),
+    _line(
         "synchronous flush, 1 KiB, 1 in flight",
         _synchronous(_1KIB, _ONE),
         _SAME_ASYNC,
@@ -452,6 +478,14 @@ BENCHES = (
         clock=Clock.WALL,
         note=_DISK,
         target=0.3,
+    ),
+    _line(
+        "messages that share a flush, 1 KiB, 128 in flight",
+        _per_flush,
+        "all that are in flight",
+        unit="messages",
+        target=0.4,
+        note=_DISK,
     ),
     _line(
         "pulls of 32, four queues interleaved, 1 KiB",

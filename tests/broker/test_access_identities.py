@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.access import Reason
-from orbitmq.broker.identities import SILENCE
+from orbitmq.broker.identities import REMEMBERED, SILENCE
+from orbitmq.broker.requesters import MOST_OF_ONE, Requesters
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
@@ -346,13 +347,99 @@ async def test_a_reply_that_could_be_meant_for_either_of_two_accounts_is_given_t
     unclear = await reply(replier, CONTAINER)
     await spy.close()
     await until(lambda: not guarded.broker.parts.producers.is_online("spies"))
+    perhaps_too_late = await reply(replier, CONTAINER)
+    guarded.broker.clock.advance(REMEMBERED)
     clear = await reply(replier, CONTAINER)
 
-    assert unclear.code != 0
-    assert "several accounts use this client id" in (unclear.remark or "")
+    for refused in (unclear, perhaps_too_late):
+        assert refused.code != 0
+        assert "several accounts use this client id" in (refused.remark or "")
     assert clear.code == 0, clear.remark
     assert [bytes(each.body) for each in asker.replies] == [b"42"]
     assert spy.replies == []
+
+
+async def ask(client: RawClient, client_id: str, number: str = "c1") -> None:
+    properties = {"CORRELATION_ID": number, "REPLY_TO_CLIENT": client_id, "TTL": "3000"}
+    answer = await client.send("orders", b"6 x 7", properties=properties)
+    assert answer.code == 0, answer.remark
+
+
+async def test_a_reply_to_who_has_left_does_not_reach_the_account_that_took_over_its_client_id(
+    guarded: Guarded,
+) -> None:
+    asker = await guarded.producer(MAKER, CONTAINER)
+    await ask(asker, CONTAINER)
+    await asker.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+    spy = await guarded.producer(OTHER, CONTAINER)
+    guarded.broker.clock.advance(REMEMBERED + 1)
+    replier = await guarded.client(ADMIN)
+
+    late = await reply(replier, CONTAINER)
+    asker = await guarded.producer(MAKER, "maker@2")
+    await asker.heartbeat(CONTAINER, producers=("others",))
+    in_time = await reply(replier, CONTAINER)
+
+    assert late.code != 0
+    assert "the account that asked is gone" in (late.remark or "")
+    assert in_time.code == 0, in_time.remark
+    assert [bytes(each.body) for each in asker.replies] == [b"42"]
+    assert spy.replies == []
+
+
+async def test_a_reply_to_a_request_that_passed_elsewhere_is_not_given_to_a_successor_for_a_while(
+    guarded: Guarded,
+) -> None:
+    asker = await guarded.producer(MAKER, CONTAINER)
+    await asker.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+    successor = await guarded.producer(OTHER, CONTAINER)
+    replier = await guarded.client(ADMIN)
+
+    at_once = await reply(replier, CONTAINER)
+    guarded.broker.clock.advance(REMEMBERED)
+    later = await reply(replier, CONTAINER)
+
+    assert [at_once.code == 0, later.code == 0] == [False, True]
+    assert [bytes(each.body) for each in successor.replies] == [b"42"]
+
+
+async def test_a_connection_that_changes_its_account_does_not_get_replies_to_the_former(
+    guarded: Guarded,
+) -> None:
+    who = [MAKER]
+    asker = await AskedProducer.join(
+        guarded.broker.broker, CONTAINER, prepare=lambda command: sign(command, who[0])
+    )
+    try:
+        await ask(asker, CONTAINER)
+        who[0] = OTHER
+        assert (await asker.heartbeat(CONTAINER, producers=("makers",))).code == 0
+
+        answer = await reply(await guarded.client(ADMIN), CONTAINER)
+    finally:
+        await asker.close()
+
+    assert answer.code != 0
+    assert asker.replies == []
+
+
+def test_an_account_displaces_only_its_own_requests_and_takes_over_nobodys() -> None:
+    requesters = Requesters()
+
+    def asking(number: int) -> str:
+        return f"CORRELATION_ID\x01{number}\x02REPLY_TO_CLIENT\x01c\x02"
+
+    requesters.note("first", asking(0))
+    for number in range(MOST_OF_ONE + 1):
+        requesters.note("second", asking(number))
+
+    assert requesters.account_of(asking(0)) == "first"
+    assert requesters.account_of(asking(1)) == "second"
+    requesters.note("second", asking(MOST_OF_ONE + 1))
+    assert requesters.account_of(asking(1)) is None
+    assert requesters.account_of(asking(2)) == "second"
 
 
 async def test_a_question_to_one_of_two_with_one_client_id_goes_to_the_account_that_asks(

@@ -16,7 +16,6 @@ from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.holding import AT_ONCE, Holding, Kept
 from orbitmq.broker.pacing import CALLS, Pacing
 from orbitmq.broker.peers import Peer
-from orbitmq.broker.putoff import MOST_OF_ONE
 from orbitmq.broker.settings import PullSettings
 from orbitmq.errors import SettingError
 from orbitmq.filter.tags import parse_tags
@@ -161,16 +160,18 @@ async def test_a_pull_that_asks_for_less_than_the_short_while_is_answered_then(
 async def test_who_wants_even_more_is_told_that_the_broker_is_busy_and_others_are_put_off(
     start_broker: StartBroker, open_client: OpenClient
 ) -> None:
-    broker = await start_broker(pull=PullSettings(held_per_connection=5, short_hold=LONG))
+    broker = await start_broker(
+        pull=PullSettings(held_per_connection=5, put_off_per_connection=40, short_hold=LONG)
+    )
     make_topic(broker)
     greedy, other = await open_client(broker), await open_client(broker)
     answers: list[Command] = []
     of_other: list[Command] = []
 
-    submit(greedy, answers, 5 + MOST_OF_ONE + 3)
-    await until(lambda: len(answers) == 3, 30)
+    submit(greedy, answers, 5 + 40 + 3)
+    await until(lambda: len(answers) == 3)
     submit(other, of_other, 7)
-    await until(lambda: broker.parts.held.put_off == MOST_OF_ONE + 2)
+    await until(lambda: broker.parts.held.put_off == 40 + 2)
 
     # Java's clients wait for seconds after this code, whichever consumer it is.
     assert {each.code for each in answers} == {ResponseCode.SYSTEM_BUSY}
@@ -178,6 +179,32 @@ async def test_who_wants_even_more_is_told_that_the_broker_is_busy_and_others_ar
     assert broker.parts.held.refused == 3
     greedy.connection.abort()
     await until(lambda: broker.parts.held.put_off == 2)
+
+
+async def test_all_together_are_put_off_up_to_a_limit_that_can_be_raised_while_the_broker_runs(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(
+        pull=PullSettings(held_per_connection=0, put_off_requests=6, short_hold=LONG)
+    )
+    make_topic(broker)
+    first, second = await open_client(broker), await open_client(broker)
+    answers: list[Command] = []
+    submit(first, answers, 4)
+    await until(lambda: broker.parts.held.put_off == 4)
+
+    submit(second, answers, 4)
+    await until(lambda: len(answers) == 2)
+    changed = await first.connection.request(
+        RequestCode.UPDATE_BROKER_CONFIG, body=b"putOffRequests=8\nputOffPerConnection=5"
+    )
+    submit(second, answers, 2)
+    submit(first, answers, 1)
+    await until(lambda: len(answers) == 3)
+
+    assert changed.code == ResponseCode.SUCCESS
+    assert {each.code for each in answers} == {ResponseCode.SYSTEM_BUSY}
+    assert broker.parts.held.put_off == 8
 
 
 async def test_a_stop_answers_those_who_are_put_off(
@@ -349,7 +376,8 @@ class Table:
     def __init__(self) -> None:
         self.loop = StepLoop()
         pacing = Pacing(cast(Any, self.loop), 256 * 1024)
-        self.holding = Holding(cast(Any, None), pacing, cast(Any, self.loop), 100_000)
+        room = PullSettings(held_per_connection=100_000)
+        self.holding = Holding(cast(Any, None), pacing, cast(Any, self.loop), room)
         self.woken: list[HeldPull] = []
         self.holding.again = self.woken.append
 
@@ -508,6 +536,12 @@ def test_waking_a_groups_part_of_a_topic_wakes_that_alone() -> None:
     assert table.woken == mine
 
 
-def test_a_limit_below_zero_is_named() -> None:
-    with pytest.raises(SettingError, match=r"pull\.held_per_connection"):
-        PullSettings(held_per_connection=-1)
+@pytest.mark.parametrize(
+    "limit",
+    ["held_requests", "held_per_connection", "put_off_requests", "put_off_per_connection"],
+)
+def test_a_limit_below_zero_is_named(limit: str) -> None:
+    below = cast(Any, {limit: -1})
+
+    with pytest.raises(SettingError, match=rf"pull\.{limit} must not be negative, got -1"):
+        PullSettings(**below)

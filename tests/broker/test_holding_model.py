@@ -20,6 +20,7 @@ from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.holding import Holding, Kept
 from orbitmq.broker.pacing import Pacing
 from orbitmq.broker.peers import Peer
+from orbitmq.broker.settings import PullSettings
 from orbitmq.filter.tags import parse_tags
 from orbitmq.javahash import java_hash
 from orbitmq.remoting.address import Address
@@ -91,11 +92,13 @@ class HoldingMachine(RuleBasedStateMachine):
             cast(Any, None),
             pacing,
             cast(Any, self.loop),
-            limit=LIMIT,
-            limit_of_one=LIMIT_OF_ONE,
-            short_hold=SHORT_HOLD,
-            most_put_off=PUT_OFF,
-            most_put_off_of_one=PUT_OFF_OF_ONE,
+            PullSettings(
+                held_requests=LIMIT,
+                held_per_connection=LIMIT_OF_ONE,
+                short_hold=SHORT_HOLD,
+                put_off_requests=PUT_OFF,
+                put_off_per_connection=PUT_OFF_OF_ONE,
+            ),
             at_once=2,
         )
         self.holding.again = self._answered

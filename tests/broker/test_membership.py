@@ -96,6 +96,36 @@ async def test_a_group_that_may_not_be_made_is_passed_over(
     assert broker.parts.producers.is_online("makers")
 
 
+async def test_a_group_that_is_refused_is_told_of_once_a_minute_and_when_it_is_refused_anew(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = HandClock()
+    broker = await start_broker(auto_create_group=False, parts={"clock": clock})
+    client, other = await open_client(broker), await open_client(broker)
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "may not be made" in each.msg]
+
+    for seconds in (0.0, 30.0, 29.9):
+        clock.advance(seconds)
+        await client.heartbeat("c1", ORDERS)
+        await other.heartbeat("c2", ORDERS)
+    once = len(told())
+    clock.advance(0.2)
+    await client.heartbeat("c1", ORDERS)
+    twice = told()
+    broker.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP), now=0.0)
+    await client.heartbeat("c1", ORDERS)
+    broker.parts.groups.delete(GROUP, now=0.0)
+    await client.heartbeat("c1", ORDERS)
+
+    assert once == 1
+    assert len(twice) == 2
+    assert twice[-1].endswith("(time 7)")
+    assert len(told()) == 3
+    assert told()[-1].endswith("(time 1)")
+
+
 async def test_a_heartbeat_of_very_many_groups_makes_no_more_than_are_allowed(
     start_broker: StartBroker, open_client: OpenClient
 ) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import heapq
 import json
+import re
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,6 +190,25 @@ async def test_every_metric_of_apaches_broker_is_here_with_its_labels_and_bucket
             }
             assert set(map(float, bounds)) == set(map(float, wanted["buckets"])), name
     assert mine.keys() >= OLDER_NAMES
+
+
+async def test_every_metric_is_on_the_page_for_operators_and_nothing_else(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    told = set(re.findall(r"\b(?:rocketmq|orbitmq)_\w+", page))
+    async with hand_broker(tmp_path) as (hand, client):
+        producer = await AskedProducer.join(hand.broker)
+        await use_in_every_way(hand, client, producer)
+        found = (await scraped(hand.broker)).keys()
+        await producer.close()
+
+    # "Also with its unit", says the page of these.
+    with_units = {name + unit for name in OLDER_NAMES for unit in ("_bytes", "_milliseconds")}
+    assert found - with_units <= told
+    # What is wrong in groups is shown when something is; and here nobody asks for a new group.
+    assert told - found == {
+        "orbitmq_group_findings",
+        "rocketmq_consumer_group_create_execution_time_milliseconds",
+    }
 
 
 async def test_half_messages_and_timer_messages_are_counted_by_topic(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from msgspec.structs import replace as with_changes
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.settings import PullSettings, Transfer
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.owner import Answer
+from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.store.settings import ReadSettings
 from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
@@ -749,8 +748,22 @@ async def test_a_consumer_that_is_sent_back_may_report_that_it_went(
 # The way of the messages.
 
 
-# Not marked as row I6, which asks for `sendfile`. The file is mapped and written from there, which
-# was measured to be as fast; Apache's broker does the same.
+def watch_writes(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
+    """What connections give to their transports, when it is too much to be joined."""
+    written: list[Bytes] = []
+    write = Outgoing._write_gathered
+
+    def watched(self: Outgoing, pieces: list[Bytes]) -> None:
+        written.extend(pieces)
+        write(self, pieces)
+
+    monkeypatch.setattr(Outgoing, "_write_gathered", watched)
+    return written
+
+
+# The file is mapped and written from there, as by Apache's broker; `sendfile` of a stretch was
+# measured to be as fast as that, and not faster.
+@pytest.mark.feature("I6")
 @pytest.mark.parametrize(("transfer", "is_copied"), [(Transfer.HEAP, True), (Transfer.FILE, False)])
 async def test_messages_go_through_the_heap_or_straight_from_the_file(
     start_broker: StartBroker,
@@ -764,25 +777,31 @@ async def test_messages_go_through_the_heap_or_straight_from_the_file(
     bodies = [b"%d " % number + b"x" * 60_000 for number in range(3)]
     for body in bodies:
         await client.stored("orders", body)
-    sent: list[Bytes] = []
-    send = Connection.send
-
-    def watched(self: Connection, answer: Answer) -> None:
-        if isinstance(answer, list):
-            sent.extend(answer)
-        send(self, answer)
-
-    monkeypatch.setattr(Connection, "send", watched)
+    written = watch_writes(monkeypatch)
 
     answer = await client.pull("orders")
 
     assert bodies_in(answer) == bodies
-    messages = [piece for piece in sent if len(piece) > 60_000]
+    messages = [piece for piece in written if len(piece) > 60_000]
     assert messages
     assert all(isinstance(piece, bytes) is is_copied for piece in messages)
     for piece in messages:
         # A view of what is mapped has the map itself behind it, and nothing else.
         assert isinstance(piece, bytes) or isinstance(piece.obj, mmap.mmap)
+
+
+async def test_short_messages_that_lie_apart_are_gathered_before_they_leave(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert broker.parts.settings.pull.transfer is Transfer.FILE
+    for number in range(20):
+        await client.stored("orders", b"%d " % number + b"x" * 1000, queue_id=number % 2)
+    written = watch_writes(monkeypatch)
+
+    answer = await client.pull("orders", 1, max_msg_nums=32)
+
+    assert len(bodies_in(answer)) == 10
+    assert all(isinstance(piece, bytes) for piece in written)
 
 
 async def test_the_way_of_the_messages_can_be_changed_while_the_broker_runs(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orbitmq.store.consumequeue import QueueFiles
 from orbitmq.store.errors import TopicRefused
 from orbitmq.store.settings import FlushSettings, StoreSettings
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
@@ -69,6 +70,31 @@ def test_entries_are_read_alike_from_files_and_from_memory(
                 range(offset, offset + len(found))
             )
             assert found[0].body == b"%d" % offset
+
+
+def test_readers_at_several_places_do_not_name_the_files_anew(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(SMALL)
+    for number in range(150):
+        put(store, "T", 0, b"%d" % number)
+        store.write()
+    store.close()
+    store = open_store(SMALL)
+    names: list[Path] = []
+    read = QueueFiles.read
+
+    def noting(self: QueueFiles, path: Path, size: int, at: int) -> bytes:
+        names.append(path)
+        return read(self, path, size, at)
+
+    monkeypatch.setattr(QueueFiles, "read", noting)
+    for _ in range(10):
+        for offset in (0, 40, 70):
+            assert messages_of(store.read("T", 0, offset))[0].body == b"%d" % offset
+
+    assert {path.name for path in names} >= {f"{entry * 20:020d}" for entry in (0, 32, 64)}
+    assert len({id(path) for path in names}) == len(set(names))
 
 
 def test_many_queues_take_bounded_memory_and_descriptors(

@@ -56,6 +56,21 @@ def test_rare_tags_are_looked_for_in_the_same_scope_as_common_ones(
     assert result.next_offset == (matching[-1] + 1 if len(matching) == asked else 800)
 
 
+def test_what_lies_side_by_side_between_other_queues_is_one_piece(open_store: OpenStore) -> None:
+    store = open_store(LARGE)
+    for run in (3, 1, 2):
+        for number in range(run):
+            put(store, "T", 0, b"%d of %d" % (number, run))
+        put(store, "T", 1, b"of another queue")
+    store.write()
+
+    result = store.read("T", 0, 0, 32)
+
+    bodies = [bytes(message.body) for message in messages_of(result)]
+    assert bodies == [b"0 of 3", b"1 of 3", b"2 of 3", b"0 of 1", b"0 of 2", b"1 of 2"]
+    assert len(result.pieces) == 3
+
+
 # ---- the table of statuses
 
 

@@ -19,6 +19,11 @@ SENT = AnswerTemplate(
     ("msg_id", "queue_id", "queue_offset", "transaction_id"),
     constant={"region": "100% Default", "trace_on": True},
 )
+NUMBERED = AnswerTemplate(
+    SendMessageResponse,
+    ("msg_id", "queue_id", "queue_offset", "transaction_id"),
+    forms={"msg_id": "7F000001%016X"},
+)
 FOUND = AnswerTemplate(
     PullMessageResponse,
     ("suggest_which_broker_id", "next_begin_offset", "min_offset", "max_offset"),
@@ -46,6 +51,18 @@ def test_a_send_answer_filled_in_is_the_one_encoded(
     values = (msg_id, queue_id, queue_offset, transaction_id)
 
     assert SENT.head(opaque, *values) == encode_command(SENT.command(opaque, *values))
+
+
+@given(int32, st.integers(0, 2**63 - 1), int32, int64, ids)
+def test_a_text_that_is_made_of_a_number_is_given_as_the_number(
+    opaque: int, at: int, queue_id: int, queue_offset: int, transaction_id: str
+) -> None:
+    values = (at, queue_id, queue_offset, transaction_id)
+
+    command = NUMBERED.command(opaque, *values)
+
+    assert command.header(SendMessageResponse).msg_id == f"7F000001{at:016X}"
+    assert NUMBERED.head(opaque, *values) == encode_command(command)
 
 
 @given(int32, int64, int64, int64, int64, st.binary(max_size=40))

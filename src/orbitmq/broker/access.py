@@ -41,6 +41,7 @@ from orbitmq.broker.identities import TRUSTED, Identities
 from orbitmq.broker.needs import CLAIMS, NEEDS, Claim, Need, group_need, topic_need
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
+from orbitmq.broker.requesters import Requesters
 from orbitmq.message.errors import MessageError
 from orbitmq.message.stored import decode_message
 from orbitmq.message.wellknown import REAL_TOPIC
@@ -53,11 +54,14 @@ from orbitmq.wire.acl import access_key_of, is_signed_by
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.headers.send import SendMessageRequest
 
 log = logging.getLogger(__name__)
 
 #: What an unknown key is checked against, so that it takes as long as a known one.
 _NOBODYS_SECRET = "nobody signs with this"  # noqa: S105  # it opens nothing
+#: What may ask for a reply.
+_SENDS = frozenset({Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2})
 #: Of a key that somebody claims, this much is shown.
 _SHOWN = 64
 
@@ -96,6 +100,7 @@ class Access:
         self._store = store
         self._noted = Occurrences()
         self._identities = Identities(monotonic)
+        self._requesters = Requesters()
         self._on_change: list[Callable[[], None]] = []
         #: Counts how often the accounts have changed.
         self.version = 0
@@ -130,6 +135,8 @@ class Access:
         claim = CLAIMS.get(request.code)
         if claim is not None:
             self._check_client(connection, request, account, claim(request))
+        elif request.code in _SENDS:
+            self._requesters.note(account, request.header(SendMessageRequest).properties or "")
 
     def check_again(self, connection: Connection, request: Command, *, since: int) -> None:
         """Raise `Refused` if a request that passed at version `since` does not pass any more."""
@@ -227,6 +234,28 @@ class Access:
         if own is not None:
             return own
         return next(iter(by_account.values())) if len(by_account) == 1 else None
+
+    def requester(
+        self, channels: Sequence[Connection], request: Command, client_id: str, properties: str
+    ) -> Connection | None:
+        """Which of the connections that use a client id gets a reply.
+
+        One of the account whose request it answers. If that is not known, the nearest one, unless
+        another account has used the id of late: then it may be for somebody who is gone.
+        """
+        if self._file is None:
+            return channels[-1] if channels else None
+        asked = self._requesters.account_of(properties)
+        if asked is not None:
+            own = [each for each in channels if peer_of(each).account == asked]
+            return next((each for each in reversed(own) if self._is_known(each)), None)
+        nearest = self.nearest(channels, request)
+        if nearest is None:
+            return None
+        account = peer_of(nearest).account
+        if account == (access_key_of(request) or TRUSTED):
+            return nearest
+        return nearest if self._identities.former(client_id) <= {account} else None
 
     def _may(self, channel: Channel, *needs: Need) -> bool:
         if self._file is None:

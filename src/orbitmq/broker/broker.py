@@ -224,10 +224,11 @@ class Broker:
 
     def _serve(self, parts: Parts) -> None:
         settings, store, loop = parts.settings, parts.store, parts.loop
-        answers = SendAnswers(settings.send.region, trace_on=settings.send.trace_on)
+        send = settings.send
+        answers = SendAnswers(send.region, parts.store_host, trace_on=send.trace_on)
         parts.turns = Turns(store, answers, settings.send, loop, parts.latencies, parts.counters)
         parts.pacing = Pacing(loop, settings.pull.step_bytes)
-        parts.held = Holding(store, parts.pacing, loop, settings.pull.held_requests)
+        parts.held = Holding(store, parts.pacing, loop, settings.pull)
         parts.registration = Registration(
             lambda: parts.settings, parts.topics, parts.address, parts.clock
         )

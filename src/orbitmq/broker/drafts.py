@@ -62,7 +62,8 @@ class Transformations:
 
     def __init__(self) -> None:
         self._rules: tuple[_Rule, ...] = ()
-        #: Texts of which one must be in the properties of a message that concerns any rule.
+        self._noticed: tuple[str, ...] = ()
+        #: Texts of which one must be in the properties of a message that has to be looked at.
         self.marks: tuple[str, ...] = ()
 
     def add(self, mark: str, stage: Stage, transform: Transformation) -> None:
@@ -72,7 +73,15 @@ class Transformations:
         """
         rule = _Rule(mark, mark.encode(), stage, transform)
         self._rules = tuple(sorted((*self._rules, rule), key=lambda each: each.stage))
-        self.marks = tuple(dict.fromkeys(each.mark for each in self._rules))
+        self._set_marks()
+
+    def notice(self, mark: str) -> None:
+        """Have messages with this mark looked at as well, though no rule changes them."""
+        self._noticed += (mark,)
+        self._set_marks()
+
+    def _set_marks(self) -> None:
+        self.marks = tuple(dict.fromkeys((*(each.mark for each in self._rules), *self._noticed)))
 
     def concern(self, properties: str) -> bool:
         """Whether a message with these properties has to be looked at."""

@@ -19,12 +19,12 @@ more wait than can be looked at in passing, they are looked at in slices (`Slice
 arrives in their queue meanwhile; who has not been asked about a message yet still has an offset
 that is not beyond it, so nothing is missed then either.
 
-**Fairly.** There is room for so many (`limit`), and for so many of one connection (`limit_of_one`);
-one with much in its request counts for several. When all room is taken, whoever has less than an
-equal share of it gets it from somebody who has more: the oldest pull of that one gives way. So
-nobody who waits for a few queues is turned away, whatever others do. What exceeds a share, or gives
-way, is put off (`putoff`): answered after `short_hold`, or sooner if it asked for that, and not
-woken before.
+**Fairly.** There is room for so many (`held_requests`), and for so many of one connection
+(`held_per_connection`); one with much in its request counts for several. When all room is taken,
+whoever has less than an equal share of it gets it from somebody who has more: the oldest pull of
+that one gives way. So nobody who waits for a few queues is turned away, whatever others do. What
+exceeds a share, or gives way, is put off (`putoff`): answered after `short_hold`, or sooner if it
+asked for that, and not woken before.
 
 **Once.** A pull leaves by exactly one of: woken, timed out, put off and its time is up, its
 connection closed, the broker stops. Where there is somebody to answer, the pull is processed again
@@ -43,7 +43,8 @@ from collections.abc import Callable, Iterator, Sequence
 from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.pacing import Pacing
 from orbitmq.broker.peers import Peer, peer_of
-from orbitmq.broker.putoff import MOST, MOST_OF_ONE, PutOff
+from orbitmq.broker.putoff import PutOff
+from orbitmq.broker.settings import PullSettings
 from orbitmq.broker.slices import Slices
 from orbitmq.broker.waiting import WaitingTable
 from orbitmq.filter.properties import Properties
@@ -63,8 +64,6 @@ AT_ONCE = 32
 #: Messages of one queue that those who wait for it may be behind. More are as good as unheard of:
 #: the store is asked then.
 _MOST_UNJUDGED = 256
-#: How long those wait at most who are put off.
-SHORT_HOLD = 1.0
 
 
 class Kept(enum.Enum):
@@ -84,18 +83,11 @@ class Holding:
         store: Store,
         pacing: Pacing,
         loop: asyncio.AbstractEventLoop,
-        limit: int,
+        settings: PullSettings,
         *,
-        limit_of_one: int | None = None,
-        short_hold: float = SHORT_HOLD,
-        most_put_off: int = MOST,
-        most_put_off_of_one: int = MOST_OF_ONE,
         at_once: int = AT_ONCE,
     ) -> None:
-        #: How many may be held, and how many of one connection; what is held already stays.
-        self.limit = limit
-        self.limit_of_one = limit if limit_of_one is None else limit_of_one
-        self.short_hold = short_hold
+        self._settings = settings
         self.is_stopped = False
         #: How many found no room, how many of those not even to be put off, and how many gave way.
         self.crowded_out = 0
@@ -123,8 +115,8 @@ class Holding:
             loop,
             self._slices,
             self._process,
-            limit=most_put_off,
-            limit_of_one=most_put_off_of_one,
+            limit=settings.put_off_requests,
+            limit_of_one=settings.put_off_per_connection,
         )
         self._noted = Occurrences()
 
@@ -135,6 +127,12 @@ class Holding:
     def put_off(self) -> int:
         """How many are answered a little later because they found no room."""
         return len(self._put_off)
+
+    def apply(self, settings: PullSettings) -> None:
+        """Go on with other limits; what is held or put off already stays."""
+        self._settings = settings
+        self._put_off.limit = settings.put_off_requests
+        self._put_off.limit_of_one = settings.put_off_per_connection
 
     def hold(self, pull: HeldPull, seconds: float) -> Kept:
         """Keep a pull for so long, or for a little while, or not at all: as there is room."""
@@ -164,10 +162,11 @@ class Holding:
 
     def _has_room(self, peer: Peer, weight: int) -> bool:
         """Whether somebody may be held, possibly because somebody else gives way."""
-        if peer.held_weight + weight > self.limit_of_one:
+        limit = 0 if self.is_stopped else self._settings.held_requests
+        if peer.held_weight + weight > self._settings.held_per_connection:
             return False
-        while self._weight + weight > self.limit:
-            share = self.limit // (len(self._holders) + (not peer.held))
+        while self._weight + weight > limit:
+            share = limit // (len(self._holders) + (not peer.held))
             if peer.held_weight + weight > share or not self._displace(share):
                 return False
         return True
@@ -189,7 +188,7 @@ class Holding:
         return Kept.NOT
 
     def _soon(self, pull: HeldPull) -> float:
-        return min(pull.deadline, self._loop.time() + self.short_hold)
+        return min(pull.deadline, self._loop.time() + self._settings.short_hold)
 
     def _displace(self, share: int) -> bool:
         """Have the oldest pull of somebody who holds more than a share give way."""
@@ -326,7 +325,6 @@ class Holding:
     def stop(self) -> None:
         """Answer everybody, and hold nobody any more."""
         self.is_stopped = True
-        self.limit = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

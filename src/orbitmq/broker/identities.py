@@ -10,7 +10,8 @@ Replies and questions name a client id, which its client has made up; and locks 
 one. So while a connection of one account uses an id in a group, no other account may do so in the
 same group. In other groups it may: many clients are called after their address alone
 (`10.0.0.7@DEFAULT`), and containers share addresses. What is meant for a client id then goes to the
-account that it is meant for (`Access.nearest`).
+account that it is meant for (`Access.nearest`, `Access.requester`). For that it also matters who
+used an id a while ago: a reply may be for a client that is gone, and not for its successor.
 
 An id is in use for as long as its last heartbeat is not older than `SILENCE` and its account still
 exists: somebody who comes back with another key, and whose former connection nobody has closed,
@@ -20,6 +21,7 @@ cannot keep more than one from others.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from orbitmq.broker.needs import Claim
@@ -30,6 +32,9 @@ from orbitmq.remoting.connection import Connection
 TRUSTED = ""
 #: Clients send heartbeats every 30 s.
 SILENCE = 45.0
+#: How long it is remembered that an account has used an id, and how many ids of one account.
+REMEMBERED = 600.0
+_MOST_FORMER = 1024
 
 
 class Identities:
@@ -39,6 +44,8 @@ class Identities:
         self._monotonic = monotonic
         #: By client id and connection: the last heartbeat, and when it came.
         self._noted: dict[str, dict[Connection, tuple[Claim, float]]] = {}
+        #: Of each account: the ids that it has used, and until when. Nobody displaces another's.
+        self._former: dict[str, OrderedDict[str, float]] = {}
 
     def is_taken(
         self, claim: Claim, account: str, by: Connection, is_known: Callable[[Connection], bool]
@@ -64,7 +71,7 @@ class Identities:
     def note(self, connection: Connection, account: str, claim: Claim) -> None:
         """Remember whose heartbeat came over a connection."""
         peer = peer_of(connection)
-        if peer.client_id != claim.client_id:
+        if (peer.client_id, peer.account) != (claim.client_id, account):
             self.forget(connection)
         self._noted.setdefault(claim.client_id, {})[connection] = (claim, self._monotonic())
         peer.account = account
@@ -73,10 +80,22 @@ class Identities:
     def forget(self, connection: Connection) -> None:
         """Nobody is there any more, or under another client id."""
         peer = peer_of(connection)
-        client_id, peer.account, peer.client_id = peer.client_id, None, None
-        if client_id is None:
+        client_id, account, peer.account, peer.client_id = peer.client_id, peer.account, None, None
+        if client_id is None or account is None:
             return
+        former = self._former.setdefault(account, OrderedDict())
+        former.pop(client_id, None)
+        former[client_id] = self._monotonic()
+        if len(former) > _MOST_FORMER:
+            former.popitem(last=False)
         noted = self._noted[client_id]
         del noted[connection]
         if not noted:
             del self._noted[client_id]
+
+    def former(self, client_id: str) -> frozenset[str]:
+        """The accounts that used a client id of late and have left, or may have come back."""
+        since = self._monotonic() - REMEMBERED
+        return frozenset(
+            account for account, ids in self._former.items() if ids.get(client_id, since) > since
+        )

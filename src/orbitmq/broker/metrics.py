@@ -302,6 +302,7 @@ class Metrics:
         for reason, count in parts.access.refused.items():
             refused.add(page.labels(reason=reason.value), count)
         for name, text, value in (
+            ("log_flushes", "Times the log was brought to the disk", self._flushes()),
             ("sends_failed", "Sends answered with an error", parts.counters.failed_puts),
             ("sends_busy", "Sends refused by flow control", parts.counters.busy_puts),
             (
@@ -361,6 +362,9 @@ class Metrics:
         )
         for (group, kind, topic), count in counts.most_common(MOST_FINDINGS):
             family.add(page.labels(consumer_group=group, kind=kind, topic=topic), count)
+
+    def _flushes(self) -> int:
+        return self._parts.store.statistics().flushes
 
     def _is_writable(self) -> int:
         return int(not self._parts.store.statistics().refusal)

@@ -22,9 +22,6 @@ from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.slices import Slices
 from orbitmq.remoting.connection import Connection
 
-#: How many may be in the line, and how many of one connection.
-MOST = 10_000
-MOST_OF_ONE = 2_500
 #: Below this many entries a line is not worth cleaning.
 _SMALL_LINE = 256
 
@@ -38,9 +35,10 @@ class PutOff:
         slices: Slices,
         answer: Callable[[HeldPull], None],
         *,
-        limit: int = MOST,
-        limit_of_one: int = MOST_OF_ONE,
+        limit: int,
+        limit_of_one: int,
     ) -> None:
+        #: How many may be in the line, and how many of one connection; who is in it already stays.
         self.limit = limit
         self.limit_of_one = limit_of_one
         self._loop = loop

@@ -151,6 +151,7 @@ def _ours(parts: Parts, state: StoreStatistics) -> dict[str, str]:
         "refusedBySystemBusy": str(parts.counters.busy_puts),
         "refusedCommits": str(parts.progress.refused),
         "storeQueues": str(state.queues),
+        "storeFlushes": str(state.flushes),
         "storeRefusal": state.refusal,
         "unreachableNameServers": ";".join(map(str, parts.registration.unreachable)),
         **findings_table(parts.disagreements.open_findings()),

@@ -11,15 +11,13 @@ _ITEM_END = "\x02"
 
 def unique_id_of(properties: str) -> str | None:
     """The unique id in a property string; None when there is none."""
-    at = properties.find(_UNIQ_KEY)
-    if at < 0:
+    before, name, rest = properties.partition(_UNIQ_KEY)
+    if not name:
         return None
-    begin = at + len(_UNIQ_KEY)
-    if (at and properties[at - 1] != _ITEM_END) or properties.find(_UNIQ_KEY, begin) >= 0:
+    if (before and before[-1] != _ITEM_END) or _UNIQ_KEY in rest:
         # In a value, or more than once: the careful way.
         return property_value(properties, UNIQ_KEY)
-    end = properties.find(_ITEM_END, begin)
-    return (properties[begin:end] if end >= 0 else properties[begin:]) or None
+    return rest.partition(_ITEM_END)[0] or None
 
 
 def waits_for_flush(properties: str) -> bool:

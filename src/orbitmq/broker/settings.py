@@ -22,7 +22,7 @@ from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.topics import TopicSettings
 from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.errors import AddressError
-from orbitmq.remoting.settings import ServerSettings, check_positive
+from orbitmq.remoting.settings import ServerSettings, check_not_negative, check_positive
 from orbitmq.remoting.tls import ClientTls
 from orbitmq.store.settings import StoreSettings
 
@@ -70,7 +70,7 @@ class Transfer(enum.Enum):
     #: disk that fails does so here and not in the middle of a write.
     HEAP = "heap"
     #: Straight from the file, which is mapped, as Apache's broker does it; `sendfile` was measured
-    #: and is no faster.
+    #: and is no faster. Stretches below 16 KiB are gathered first: a copy costs less than a vector.
     FILE = "file"
 
 
@@ -85,6 +85,10 @@ class PullSettings:
     #: others are answered after `short_hold`. Apache has no bound.
     held_requests: int = 100_000
     held_per_connection: int = 16_384  #: of one connection; more are answered after `short_hold`
+    #: Pulls that may wait for that answer, so also how many get it in `short_hold`. More are told
+    #: that the broker is busy (SYSTEM_BUSY), after which Java's clients wait for seconds.
+    put_off_requests: int = 10_000
+    put_off_per_connection: int = 2_500  #: of one connection; more are told likewise
     #: Whether messages are copied on their way to a socket (`transferMsgByHeap`; Apache's do).
     transfer: Transfer = Transfer.FILE
     lite_pull: bool = True  #: whether code 361 is served
@@ -98,12 +102,8 @@ class PullSettings:
 
     def __post_init__(self) -> None:
         check_positive("pull", self, "short_hold", "longest_hold", "step_bytes")
-        if self.held_requests < 0:
-            raise SettingError(f"pull.held_requests must not be negative, got {self.held_requests}")
-        if self.held_per_connection < 0:
-            raise SettingError(
-                f"pull.held_per_connection must not be negative, got {self.held_per_connection}"
-            )
+        check_not_negative("pull", self, "held_requests", "held_per_connection")
+        check_not_negative("pull", self, "put_off_requests", "put_off_per_connection")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +150,7 @@ class TransactionSettings:
 
     def __post_init__(self) -> None:
         check_positive("transactions", self, "check_interval", "check_max", "step_messages")
-        if self.timeout < 0:
-            raise SettingError(f"transactions.timeout must not be negative, got {self.timeout}")
+        check_not_negative("transactions", self, "timeout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,10 +330,7 @@ class BrokerSettings:
         check_positive("broker", self, "default_topic_queues", "client_life", "clean_interval")
         check_positive("broker", self, "scan_interval", "tick", "max_topic_queues")
         check_positive("broker", self, "max_auto_topics", "max_auto_groups")
-        if self.stop_grace < 0:
-            raise SettingError(f"broker.stop_grace must not be negative, got {self.stop_grace}")
-        if self.lock_pause < 0:
-            raise SettingError(f"broker.lock_pause must not be negative, got {self.lock_pause}")
+        check_not_negative("broker", self, "stop_grace", "lock_pause")
         if self.broker_id < 0:
             raise SettingError(f"broker.broker_id must be 0 or more, got {self.broker_id}")
         if not 0 <= self.permission <= 7:

@@ -6,8 +6,9 @@
     topicLength topic                                             1 + t (v1) or 2 + t (v2)
     propertiesLength properties                                   2 + p
 
-All integers are big endian. The second line is the same for all messages of a request, so it is
-packed once per request (`record_constants`) and its length alone says how wide the hosts are.
+All integers are big endian. The second line is the same for all messages of a request, so for a
+batch it is packed once (`record_constants`), and its length alone says how wide the hosts are. A
+message that comes by itself is packed in one go (`encode_message`).
 The topic with its length prefix is packed once per topic (`topic_field`), and tells its version by
 itself: in v1 the first byte is the number of bytes that follow, in v2 it never is (`magic_for`).
 
@@ -37,6 +38,7 @@ __all__ = [
     "Buffer",
     "RecordFault",
     "check_record",
+    "encode_message",
     "encode_record",
     "end_of_file_record",
     "magic_for",
@@ -85,6 +87,18 @@ _CONSTANTS: Final = {
     for born in (V4_HOST_SIZE, V6_HOST_SIZE)
     for store in (V4_HOST_SIZE, V6_HOST_SIZE)
 }
+#: By the widths of the hosts: the packer of all that stands before the body of a single message,
+#: the fixed size, and the bits of `sys_flag` that say so.
+_WHOLE_HEADS: Final = {
+    (born, store): (
+        struct.Struct(f">iiIiiqqiq{born}sq{store}siqi").pack,
+        FIXED_SIZE - 2 * V4_HOST_SIZE + born + store,
+        BORN_HOST_V6 * (born == V6_HOST_SIZE) | STORE_HOST_V6 * (store == V6_HOST_SIZE),
+    )
+    for born in (V4_HOST_SIZE, V6_HOST_SIZE)
+    for store in (V4_HOST_SIZE, V6_HOST_SIZE)
+}
+_NO_HOSTS_V6: Final = ~HOSTS_V6_MASK
 _short = struct.Struct(">h").pack
 _pair = struct.Struct(">ii").pack
 _read_pair = struct.Struct(">ii").unpack_from
@@ -155,6 +169,58 @@ def record_size(body_size: int, topic_field_size: int, properties_size: int, sys
     )
 
 
+def encode_message(
+    body: Buffer,
+    topic_field: bytes,
+    properties: bytes,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_ms: int,
+    born_host: bytes,
+    store_ms: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_offset: int,
+) -> tuple[int, tuple[Buffer, ...]]:
+    """The same as `encode_record` with constants, for a message that shares them with no other."""
+    body_size = len(body)
+    topic_size = len(topic_field)
+    properties_size = len(properties)
+    try:
+        head, fixed, hosts = _WHOLE_HEADS[len(born_host), len(store_host)]
+        size = fixed + body_size + topic_size + properties_size
+        return size, (
+            head(
+                size,
+                MAGIC_V1 if topic_field[0] + 1 == topic_size else MAGIC_V2,
+                crc32(body) & CRC_BITS,
+                queue_id,
+                flag,
+                queue_offset,
+                physical_offset,
+                sys_flag & _NO_HOSTS_V6 | hosts,
+                born_ms,
+                born_host,
+                store_ms,
+                store_host,
+                reconsume_times,
+                prepared_offset,
+                body_size,
+            ),
+            body,
+            topic_field,
+            _short(properties_size),
+            properties,
+        )
+    except KeyError:
+        raise RecordRefused("a packed host has 8 or 20 bytes; use pack_host") from None
+    except (IndexError, struct.error) as error:
+        raise _refused(error, properties_size) from error
+
+
 def encode_record(
     body: Buffer,
     topic_field: bytes,
@@ -194,13 +260,18 @@ def encode_record(
         )
     except KeyError:
         raise RecordRefused("constants have 48, 60 or 72 bytes; use record_constants") from None
-    except IndexError:
-        raise RecordRefused("an empty topic field; use topic_field") from None
-    except struct.error as error:
-        if properties_size > MAX_PROPERTIES:
-            text = f"properties of {properties_size} bytes do not fit; {MAX_PROPERTIES} do"
-            raise RecordRefused(text) from error
-        raise RecordRefused(f"a field of the record is out of its range: {error}") from error
+    except (IndexError, struct.error) as error:
+        raise _refused(error, properties_size) from error
+
+
+def _refused(error: Exception, properties_size: int) -> RecordRefused:
+    if isinstance(error, IndexError):
+        return RecordRefused("an empty topic field; use topic_field")
+    if properties_size > MAX_PROPERTIES:
+        return RecordRefused(
+            f"properties of {properties_size} bytes do not fit; {MAX_PROPERTIES} do"
+        )
+    return RecordRefused(f"a field of the record is out of its range: {error}")
 
 
 def end_of_file_record(remaining: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Tells the first of many like events from the others, so that logs are not flooded."""
+"""Tells the events that are worth a line in the log from the many others that are like them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,28 @@ class Occurrences:
         if len(self._counts) > self._remembered:
             self._counts.popitem(last=False)
         return count if count == 1 or count % self._every == 0 else 0
+
+
+class Reminders:
+    """Tells of what goes on and on when it begins, and again from time to time."""
+
+    def __init__(self, *, interval: float = 60.0, remembered: int = 1024) -> None:
+        self._interval = interval
+        self._remembered = remembered
+        #: When each was last told of, and how often it happened since it began.
+        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def note(self, what: str, now: float) -> int:
+        """How often it has happened if that is worth a line in the log, else 0."""
+        told, count = self._told.pop(what, (float("-inf"), 0))
+        count += 1
+        is_due = now - told >= self._interval
+        self._told[what] = (now if is_due else told, count)
+        if len(self._told) > self._remembered:
+            self._told.popitem(last=False)
+        return count if is_due else 0
+
+    def end(self, what: str) -> None:
+        """It is over: should it happen again, that is a new beginning."""
+        if self._told:
+            self._told.pop(what, None)

@@ -41,14 +41,12 @@ class Outgoing:
     def add(self, pieces: Sequence[Bytes]) -> None:
         """Take the pieces of a frame; their buffers must not change until they are written."""
         self._pieces += pieces
-        for piece in pieces:
-            self.size += len(piece)
+        self.size += sum(map(len, pieces))
 
     def put_first(self, pieces: Sequence[Bytes]) -> None:
         """Take pieces that belong before everything that waits."""
         self._pieces[:0] = pieces
-        for piece in pieces:
-            self.size += len(piece)
+        self.size += sum(map(len, pieces))
 
     def flush(self) -> int:
         """Write what waits; return how many bytes that was."""

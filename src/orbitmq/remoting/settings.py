@@ -121,6 +121,14 @@ def check_positive(role: str, settings: object, *names: str) -> None:
             raise SettingError(f"{role}.{name} must be positive, got {value}")
 
 
+def check_not_negative(role: str, settings: object, *names: str) -> None:
+    """Raise `SettingError` for the first of these settings that is below 0."""
+    for name in names:
+        value = getattr(settings, name)
+        if value < 0:
+            raise SettingError(f"{role}.{name} must not be negative, got {value}")
+
+
 def check_ordered(role: str, settings: object, *names: str) -> None:
     """Raise `SettingError` unless each of these settings is at most the next."""
     values = [getattr(settings, name) for name in names]

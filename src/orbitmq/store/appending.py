@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from orbitmq.message.properties import property_value
 from orbitmq.message.record import (
     END_OF_FILE_SIZE,
+    encode_message,
     encode_record,
     end_of_file_record,
     record_constants,
@@ -121,31 +122,34 @@ class Appender:
         """
         store_ms = self._store_ms or self._begin_turn()
         queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
-        constants = record_constants(
-            sys_flag,
-            born_ms,
-            born_host,
-            store_ms,
-            self._store_host,
-            reconsume_times,
-            prepared_offset,
-        )
         has_entry = not sys_flag & _NO_ENTRY
         number = queue.next_offset if has_entry else 0
-        topic_field = queue.topic_field
         at = self._position
-        try:
-            size, pieces = encode_record(
-                body, topic_field, properties, queue_id, flag, number, at, constants
-            )
-            if at + size > self._limit or size > self._max_record:
-                at = self._make_room(size, self._max_record, "a record")
-                size, pieces = encode_record(
-                    body, topic_field, properties, queue_id, flag, number, at, constants
+        while True:
+            try:
+                size, pieces = encode_message(
+                    body,
+                    queue.topic_field,
+                    properties,
+                    queue_id,
+                    flag,
+                    number,
+                    at,
+                    sys_flag,
+                    born_ms,
+                    born_host,
+                    store_ms,
+                    self._store_host,
+                    reconsume_times,
+                    prepared_offset,
                 )
-        except BaseException:
-            self._queues.forget_unused(queue)
-            raise
+                if at + size <= self._limit and size <= self._max_record:
+                    break
+                # Where it goes is a part of the record: once more.
+                at = self._make_room(size, self._max_record, "a record")
+            except BaseException:
+                self._queues.forget_unused(queue)
+                raise
         self._pieces += pieces
         self._position = at + size
         if has_entry:

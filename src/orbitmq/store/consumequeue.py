@@ -93,7 +93,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_files",
-        "_last_path",
+        "_paths",
         "_reader",
         "bases",
         "checked",
@@ -143,7 +143,7 @@ class ConsumeQueue:
         self.unsynced: set[int] = set()  #: files written since they were last flushed
         self._files = files
         self._reader = reader
-        self._last_path = (-1, folder)  #: first entry and path of the file that was named last
+        self._paths: dict[int, Path] = {}  #: of the files that were used, by their first entries
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.min_offset}-{self.max_offset}>"
@@ -409,11 +409,13 @@ class ConsumeQueue:
         path = self._path(base)
         self._reader.forget(path)
         self._files.unlink(path)
+        del self._paths[base]
 
     def _path(self, base: int) -> Path:
-        last, path = self._last_path
-        if last != base:
-            # A path is dear to make, and so is the hash of a new one.
+        path = self._paths.get(base)
+        if path is None:
+            # A path is dear to make, and so is the hash of a new one. Groups read at several places
+            # of a queue in turn, so one path to remember would not do.
             path = self.folder / f"{base * ENTRY_SIZE:0{NAME_DIGITS}d}"
-            self._last_path = (base, path)
+            self._paths[base] = path
         return path

@@ -25,7 +25,8 @@ import struct
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import add, ne
 from struct import iter_unpack
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ from orbitmq.store.errors import DamagedRecord
 from orbitmq.store.scanning import properties_of, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -279,10 +280,7 @@ class Reading:
             base, view = file.base, file.view
             if end - first == total:
                 return [view[first - base : end - base]]
-            return [
-                view[(at := offset - base) : at + size]
-                for offset, size in zip(offsets, sizes, strict=True)
-            ]
+            return [view[begin - base : stop - base] for begin, stop in _runs(offsets, sizes)]
         pieces = []
         for offset, size in zip(offsets, sizes, strict=True):
             piece = self._log.view(offset, size)
@@ -365,6 +363,14 @@ class Reading:
             log.exception("damaged message skipped", extra={"offset": number})
             return False
         return True
+
+
+def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """From where to where messages lie side by side: batches do, between those of other queues."""
+    ends = list(map(add, offsets, sizes))
+    breaks = list(compress(range(1, len(ends)), map(ne, ends, offsets[1:])))
+    firsts = [offsets[0], *(offsets[place] for place in breaks)]
+    return zip(firsts, [*(ends[place - 1] for place in breaks), ends[-1]], strict=True)
 
 
 def _first_too_large(sizes: NDArray[np.int64], chosen: NDArray[np.intp], limit: int) -> int:

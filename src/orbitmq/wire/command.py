@@ -23,9 +23,9 @@ from orbitmq.wire.headers.base import (
     LETTERED_CODES,
     Header,
     Int32,
+    JsonDecoders,
     decode_fields,
     encode_fields,
-    json_decoder,
     lettered,
 )
 from orbitmq.wire.jsontext import object_of_strings, quoted
@@ -42,6 +42,7 @@ _JSON = Serialization.JSON
 _BINARY = Serialization.ROCKETMQ
 
 _set = msgspec.structs.force_setattr
+_BY_NAMES, _BY_LETTERS = JsonDecoders(by_letters=False), JsonDecoders(by_letters=True)
 _NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -57,7 +58,7 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
     body: Bytes = b""
     serialization: Serialization = _JSON
     #: The fields as they came: JSON text, or a packed map. None when there were none.
-    _raw: Bytes | None = None
+    _raw: Bytes | msgspec.Raw | None = None
     #: The fields as a map, once made.
     _fields: Mapping[str, str] | None = None
     #: What the peer may make us hold when the fields are unpacked.
@@ -124,7 +125,7 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
         raw = self._raw
         if raw is not None and self.serialization is _JSON:
             try:
-                header: H = json_decoder(kind, by_letters)(raw)
+                header: H = (_BY_LETTERS if by_letters else _BY_NAMES)[kind](raw)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 pass
             else:
@@ -220,11 +221,8 @@ def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command
         envelope = _decode_envelope(frame.header)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _decode_loosely(frame, limits)
-    raw: memoryview | None = None
-    if envelope.ext_fields is not _ABSENT:
-        raw = memoryview(envelope.ext_fields)
-        if len(raw) == len(_NULL) and raw == _NULL:
-            raw = None
+    fields = envelope.ext_fields
+    is_null = fields is _ABSENT or (len(fields) == len(_NULL) and bytes(fields) == _NULL)
     return Command(
         envelope.code,
         envelope.opaque,
@@ -234,7 +232,7 @@ def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command
         envelope.remark,
         frame.body,
         _JSON,
-        raw,
+        None if is_null else fields,
         None,
         limits,
     )
@@ -284,7 +282,9 @@ class _LooseFields(msgspec.Struct, gc=False):
 _decode_strings = msgspec.json.Decoder(dict[str, str]).decode
 
 
-def _unpacked(raw: Bytes, serialization: Serialization, limits: WireLimits) -> dict[str, str]:
+def _unpacked(
+    raw: Bytes | msgspec.Raw, serialization: Serialization, limits: WireLimits
+) -> dict[str, str]:
     """The fields as a map of strings, whatever JSON types the peer gave them."""
     try:
         if serialization is _BINARY:

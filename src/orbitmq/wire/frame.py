@@ -30,7 +30,8 @@ VIEW_FROM = 16 * 1024
 Bytes: TypeAlias = bytes | memoryview
 
 _unpack_prefix = struct.Struct(">iI").unpack_from
-_pack_prefix = struct.Struct(">iI").pack
+#: The total length, and the type with the length of the header.
+pack_prefix = struct.Struct(">iI").pack
 _HEADER_LENGTH = 0xFFFFFF
 _LAST_TYPE = max(Serialization)
 #: A type and the longest header.
@@ -119,25 +120,24 @@ class FrameReader:
         needed = PREFIX_SIZE
         # What `_check` allows, in places that are quick to reach: most frames are honest.
         longest_frame, longest_header = self._limits.frame, self._limits.header
-        while end - start >= PREFIX_SIZE:
+        add = frames.append
+        while (begin := start + PREFIX_SIZE) <= end:
             total, mark = _unpack_prefix(data, start)
-            header = mark & _HEADER_LENGTH
-            if not (4 + header <= total <= longest_frame and header <= longest_header) or (
-                mark > _LARGEST_MARK
+            body = begin + (mark & _HEADER_LENGTH)
+            stop = start + 4 + total
+            if (
+                total > longest_frame
+                or body - begin > longest_header
+                or not (body <= stop and mark <= _LARGEST_MARK)
             ):
                 self._check(total, mark)
-            stop = start + 4 + total
             if stop > end:
                 needed = 4 + total
                 break
-            body = start + PREFIX_SIZE + header
-            frames.append(
-                Frame(
-                    mark >> 24,
-                    data[start + PREFIX_SIZE : body],
-                    data[body:stop] if stop - body < VIEW_FROM else memoryview(data)[body:stop],
-                )
-            )
+            if stop - body < VIEW_FROM:
+                add(Frame(mark >> 24, data[begin:body], data[body:stop]))
+            else:
+                add(Frame(mark >> 24, data[begin:body], memoryview(data)[body:stop]))
             start = stop
         if start < end:
             self._partial += memoryview(data)[start:]
@@ -178,7 +178,7 @@ def frame_head(
         raise EncodeError(f"a frame may have {limits.frame} bytes, this one would have {total}")
     if size > LARGEST_HEADER:
         raise EncodeError(f"a header may have {LARGEST_HEADER} bytes, this one has {size}")
-    return _pack_prefix(total, serialization << 24 | size) + header
+    return pack_prefix(total, serialization << 24 | size) + header
 
 
 def frame_pieces(frame: Frame, *, limits: WireLimits = DEFAULT_LIMITS) -> list[Bytes]:

@@ -11,6 +11,7 @@ from orbitmq.broker.errors import Refused
 from orbitmq.broker.parts import Parts
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
+from orbitmq.remoting.occurrences import Reminders
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import (
     CheckClientRequest,
@@ -29,12 +30,17 @@ from orbitmq.wire.headers.membership import (
 
 log = logging.getLogger(__name__)
 
+#: Of a name that somebody else has chosen, this much is shown and kept.
+_SHOWN = 128
+
 
 class Membership:
     """Keeps the tables of clients, and tells groups about their members."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        #: Groups that are refused, which all their members hear every half minute.
+        self._refused = Reminders()
         parts.on_connection_closed(self.connection_closed)
         parts.background.every(parts.settings.scan_interval, self.scan)
 
@@ -80,12 +86,16 @@ class Membership:
         parts = self._parts
         now = parts.clock.now()
         group = parts.groups.find(consumer.group_name, now=now)
+        name = consumer.group_name[:_SHOWN]
         if group is None:
-            log.warning(
-                "heartbeat of a group that does not exist and may not be made",
-                extra={"group": consumer.group_name[:128], "client": client.id[:128]},
-            )
+            if count := self._refused.note(name, parts.clock.monotonic()):
+                log.warning(
+                    "heartbeat of a group that does not exist and may not be made (time %d)",
+                    count,
+                    extra={"group": name, "client": client.id[:_SHOWN]},
+                )
             return False
+        self._refused.end(name)
         parts.topics.ensure_retry(
             consumer.group_name,
             group.retry_queue_nums,

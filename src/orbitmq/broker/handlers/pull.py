@@ -75,9 +75,7 @@ class Pulling:
         settings = self._parts.settings
         self._settings = settings.pull
         self._answers.by_heap = settings.pull.transfer is Transfer.HEAP
-        self._held.limit = settings.pull.held_requests
-        self._held.limit_of_one = settings.pull.held_per_connection
-        self._held.short_hold = settings.pull.short_hold
+        self._held.apply(settings.pull)
         self._pacing.limit = settings.pull.step_bytes
         self._parts.filters.is_enabled = settings.pull.enable_property_filter
         self._is_slave = settings.is_slave

@@ -126,15 +126,16 @@ class Replying:
         ]
         if not channels:
             return f"push reply message fail, channel of <{requester}> not found."
-        channel = self._parts.access.nearest(channels, request)
+        channel = self._parts.access.requester(channels, request, requester, properties)
         if channel is None:
             log.warning(
-                "reply was not pushed: several accounts use its client id",
+                "reply was not pushed: its client id is, or was, another account's too",
                 extra={"client": requester[:128]},
             )
             return (
-                f"push reply message fail, channel of <{requester}> not found: several accounts "
-                "use this client id, and none of them is the sender's; set other instance names"
+                f"push reply message fail, channel of <{requester}> not found: the account that "
+                "asked is gone, or cannot be told because several accounts use this client id, or "
+                "did of late; set other instance names"
             )
         now_ms = int(self._parts.clock.now() * 1000)
         try:

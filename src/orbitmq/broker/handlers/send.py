@@ -2,15 +2,18 @@
 
 The checks come in the order of Apache's broker, because what a client does next depends on which of
 two possible refusals it gets. The usual message passes them with a handful of lookups: its header
-is decoded once, its property string is never taken apart, and its answer comes from a template.
+is decoded once, what its topic says is known from the message before (`_Course`), its property
+string is never taken apart, and its answer comes from a template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from orbitmq.broker import names
 from orbitmq.broker.answers import SendAnswers
+from orbitmq.broker.counters import TopicCounts
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.outcomes import refusal_code
@@ -61,8 +64,18 @@ _POP_CK = POP_CK + "\x01"
 _INNER_NUM = INNER_NUM + "\x01"
 _ITEM_END = "\x02"
 _RETRY = names.RETRY_PREFIX
-_NOT_FOR_PRODUCERS = names.NOT_FOR_PRODUCERS
 _LONGEST_PLAIN_TOPIC = 127
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What the messages to a topic have in common, as long as no topic and no setting changes."""
+
+    config: TopicConfig
+    queues: int  #: that can be written
+    counts: TopicCounts
+    #: Whether its messages have to be looked at one by one.
+    is_special: bool
 
 
 class Sending:
@@ -72,13 +85,16 @@ class Sending:
         self._parts = parts
         self._turns = parts.turns
         self._topics = parts.topics
-        self._config_of = parts.topics.get
         self._append = parts.store.append
         self._concern = parts.turns.transformations.concern
+        for mark in (_POP_CK, _INNER_NUM):
+            parts.turns.transformations.notice(mark)
         self._count = parts.counters.topic
-        self._counts = parts.counters.topics
         #: The beginning of every offset id.
         self._id_prefix = parts.store_host.hex().upper()
+        #: By topic, and for which revision of the topics.
+        self._courses: dict[str, _Course] = {}
+        self._revision = parts.topics.revision
         self._apply_settings()
         parts.on_settings_changed(self._apply_settings)
 
@@ -93,8 +109,9 @@ class Sending:
         settings = self._parts.settings
         self._settings = settings.send
         self._turns.settings = settings.send
+        self._max_body = settings.send.max_message_size
         self._answers = self._turns.answers = SendAnswers(
-            settings.send.region, trace_on=settings.send.trace_on
+            settings.send.region, self._parts.store_host, trace_on=settings.send.trace_on
         )
         #: What every message carries beside its producer's own properties.
         self._marks = "".join(
@@ -111,6 +128,7 @@ class Sending:
             or not may_write(settings.permission)
             or settings.send.accept_from > self._parts.clock.now()
         )
+        self._courses.clear()
 
     def send(self, connection: Connection, request: Command) -> Result:
         """Take a message or a batch; it is answered when its turn is written."""
@@ -138,35 +156,40 @@ class Sending:
     def _take(self, connection: Connection, request: Command, header: SendMessageRequest) -> None:
         body = request.body
         topic = header.topic
-        config = self._config_of(topic)
-        if config is None or not body or self._is_restricted or topic in _NOT_FOR_PRODUCERS:
-            config = self._config(request, header)
+        course = self._courses.get(topic)
+        if course is None or not body or self._revision != self._topics.revision:
+            course = self._course(request, header)
         queue_id = header.queue_id
-        if not 0 <= queue_id < config.write_queue_nums:
-            queue_id = self._queue(header, config)
+        if not 0 <= queue_id < course.queues:
+            queue_id = self._queue(header, course.config)
         asked_queue = queue_id
         properties = header.properties or ""
-        if topic[0] == "%" and topic.startswith(_RETRY):
+        counts = course.counts
+        if course.is_special and topic.startswith(_RETRY):
             topic, queue_id, properties = self._retried(request, header, queue_id, properties)
-        if _POP_CK in properties:
+            counts = self._count(topic)
+        is_marked = self._concern(properties)
+        if is_marked and _POP_CK in properties:
             properties = remove_properties(properties, (POP_CK,))
         unique_id = unique_id_of(properties)
         if unique_id is None:
             unique_id = self._parts.unique_ids()
             properties = append_property(properties, UNIQ_KEY, unique_id)
-        if config.attributes or header.sys_flag & INNER_BATCH or _INNER_NUM in properties:
-            self._check_kind(config, header, properties)
+        sys_flag = header.sys_flag
+        if is_marked or course.is_special or sys_flag & INNER_BATCH:
+            self._check_kind(course.config, header, properties)
         turns = self._turns
         if turns.is_busy:
             raise self._busy()
         if properties[-1:] != _ITEM_END:
             properties += _ITEM_END
         raw = (properties + self._marks).encode()
-        if len(body) > self._settings.max_message_size or len(raw) > MAX_PROPERTIES:
-            raise self._too_large(len(body), len(raw))
+        size = len(body)
+        if size > self._max_body or len(raw) > MAX_PROPERTIES:
+            raise self._too_large(size, len(raw))
         waits = not turns.is_slow or waits_for_flush(properties)
         born_host: bytes = connection.context.born_host
-        if self._concern(properties):
+        if is_marked:
             draft = Draft(
                 topic,
                 queue_id,
@@ -174,7 +197,7 @@ class Sending:
                 raw,
                 header.born_timestamp,
                 born_host,
-                header.sys_flag,
+                sys_flag,
                 header.flag,
                 header.reconsume_times or 0,
                 waits=waits,
@@ -188,17 +211,15 @@ class Sending:
             raw,
             header.born_timestamp,
             born_host,
-            header.sys_flag,
+            sys_flag,
             header.flag,
             header.reconsume_times or 0,
         )
-        counts = self._counts.get(topic) or self._count(topic)
-        turns.taken.append((counts, len(body)))
+        turns.taken.append((counts, size))
         turns.is_dirty = True
         if not request.flag & _ONE_WAY:
-            place = (f"{self._id_prefix}{at:016X}", asked_queue, number, unique_id)
             turn = turns.patient if waits else turns.hasty
-            turn.senders.append((connection, request, place))
+            turn.senders.append((connection, request, (at, asked_queue, number, unique_id)))
 
     def _take_draft(
         self,
@@ -279,6 +300,19 @@ class Sending:
         )
 
     # Checks, in their order.
+
+    def _course(self, request: Command, header: SendMessageRequest) -> _Course:
+        """What is known about the messages of a topic that may be sent to: checks 0 to 7."""
+        config = self._config(request, header)
+        if self._revision != self._topics.revision:
+            self._revision = self._topics.revision
+            self._courses.clear()
+        topic = config.topic_name
+        is_special = bool(config.attributes) or topic.startswith(_RETRY)
+        course = _Course(config, config.write_queue_nums, self._count(topic), is_special)
+        if not self._is_restricted:
+            self._courses[topic] = course
+        return course
 
     def _config(self, request: Command, header: SendMessageRequest) -> TopicConfig:
         """The topic, which may be made now: checks 0 to 7."""

@@ -63,19 +63,31 @@ H = TypeVar("H", bound=Header)
 
 #: The requests whose fields have one-letter names. Whether a send is a batch is told by its field
 #: `batch`, not by its code.
-LETTERED_CODES = frozenset(
-    {
+LETTERED_CODES: frozenset[int] = frozenset(
+    # Plain numbers, because every request is looked up here.
+    int(code)
+    for code in (
         RequestCode.SEND_MESSAGE_V2,
         RequestCode.SEND_BATCH_MESSAGE,
         RequestCode.SEND_REPLY_MESSAGE_V2,
-    }
+    )
 )
 
 
-@functools.cache
-def json_decoder(kind: type[H], by_letters: bool) -> Callable[[bytes | memoryview], H]:
-    """The fast way from `extFields` as JSON text; refuses what only the forgiving way reads."""
-    return msgspec.json.Decoder(lettered(kind) if by_letters else kind, strict=False).decode
+class JsonDecoders(dict[type[Header], Callable[[bytes | memoryview], Any]]):
+    """By kind the fast way from `extFields` as JSON; refuses what only the forgiving way reads.
+
+    Made when it is needed first. Every request is looked up here.
+    """
+
+    def __init__(self, *, by_letters: bool) -> None:
+        super().__init__()
+        self._by_letters = by_letters
+
+    def __missing__(self, kind: type[Header]) -> Callable[[bytes | memoryview], Any]:
+        named = lettered(kind) if self._by_letters else kind
+        decode = self[kind] = msgspec.json.Decoder(named, strict=False).decode
+        return decode
 
 
 def decode_fields(kind: type[H], fields: Mapping[str, str]) -> H:
