@@ -23,12 +23,16 @@ TOGETHER = {"spark": "spark", "examples": "spark", "clients": "clients", "browse
 #: What a test gets beyond its own limit. The limit is an exception in the test, which a library can
 #: swallow and clean-up can outlast; this ends the process and shows where every thread stood.
 GRACE = 60.0
+#: For Java: Spark is started often here and lives shortly. The second compiler and threads of a
+#: collector take more of few cores than they give back.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 #: The error stream that no test captures.
 OUTSIDE = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[OUTSIDE] = os.dup(2)  # nothing is captured yet
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A run in the background ignores Ctrl-C, and so would every process that it starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)

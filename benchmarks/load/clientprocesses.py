@@ -100,6 +100,7 @@ class JavaClient(ClientProcess):
     def __init__(self, home: Path, *, may_fetch: bool) -> None:
         # It lives with the tests against Apache, and needs Java: not for everybody who measures.
         from tests.interop import apache  # noqa: PLC0415
+        from tests.support.maven import Unavailable  # noqa: PLC0415
 
         if not may_fetch and not (apache.CACHE / APACHE_VERSION / "jars").exists():
             raise NotAtHand(
@@ -108,7 +109,7 @@ class JavaClient(ClientProcess):
         try:
             release = apache.Release.obtain(APACHE_VERSION)
             classes = _compiled(release.jars, apache.CACHE / APACHE_VERSION)
-        except apache.Unavailable as error:
+        except Unavailable as error:
             raise NotAtHand(str(error)) from error
         home.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join((str(classes), str(release.jars / "*")))

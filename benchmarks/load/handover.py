@@ -37,6 +37,8 @@ _PER_PULL = 32
 _PULLS = 128
 #: Pulls that come before what they brought is waited for: no more than flow control lets in.
 _AT_ONCE = 32
+#: For what takes milliseconds.
+_DEADLINE = 60.0
 _TOPIC = "orders"
 _GROUP = "bench"
 
@@ -98,7 +100,8 @@ class CrewHandover:
                     self._crew.workers_for(binding.is_async).submit(call)
                 if place == _QUEUES - 1:
                     await asyncio.sleep(0)
-            await self._is_empty.wait()
+            async with asyncio.timeout(_DEADLINE):
+                await self._is_empty.wait()
 
     def _finished(self, jobs: list[Call]) -> None:
         self._left -= len(jobs)
@@ -152,7 +155,8 @@ class WindowHandover:
                 if place == _QUEUES - 1:
                     # One answer for each queue in a read, then the next read.
                     await asyncio.sleep(0)
-            await self._is_empty.wait()
+            async with asyncio.timeout(_DEADLINE):
+                await self._is_empty.wait()
 
     def _has_room(self, _: OwnedQueue) -> None:
         if not any(len(owned.window) for owned in self._owned):

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -19,6 +20,8 @@ from benchmarks.load.asking import Failed, Outcome, Target, Wish
 from benchmarks.runner import NotAtHand
 
 _STOP_DEADLINE = 30.0
+#: Longer than anything takes that a process is asked to do: it hangs.
+_SILENCE_DEADLINE = 180.0
 
 #: The version that is measured: of the two lines, the one that the figures of others are about.
 APACHE_VERSION = "4.9.7"
@@ -79,8 +82,15 @@ class Child:
         return self._process.pid
 
     def line(self) -> bytes:
+        """The next line that it says. One that says nothing for too long is ended."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        watch = threading.Timer(_SILENCE_DEADLINE, self._process.kill)
+        watch.daemon = True
+        watch.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            watch.cancel()
         if not line:
             raise ChildProcessError(f"it ended with {self._process.wait()} and said nothing")
         return line
@@ -144,6 +154,7 @@ def apache_broker(*, may_fetch: bool) -> Iterator[tuple[Target, float]]:
     """Apache's broker and the seconds that it took to start; raises `NotAtHand`."""
     # It lives with the tests against Apache, and needs Java: not for everybody who measures.
     from tests.interop import apache  # noqa: PLC0415
+    from tests.support.maven import Unavailable  # noqa: PLC0415
 
     if not may_fetch and not (apache.CACHE / APACHE_VERSION / "jars").exists():
         raise NotAtHand(f"its jars are not in build/interop/{APACHE_VERSION}; run: make interop")
@@ -153,7 +164,7 @@ def apache_broker(*, may_fetch: bool) -> Iterator[tuple[Target, float]]:
         with redirect_stdout(io.StringIO()):
             try:
                 release = apache.Release.obtain(APACHE_VERSION)
-            except apache.Unavailable as error:
+            except Unavailable as error:
                 raise NotAtHand(str(error)) from error
             names = stack.enter_context(apache.NameServer.running(release, home / "names"))
             stack.callback(names.server.kill)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         UsedAfterFork,
         WrongUse,
     )
-    from orbitmq.client.idempotence import Idempotence, SeenInMemory, SeenInSqlite
+    from orbitmq.client.idempotence import Idempotence
     from orbitmq.client.message import Message
     from orbitmq.client.middleware import Delivery, LogDeliveries
     from orbitmq.client.producer.asyncproducer import AsyncProducer
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from orbitmq.client.pullconsumer.settings import PollSettings
     from orbitmq.client.queue import Queue
     from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.seenstores import SeenInMemory, SeenInSqlite
     from orbitmq.client.settings import ClientSettings
     from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
     from orbitmq.remoting.tls import ClientTls
@@ -151,7 +152,7 @@ _HOMES = {
             "UsedAfterFork",
             "WrongUse",
         ),
-        "orbitmq.client.idempotence": ("Idempotence", "SeenInMemory", "SeenInSqlite"),
+        "orbitmq.client.idempotence": ("Idempotence",),
         "orbitmq.client.message": ("Message",),
         "orbitmq.client.middleware": ("Delivery", "LogDeliveries"),
         "orbitmq.client.producer.asyncproducer": ("AsyncProducer",),
@@ -163,6 +164,7 @@ _HOMES = {
         "orbitmq.client.pullconsumer.settings": ("PollSettings",),
         "orbitmq.client.queue": ("Queue",),
         "orbitmq.client.received": ("ReceivedMessage",),
+        "orbitmq.client.seenstores": ("SeenInMemory", "SeenInSqlite"),
         "orbitmq.client.settings": ("ClientSettings",),
         "orbitmq.client.timelimit": ("TimeLimit", "TimeLimitExceeded"),
         "orbitmq.remoting.tls": ("ClientTls",),

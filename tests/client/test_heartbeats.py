@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from orbitmq.client.errors import BrokerRefused, SettingError
+from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -118,6 +119,37 @@ async def test_slaves_hear_of_clients_that_read() -> None:
         assert [each.group_name for each in heard.producer_data_set] == ["shop"]
         assert heard.consumer_data_set == (CONSUMER.consumer,)
         assert heard.client_id == engine.client_id
+
+
+async def test_a_connection_that_ends_while_it_is_waited_for_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = ScriptedBroker()
+    async with (
+        broker.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        await engine.routes.get("orders")
+        ended = await engine.connection(broker.address)
+        ended.abort()
+        await ended.wait_closed()
+        connection = engine.connection
+        found = [ended, ended]
+
+        async def found_ended(where: Address, timeout: float | None = None) -> Connection:  # noqa: ASYNC109
+            return found.pop() if found else await connection(where, timeout)
+
+        monkeypatch.setattr(engine, "connection", found_ended)
+        engine.join(PRODUCER)
+        async with asyncio.timeout(10):
+            refused = await asyncio.gather(engine.heartbeat(), engine.heartbeat())
+
+        assert [list(each) for each in refused] == [[broker.address]] * 2
+        await until(
+            lambda: bool(broker.heartbeats)
+        )  # a new connection is made without being asked for
 
 
 async def test_a_heartbeat_is_the_first_thing_on_a_new_connection() -> None:

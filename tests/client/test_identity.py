@@ -74,6 +74,6 @@ def test_use_in_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "getpid", lambda: made_in + 1)
 
     assert not check.is_same
-    with pytest.raises(UsedAfterFork, match="the producer was made in process") as refused:
+    with pytest.raises(UsedAfterFork, match="the producer belongs to process") as refused:
         check()
-    assert (refused.value.made_in, refused.value.used_in) == (made_in, made_in + 1)
+    assert (refused.value.belongs_to, refused.value.used_in) == (made_in, made_in + 1)

@@ -59,6 +59,39 @@ def recorder() -> Iterator[Recorder]:
     made.provider.shutdown()
 
 
+@pytest.fixture
+def cluster(orbit_cluster: EmbeddedCluster) -> EmbeddedCluster:
+    orbit_cluster.create_topic("orders", queues=1)
+    return orbit_cluster
+
+
+def shop(cluster: EmbeddedCluster, tracing: Tracing) -> TracedProducer:
+    return TracedProducer("shop", name_server=cluster.name_server, tracing=tracing)
+
+
+def billing(cluster: EmbeddedCluster, recorder: Recorder) -> Consumer:
+    return Consumer(
+        "billing",
+        name_server=cluster.name_server,
+        consume_from="first",
+        middleware=[recorder.tracing],
+    )
+
+
+def polled(cluster: EmbeddedCluster, count: int) -> list[ReceivedMessage]:
+    """So many messages, by a program that polls."""
+    messages: list[ReceivedMessage] = []
+    with PullConsumer("reports", name_server=cluster.name_server, consume_from="first") as consumer:
+        consumer.subscribe("orders")
+
+        def are_there() -> bool:
+            messages.extend(consumer.poll(timeout=0.2))
+            return len(messages) == count
+
+        until(are_there, f"{count} messages")
+    return messages
+
+
 def until(condition: Callable[[], object], what: str) -> None:
     pause = threading.Event()
     for _ in range(int(PATIENCE / 0.02)):
@@ -80,15 +113,9 @@ def chain(spans: list[ReadableSpan], last: ReadableSpan) -> list[str]:
 
 @pytest.mark.feature("O2")
 def test_one_trace_goes_from_the_send_over_store_and_delivery_into_the_handler(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
-    orbit_cluster.create_topic("orders", queues=1)
-    consumer = Consumer(
-        "billing",
-        name_server=orbit_cluster.name_server,
-        consume_from="first",
-        middleware=[recorder.tracing],
-    )
+    consumer = billing(cluster, recorder)
     seen: list[ReceivedMessage] = []
 
     @consumer.on("orders")
@@ -97,9 +124,7 @@ def test_one_trace_goes_from_the_send_over_store_and_delivery_into_the_handler(
             seen.append(message)
 
     with (
-        TracedProducer(
-            "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
-        ) as producer,
+        shop(cluster, recorder.tracing) as producer,
         recorder.tracer.start_as_current_span("POST /orders"),
     ):
         sent = producer.send("orders", b"one", tags="paid", keys=["order-1"])
@@ -150,15 +175,9 @@ def test_one_trace_goes_from_the_send_over_store_and_delivery_into_the_handler(
 
 
 def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
-    orbit_cluster.create_topic("orders", queues=1)
-    consumer = Consumer(
-        "billing",
-        name_server=orbit_cluster.name_server,
-        consume_from="first",
-        middleware=[recorder.tracing],
-    )
+    consumer = billing(cluster, recorder)
 
     @consumer.on("orders")
     def bill(message: ReceivedMessage) -> None:
@@ -166,13 +185,11 @@ def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(
             raise ValueError("the bank does not answer")
         raise DeadLetter("no such account")
 
-    with TracedProducer(
-        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
-    ) as producer:
+    with shop(cluster, recorder.tracing) as producer:
         producer.send("orders", b"one")
 
     def second_is_there() -> bool:
-        orbit_cluster.advance(10)
+        cluster.advance(10)
         return len(recorder.named("process orders")) == 2
 
     with consumer:
@@ -190,18 +207,12 @@ def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(
 
 
 def test_a_handler_that_only_answers_no_has_failed_as_well(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
-    orbit_cluster.create_topic("orders", queues=1)
-    consumer = Consumer(
-        "billing",
-        name_server=orbit_cluster.name_server,
-        consume_from="first",
-        middleware=[recorder.tracing],
-    )
+    consumer = billing(cluster, recorder)
     consumer.on("orders")(lambda message: False)
 
-    orbit_cluster.send("orders", b"one")
+    cluster.send("orders", b"one")
     with consumer:
         until(lambda: recorder.named("process orders"), "the span")
 
@@ -258,26 +269,16 @@ async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(
 
 
 def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
-    orbit_cluster.create_topic("orders", queues=1)
-    name_server = orbit_cluster.name_server
-    with TracedProducer("shop", name_server=name_server, tracing=recorder.tracing) as producer:
+    with shop(cluster, recorder.tracing) as producer:
         producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
         producer.send("orders", b"3")
         producer.send_one_way("orders", b"4")
 
-    with PullConsumer("reports", name_server=name_server, consume_from="first") as consumer:
-        consumer.subscribe("orders")
-        messages: list[ReceivedMessage] = []
-
-        def all_polled() -> bool:
-            messages.extend(consumer.poll(timeout=0.2))
-            return len(messages) == 4
-
-        until(all_polled, "four messages")
-        with recorder.tracing.processing(*messages):
-            pass
+    messages = polled(cluster, 4)
+    with recorder.tracing.processing(*messages):
+        pass
 
     batch, single, one_way = recorder.named("send orders")
     assert (batch.attributes or {})["messaging.batch.message_count"] == 2
@@ -291,28 +292,23 @@ def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(
 
 
 def test_a_context_that_the_application_put_into_a_message_stays(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
     own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    orbit_cluster.create_topic("orders", queues=1)
 
-    with TracedProducer(
-        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
-    ) as producer:
+    with shop(cluster, recorder.tracing) as producer:
         producer.send("orders", b"one", properties={"traceparent": own})
 
-    (message,) = orbit_cluster.messages("orders")
+    (message,) = cluster.messages("orders")
     assert message.properties["traceparent"] == own
     (send,) = recorder.named("send orders")
     assert [f"{link.context.span_id:016x}" for link in send.links] == ["b7ad6b7169203331"]
 
 
 def test_a_send_that_fails_ends_its_span_with_the_error(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
-    with TracedProducer(
-        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
-    ) as producer:
+    with shop(cluster, recorder.tracing) as producer:
         with pytest.raises(MessageRefused):
             producer.send("orders", b"x" * (5 << 20))
         with pytest.raises(MessageRefused):
@@ -325,53 +321,42 @@ def test_a_send_that_fails_ends_its_span_with_the_error(
 
 
 def test_a_sampler_that_says_no_is_heard_by_the_consumer_as_well(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
-    orbit_cluster.create_topic("orders", queues=1)
     quiet = TracerProvider(sampler=ALWAYS_OFF)
-    name_server = orbit_cluster.name_server
-    with TracedProducer("shop", name_server=name_server, tracing=Tracing(quiet)) as producer:
+    with shop(cluster, Tracing(quiet)) as producer:
         producer.send("orders", b"one")
     quiet.shutdown()
 
-    with PullConsumer("reports", name_server=name_server, consume_from="first") as consumer:
-        consumer.subscribe("orders")
-        (message,) = consumer.poll(timeout=PATIENCE)
-        with recorder.tracing.processing(message):
-            pass
+    (message,) = polled(cluster, 1)
+    with recorder.tracing.processing(message):
+        pass
 
     assert int(str(message.get("traceparent"))[-2:], 16) & 1 == 0  # the flag for "sampled"
     assert recorder.spans == []
 
 
 def test_clocks_that_disagree_make_no_span_of_negative_length(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
+    recorder: Recorder, cluster: EmbeddedCluster
 ) -> None:
-    orbit_cluster.create_topic("orders", queues=1)
     behind = Tracing(recorder.provider, now=lambda: 1)
-    name_server = orbit_cluster.name_server
-    with TracedProducer("shop", name_server=name_server, tracing=behind) as producer:
+    with shop(cluster, behind) as producer:
         producer.send("orders", b"one")
 
-    with PullConsumer("reports", name_server=name_server, consume_from="first") as consumer:
-        consumer.subscribe("orders")
-        (message,) = consumer.poll(timeout=PATIENCE)
-        with behind.processing(message):
-            pass
+    (message,) = polled(cluster, 1)
+    with behind.processing(message):
+        pass
 
     (deliver,) = recorder.named("deliver orders")
     assert deliver.start_time == deliver.end_time
 
 
-def test_without_an_sdk_nothing_is_added_to_a_message(orbit_cluster: EmbeddedCluster) -> None:
-    orbit_cluster.create_topic("orders", queues=1)
+def test_without_an_sdk_nothing_is_added_to_a_message(cluster: EmbeddedCluster) -> None:
 
-    with TracedProducer(
-        "shop", name_server=orbit_cluster.name_server, tracing=Tracing(trace.NoOpTracerProvider())
-    ) as producer:
+    with shop(cluster, Tracing(trace.NoOpTracerProvider())) as producer:
         producer.send("orders", b"one")
 
-    (message,) = orbit_cluster.messages("orders")
+    (message,) = cluster.messages("orders")
     assert "traceparent" not in message.properties
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,10 @@ from examples.demo.orders import is_hopeless
 ROOT = Path(__file__).parents[2]
 
 
-def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextlib.contextmanager
+def running_demo(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The demo as a process; ended with all its children if it is still there afterwards."""
+    demo = subprocess.Popen(
         [sys.executable, "-m", "examples.demo", "--folder", str(folder), *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -28,6 +32,12 @@ def start_demo(folder: Path, *options: str) -> subprocess.Popen[str]:
         env={**os.environ, "COLUMNS": "120", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         start_new_session=True,  # a group of its own, to which signals can be sent
     )
+    try:
+        yield demo
+    finally:
+        if demo.poll() is None:
+            os.killpg(demo.pid, signal.SIGKILL)
+            demo.communicate(timeout=60)
 
 
 def children_of(parent: int) -> list[int]:
@@ -55,13 +65,14 @@ def rows_of(said: str) -> dict[str, list[int]]:
 
 @pytest.mark.timeout(300)
 def test_the_summary_of_a_run_adds_up(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path / "demo", "--seconds", "5", "--rate", "200", "--seed", "7")
+    options = ("--seconds", "5", "--rate", "200", "--seed", "7")
 
-    said, _ = demo.communicate(timeout=280)
+    with running_demo(tmp_path / "demo", *options) as demo:
+        said, _ = demo.communicate(timeout=280)
 
     assert demo.returncode == 0, said
     sent, billed, dead, lost, _ = rows_of(said)["billing"]
-    assert sent > 500
+    assert sent > 100  # at most 1,000; how many depends on the machine
     # Which orders are hopeless is decided by the seed, not by the run.
     assert dead == sum(is_hopeless(number, 7) for number in range(sent)) > 0
     assert (sent, lost) == (billed + dead, 0)
@@ -73,21 +84,21 @@ def test_the_summary_of_a_run_adds_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_a_signal_to_all_of_it_still_ends_in_a_summary_that_adds_up(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    demo = start_demo(tmp_path / "demo", "--seconds", "600", "--rate", "100")
-    assert demo.stdout is not None
-    # The shippers write nothing there; the file is made when the first of them is started.
-    while not (tmp_path / "demo" / "shops.log").exists():
-        assert demo.poll() is None, demo.stdout.read()
+def test_a_signal_to_all_of_it_still_ends_in_a_summary_that_adds_up(tmp_path: Path) -> None:
+    pause = threading.Event()
+    with running_demo(tmp_path / "demo", "--seconds", "600", "--rate", "100") as demo:
+        # The shippers write nothing there; the file is made when the first of them is started.
+        end = time.monotonic() + 120
+        while not (tmp_path / "demo" / "shops.log").exists():
+            assert demo.poll() is None, demo.communicate(timeout=60)[0]
+            assert time.monotonic() < end, "no shipper was started"
+            pause.wait(0.05)
 
-    # What a terminal's Ctrl-C and `timeout` do: Spark's Java and all children are in it, or not.
-    children = children_of(demo.pid)
-    assert children
-    os.killpg(demo.pid, number)
-    said, _ = demo.communicate(timeout=280)
+        # What `timeout` does, and a terminal's Ctrl-C: Spark's Java and all children hear it.
+        children = children_of(demo.pid)
+        assert children
+        os.killpg(demo.pid, signal.SIGTERM)
+        said, _ = demo.communicate(timeout=150)
 
     assert demo.returncode == 0, said
     assert "Stopped early" in said
@@ -97,23 +108,20 @@ def test_a_signal_to_all_of_it_still_ends_in_a_summary_that_adds_up(
 
 
 def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path / "demo", "--seconds", "600")
-    try:
+    with running_demo(tmp_path / "demo", "--seconds", "600") as demo:
         assert demo.stdout is not None
         assert "name server" in demo.stdout.readline()
         children = children_of(demo.pid)
         assert children
-    finally:
+
         demo.kill()
         demo.communicate(timeout=60)
-
-    until_gone(children)
+        until_gone(children)
 
 
 def test_a_senseless_time_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path / "demo", "--seconds", "-1")
-
-    said, _ = demo.communicate(timeout=60)
+    with running_demo(tmp_path / "demo", "--seconds", "-1") as demo:
+        said, _ = demo.communicate(timeout=60)
 
     assert demo.returncode == 2
     assert "--seconds must be positive, got -1" in said
@@ -124,8 +132,8 @@ def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
     thesis.parent.mkdir()
     thesis.write_text("years of work")
 
-    demo = start_demo(thesis.parent, "--seconds", "1")
-    said, _ = demo.communicate(timeout=60)
+    with running_demo(thesis.parent, "--seconds", "1") as demo:
+        said, _ = demo.communicate(timeout=60)
 
     assert demo.returncode == 1
     assert "is not empty and not a demo's" in said

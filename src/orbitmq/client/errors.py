@@ -42,15 +42,16 @@ class AlreadyRunning(WrongUse):
 
 
 class UsedAfterFork(ClientError):
-    """Made in one process and used in another, where its threads and connections are not."""
+    """At work in one process and used in a fork of it, where its threads are not."""
 
-    def __init__(self, what: str, made_in: int, used_in: int) -> None:
+    def __init__(self, what: str, belongs_to: int, used_in: int) -> None:
         self.what = what
-        self.made_in = made_in
+        self.belongs_to = belongs_to
         self.used_in = used_in
         super().__init__(
-            f"{what} was made in process {made_in} and cannot be used in process {used_in}; "
-            "make a new one after the fork"
+            f"{what} belongs to process {belongs_to} and cannot be used in process {used_in}: a "
+            "fork has none of its threads, and must not share its connections; make a new one "
+            "after the fork (in gunicorn's post_fork, or in the function of the new process)"
         )
 
 

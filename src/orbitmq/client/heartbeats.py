@@ -189,11 +189,12 @@ class Heartbeats:
             self._heard(where, error)
             self.lost(where)
             return
-        greeting = self._greet(where, connection)
-        if greeting is not None:
-            await asyncio.shield(greeting)
+        await asyncio.shield(self._greet(where, connection))
+        if not connection.is_open:
+            # It may have ended before anybody knew of it, and then nobody has told of its end.
+            self.lost(where)
 
-    def _greet(self, where: Address, connection: Connection) -> asyncio.Future[_Outcome] | None:
+    def _greet(self, where: Address, connection: Connection) -> asyncio.Future[_Outcome]:
         body = self._body()
         current = self._greetings.get(where)
         if (
@@ -222,8 +223,8 @@ class Heartbeats:
                 timeout=self._engine.settings.request_timeout,
             )
         except RemotingError as error:
-            self._heard(where, error)
-            return None
+            # Several may wait for a connection, and find that it has ended: all get this.
+            settle(error)
         return answered
 
     def _body(self) -> bytes:

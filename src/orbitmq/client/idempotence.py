@@ -17,29 +17,25 @@ It is marked as seen only after success, so that a failure loses nothing. Should
 between the handler's success and the mark, the message is consumed twice: what has to be exact has
 to put the mark into the transaction of the handler's work, that is, into the application's table.
 
-Two stores are here: memory, for one process, and SQLite, which several processes of a machine share
-and which outlives them. A claim holds for a lease, which is renewed as long as the handler is at
-work: a handler may take any time, and a claim that its process did not live to take back lapses
-soon. A process that is stopped for longer than a lease can lose a claim to another; both then work
-on the message.
+What was seen is kept in a store (`orbitmq.client.seenstores`). A claim there holds for a lease,
+which is renewed as long as the handler is at work: a handler may take any time, and a claim that
+its process did not live to take back lapses soon. A process that is stopped for longer than a lease
+can lose a claim to another; both then work on the message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
+import functools
 import logging
-import sqlite3
 import threading
 import time
-import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import SettingError
+from orbitmq.client.seenstores import Claim, SeenInMemory, SeenStore
 
 if TYPE_CHECKING:
     from orbitmq.client.middleware import Delivery
@@ -61,33 +57,6 @@ def by_unique_id(message: ReceivedMessage) -> str | None:
 def by_keys(message: ReceivedMessage) -> str | None:
     """The business keys: the same for all messages about one thing, whoever sent them."""
     return " ".join(message.keys) or None
-
-
-class Claim(enum.Enum):
-    """What came of the wish to work on a key."""
-
-    TAKEN = enum.auto()
-    SEEN = enum.auto()
-    BUSY = enum.auto()
-
-
-class SeenStore(Protocol):
-    """Where it is kept what was seen. Called by several threads at a time."""
-
-    def claim(self, key: str, now: float, *, lease: float) -> Claim:
-        """Try to be the one who works on a key, for at most `lease` seconds."""
-
-    def renew(self, key: str, now: float, *, lease: float) -> bool:
-        """Hold a claim of this store for another `lease` seconds; False if it is held no more."""
-
-    def done(self, key: str, now: float, *, window: float) -> None:
-        """It was worked on with success: remember it for `window` seconds."""
-
-    def release(self, key: str) -> None:
-        """It was not: somebody may try again."""
-
-    def close(self) -> None:
-        """Nothing more is asked."""
 
 
 class Idempotence:
@@ -118,6 +87,19 @@ class Idempotence:
         self._renewal = _Renewal(self.store, self._lease, now)
         #: Deliveries that did not reach the handler because they were seen before.
         self.dropped = 0
+
+    def __reduce__(self) -> tuple[Callable[[], Idempotence], tuple[()]]:
+        """The same settings in another process, such as a worker of Spark; nothing at work."""
+        made_again = functools.partial(
+            Idempotence,
+            self.store,
+            key=self._key,
+            window=self._window,
+            lease=self._lease,
+            retry=self._retry,
+            now=self._now,
+        )
+        return made_again, ()
 
     def before(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
         if not self._may_wait(delivery):
@@ -197,129 +179,6 @@ class Idempotence:
         key = self._key(message)
         # A store may serve several consumers; what one group has seen is new to another.
         return None if key is None else f"{group}\x00{message.topic}\x00{key}"
-
-
-class SeenInMemory:
-    """What was seen, in this process, up to `limit` keys: the oldest are forgotten first."""
-
-    def __init__(self, *, limit: int = 1_000_000) -> None:
-        if limit < 1:
-            raise SettingError(f"SeenInMemory.limit must be 1 or more, got {limit!r}")
-        self._limit = limit
-        self._lock = threading.Lock()
-        # Until when each is remembered, or worked on; the two apart, as they are forgotten apart.
-        self._seen: OrderedDict[str, float] = OrderedDict()
-        self._claimed: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def claim(self, key: str, now: float, *, lease: float) -> Claim:
-        with self._lock:
-            if self._seen.get(key, now) > now:
-                return Claim.SEEN
-            if self._claimed.get(key, now) > now:
-                return Claim.BUSY
-            self._claimed[key] = now + lease
-            return Claim.TAKEN
-
-    def renew(self, key: str, now: float, *, lease: float) -> bool:
-        with self._lock:
-            if key not in self._claimed:
-                return False
-            self._claimed[key] = now + lease
-            return True
-
-    def done(self, key: str, now: float, *, window: float) -> None:
-        with self._lock:
-            self._claimed.pop(key, None)
-            self._seen[key] = now + window
-            self._seen.move_to_end(key)
-            while self._seen and (
-                len(self._seen) > self._limit or next(iter(self._seen.values())) <= now
-            ):
-                self._seen.popitem(last=False)
-
-    def release(self, key: str) -> None:
-        with self._lock:
-            self._claimed.pop(key, None)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class SeenInSqlite:
-    """What was seen, in a SQLite file that several processes of a machine may share."""
-
-    def __init__(self, path: Path | str, *, timeout: Duration = 10.0, sweep: int = 1000) -> None:
-        """`timeout`: how long to wait for another process; every `sweep` marks old ones go."""
-        self._lock = threading.Lock()
-        self._timeout = seconds(timeout, "SeenInSqlite.timeout")
-        self._sweep = sweep
-        self._marks = 0
-        # A claim that lapsed may be somebody else's by now, and is not ours to release.
-        self._owner = uuid.uuid4().hex
-        self._connection = sqlite3.connect(
-            Path(path), timeout=self._timeout, isolation_level=None, check_same_thread=False
-        )
-        with self._lock:
-            # Write-ahead: readers and the writer do not wait for each other. What a power cut may
-            # take with it are the last marks, and their messages are consumed again.
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS seen ("
-                "key TEXT PRIMARY KEY, until REAL NOT NULL, is_done INTEGER NOT NULL, owner TEXT"
-                ") WITHOUT ROWID"
-            )
-            self._connection.execute("CREATE INDEX IF NOT EXISTS seen_until ON seen (until)")
-
-    def claim(self, key: str, now: float, *, lease: float) -> Claim:
-        with self._lock:
-            # One statement, so that of two processes one gets a row back.
-            rows = self._connection.execute(
-                "INSERT INTO seen (key, until, is_done, owner) VALUES (?, ?, 0, ?) "
-                "ON CONFLICT (key) DO UPDATE "
-                "SET until = excluded.until, is_done = 0, owner = excluded.owner "
-                "WHERE seen.until <= ? RETURNING key",
-                (key, now + lease, self._owner, now),
-            ).fetchall()
-            if rows:
-                return Claim.TAKEN
-            found = self._connection.execute(
-                "SELECT is_done FROM seen WHERE key = ?", (key,)
-            ).fetchone()
-        return Claim.SEEN if found is not None and found[0] else Claim.BUSY
-
-    def renew(self, key: str, now: float, *, lease: float) -> bool:
-        with self._lock:
-            renewed = self._connection.execute(
-                "UPDATE seen SET until = ? WHERE key = ? AND is_done = 0 AND owner = ?",
-                (now + lease, key, self._owner),
-            )
-            return renewed.rowcount > 0
-
-    def done(self, key: str, now: float, *, window: float) -> None:
-        with self._lock:
-            self._connection.execute(
-                "INSERT INTO seen (key, until, is_done) VALUES (?, ?, 1) "
-                "ON CONFLICT (key) DO UPDATE SET until = excluded.until, is_done = 1",
-                (key, now + window),
-            )
-            self._marks += 1
-            if self._marks >= self._sweep:
-                self._marks = 0
-                self._connection.execute("DELETE FROM seen WHERE until <= ?", (now,))
-
-    def release(self, key: str) -> None:
-        with self._lock:
-            self._connection.execute(
-                "DELETE FROM seen WHERE key = ? AND is_done = 0 AND owner = ?", (key, self._owner)
-            )
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
 
 
 class _Renewal:

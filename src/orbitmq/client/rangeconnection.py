@@ -45,7 +45,7 @@ class RangeConnection:
         self.unanswered = 0
         self.is_open = True
         self._socket = _connected(address, access)
-        self._input = self._socket.makefile("rb", buffering=_BUFFER)
+        self._input = _Input(self._socket)
 
     def ask(self, code: int, header: Header | None = None) -> Command:
         """Ask and wait for the answer, with nothing else on its way."""
@@ -102,7 +102,6 @@ class RangeConnection:
     def close(self) -> None:
         """Close it; what is on its way is lost."""
         self.is_open = False
-        self._input.close()
         self._socket.close()
 
     def _frame(self) -> Frame:
@@ -111,12 +110,12 @@ class RangeConnection:
         limits = self._limits
         if not 4 + header_size <= total <= limits.frame or header_size > limits.header:
             raise FrameError(f"a frame of {total} bytes with a header of {header_size}")
-        header = self._exactly(header_size)
+        header = bytes(self._exactly(header_size))
         return Frame(mark >> 24, header, self._exactly(total - 4 - header_size))
 
-    def _exactly(self, size: int) -> bytes:
-        data = self._input.read(size) if size else b""
-        if len(data) < size:
+    def _exactly(self, size: int) -> bytes | memoryview:
+        data = self._input.read(size)
+        if data is None:
             raise self._lost("closed by the peer")
         return data
 
@@ -127,6 +126,56 @@ class RangeConnection:
     def _lost(self, reason: str) -> ConnectionLost:
         self.close()
         return ConnectionLost(self.address, reason)
+
+
+class _Input:
+    """What comes from a socket, in pieces of the sizes that are asked for.
+
+    A large piece is received where it will stay. (A buffered file would do the same by way of
+    memory that is new for each piece, which costs more than all the rest.)
+    """
+
+    __slots__ = ("_at", "_buffer", "_end", "_socket", "_view")
+
+    def __init__(self, source: socket.socket) -> None:
+        self._socket = source
+        self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
+        #: What was received and not read yet lies between these.
+        self._at = self._end = 0
+
+    def read(self, size: int) -> bytes | memoryview | None:
+        """The next `size` bytes; None if the other side has ended before."""
+        if size > _BUFFER:
+            return self._read_large(size)
+        if self._end - self._at < size and not self._fill(size):
+            return None
+        at, self._at = self._at, self._at + size
+        return bytes(self._view[at : self._at])
+
+    def _fill(self, size: int) -> bool:
+        """Receive until so much is there."""
+        rest = self._end - self._at
+        self._buffer[:rest] = self._buffer[self._at : self._end]
+        self._at, self._end = 0, rest
+        while self._end < size:
+            came = self._socket.recv_into(self._view[self._end :])
+            if not came:
+                return False
+            self._end += came
+        return True
+
+    def _read_large(self, size: int) -> memoryview | None:
+        view = memoryview(bytearray(size))
+        got = self._end - self._at
+        view[:got] = self._view[self._at : self._end]
+        self._at = self._end = 0
+        while got < size:
+            came = self._socket.recv_into(view[got:])
+            if not came:
+                return None
+            got += came
+        return view
 
 
 def _connected(address: Address, access: RangeAccess) -> socket.socket:

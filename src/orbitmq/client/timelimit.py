@@ -9,6 +9,11 @@ it would strike the worker's own code just after. Whoever interrupts therefore d
 that the handler's thread takes when it leaves, and what has not struck by then is made to strike
 there. It could be withdrawn instead, but CPython 3.11 then goes on looking for it for as long as
 the process lives: in every thread, and for ever at the first call of a thread that is traced.
+
+So an interruption that was asked for always strikes: in the handler, or when it is left. Nothing
+that a thread does gets round that, as it can only end by leaving; but as long as the handler is in
+a call into C, the interruption waits, and CPython 3.11 looks for it as above. That cannot be helped
+from outside: nobody can see whether it has struck, so it cannot be asked for once more later.
 """
 
 from __future__ import annotations

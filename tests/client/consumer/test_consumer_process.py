@@ -95,6 +95,19 @@ class Program:
         self._reader.join(DEADLINE)
         return code
 
+    def close(self) -> None:
+        """End it, with all that it has forked: a child would keep the pipe open, and its reader."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(DEADLINE)
+        self._reader.join(1.0)
+        if self._reader.is_alive():  # so somebody of the group is there, and the id still its own
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self._reader.join(DEADLINE)
+        assert not self._reader.is_alive(), "somebody holds the pipe; closing it would wait"
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
 
 @contextmanager
 def program(text: str, *arguments: str, folder: Path) -> Iterator[Program]:
@@ -105,15 +118,13 @@ def program(text: str, *arguments: str, folder: Path) -> Iterator[Program]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
+    running = Program(process)
     try:
-        yield Program(process)
+        yield running
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        running.close()
 
 
 @pytest.fixture

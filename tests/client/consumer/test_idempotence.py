@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,16 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import DONE, Outcome
-from orbitmq.client.errors import SettingError
-from orbitmq.client.idempotence import (
-    Claim,
-    Idempotence,
-    SeenInMemory,
-    SeenInSqlite,
-    SeenStore,
-    by_keys,
-)
+from orbitmq.client.errors import SettingError, WrongUse
+from orbitmq.client.idempotence import Idempotence, by_keys
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.seenstores import Claim, SeenInMemory, SeenInSqlite, SeenStore
 from orbitmq.message.wellknown import KEYS
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
 
@@ -451,6 +447,26 @@ async def test_a_consumer_with_it_handles_every_message_once(time: Time) -> None
 
     assert sorted(handled) == sorted(f"ID{n}" for n in range(10))
     assert bench.sent_back.back == [], "copies of messages at work wait, and are dropped then"
+
+
+def test_a_file_of_what_was_seen_can_be_sent_to_another_process_and_a_memory_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(SeenInSqlite("seen.sqlite")) as here:
+        here.claim("one", 0.0, lease=60)
+        packed = pickle.dumps(Idempotence(here, key=by_keys, window=10, retry=2))
+        monkeypatch.chdir("/")
+        there = pickle.loads(packed)  # noqa: S301  # our own
+
+        with contextlib.closing(there.store):
+            assert there.store.claim("one", 1.0, lease=60) is Claim.BUSY
+            there.store.release("one")
+            assert there.store.claim("one", 1.0, lease=60) is Claim.BUSY, "it is not its own"
+    assert (there._key, there._window, there._retry) == (by_keys, 10, 2)
+
+    with pytest.raises(WrongUse, match="give Idempotence a SeenInSqlite"):
+        pickle.dumps(Idempotence())
 
 
 class SeenMachine(RuleBasedStateMachine):

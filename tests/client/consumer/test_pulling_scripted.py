@@ -206,7 +206,9 @@ async def test_an_empty_answer_does_not_move_progress_past_unfinished_messages()
 async def test_an_illegal_offset_drops_the_queue_and_freezes_the_corrected_progress() -> None:
     moved = Found(20, code=ResponseCode.PULL_OFFSET_MOVED, min_offset=20, max_offset=30)
     first = Found(502, records(500, 501))
-    async with scripted(Sequence(first, moved), taker=Taker(finishes=False)) as (_, member):
+    at_once = replace(FAST, correction_delay=3600.0)
+    taker = Taker(finishes=False)
+    async with scripted(Sequence(first, moved), settings=at_once, taker=taker) as (_, member):
         member.progress.update(QUEUE, 500)
         owned = member.own(QUEUE, 500)
         await until(lambda: member.rebuilt, DEADLINE)
@@ -225,13 +227,14 @@ async def test_corrections_of_one_queue_are_spaced_after_the_first() -> None:
     spaced = replace(FAST, correction_delay=0.3)
     monotonic = asyncio.get_running_loop().time
     async with scripted(lambda _: moved, settings=spaced) as (_, member):
+        began = monotonic()
         member.own(QUEUE, 500)
         await until(lambda: len(member.rebuilt) == 1, DEADLINE)
-        first = monotonic()
         member.own(QUEUE, 500)
         await until(lambda: len(member.rebuilt) == 2, DEADLINE)
 
-        assert monotonic() - first >= 0.25
+        assert monotonic() - began >= 0.3
+    assert PullSettings().correction_delay == 10.0
 
 
 @pytest.mark.feature("B16")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.consumer.sendback import NO_LIMIT, SendingBack, level_for
-from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
+from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Verdict
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SendFailed
 from orbitmq.message.wellknown import (
     DELAY,
@@ -160,6 +160,23 @@ async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker: 
         DELAY: "5",
         "DLQ_REASON": "because",
     }
+
+
+async def test_what_never_reached_its_handler_waits_in_the_retry_topic_at_no_cost() -> None:
+    broker, resender = Broker(), Resender()
+    # More attempts than are usual: the group may be allowed them.
+    message = received(7, reconsume_times=20)
+    held = Outcome(Verdict.RETRY, [message], held=[message], hold=5.0).held_failure
+
+    assert await sending_back(broker, resender).send_back(message, held)
+
+    ((topic, _, properties),) = resender.sent
+    assert topic == f"%RETRY%{GROUP}"
+    assert properties[RECONSUME_TIME] == "20"
+    assert int(properties[MAX_RECONSUME_TIMES]) == NO_LIMIT
+    assert properties[DELAY] == "2", "five seconds"
+    assert "DLQ_REASON" not in properties
+    assert not broker.asked, "a broker that takes it back counts an attempt"
 
 
 @pytest.mark.parametrize(

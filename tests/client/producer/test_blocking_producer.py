@@ -42,6 +42,7 @@ from orbitmq.store.settings import StoreSettings
 from orbitmq.testing.background import EmbeddedCluster
 from orbitmq.wire.acl import Credentials
 from tests.support.client import QUICK_CHANNELS
+from tests.support.forking import in_a_fork
 
 DEADLINE = 30.0
 TLS = Path(__file__).resolve().parents[2] / "data" / "tls"
@@ -384,28 +385,21 @@ def test_after_a_fork_it_says_that_it_belongs_to_another_process(
     cluster: EmbeddedCluster, producer: Producer, topic: str
 ) -> None:
     producer.send(topic, b"before")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover  # measured in the parent only
+
+    def use_and_stop() -> str:
         text = "nothing was raised"
         try:
             producer.send(topic, b"in the child")
         except UsedAfterFork as error:
             text = str(error)
-        except BaseException as error:  # noqa: BLE001  # told to the parent
-            text = f"wrong: {error!r}"
-        try:
-            producer.stop()
-        except BaseException as error:  # noqa: BLE001
-            text = f"stop: {error!r}"
-        os.write(writing, text.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
+        producer.stop()  # as a `with` block that the fork was in would
+        return text
 
-    assert f"made in process {os.getpid()} and cannot be used in process {child}" in said
+    forked = in_a_fork(use_and_stop)
+
+    assert f"belongs to process {os.getpid()} and cannot be used in process {forked.pid}" in (
+        forked.said
+    )
     assert producer.send(topic, b"after").is_ok
     assert {message.body for message in cluster.messages(topic)} == {b"before", b"after"}
 

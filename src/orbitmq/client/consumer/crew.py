@@ -81,6 +81,7 @@ class Crew:
             for thread in self._threads.threads():
                 if thread.ident in frames:
                     parts.append((thread.name, traceback.format_stack(frames[thread.ident])))
+            frames.clear()  # the own one is in there: a circle, with all that the threads hold
         if self._tasks is not None:
             for name, coroutine in self._tasks.at_work().items():
                 parts.append((name, _stack_of(coroutine)))

@@ -24,6 +24,7 @@ from orbitmq.client.checks import whole
 from orbitmq.client.consumer.settings import LARGEST_BATCH
 from orbitmq.client.consumer.verdict import (
     DONE,
+    HELD,
     ConsumeContext,
     Failure,
     Outcome,
@@ -299,14 +300,11 @@ def _with_put_off(outcome: Outcome, delivery: Delivery) -> Outcome:
         outcome = replace(outcome, failed=failed, failure=outcome.failure or put_off.failure)
     if held := delivery.held_messages:
         failed = [*outcome.failed, *held]
-        failure = outcome.failure or _HELD
+        failure = outcome.failure or Failure(reason=HELD)
         outcome = replace(
             outcome, failed=failed, failure=failure, held=held, hold=delivery.hold_seconds
         )
     return outcome
-
-
-_HELD: Final = Failure(reason="middleware keeps the message from the handler for now")
 
 
 def _synchronous(stage: Around, delivery: Delivery) -> AbstractContextManager[Any]:

@@ -23,8 +23,9 @@ class PullSettings:
     busy_delay: float = 0.02  #: after a broker that asks for less (FLOW_CONTROL)
     flow_delay: float = 0.05  #: while too much is cached
     paused_delay: float = 1.0  #: while the application wants nothing
-    #: Between two corrections of an illegal offset of one queue; the first is made at once. (Java
-    #: clients wait as long before each, because handlers that run could undo it. Here they cannot.)
+    #: Between two corrections of an illegal offset of one queue; the first is made at once. (Java's
+    #: clients of version 4 wait as long before each, because handlers that run could undo it. Here
+    #: and in version 5 they cannot.)
     correction_delay: float = 10.0
     #: Send the subscription with every pull: brokers then serve groups that they do not know.
     post_subscription: bool = False

@@ -9,6 +9,10 @@ A consumer in order retries in place and gives a message up after its attempts. 
 the retry topic as well; a broker makes it a dead letter at once, because the group holds locks on
 queues. The attempts were counted in memory only, and that way they are told.
 
+A message that never reached its handler, because middleware holds it, is none that failed: sent
+back, it would lose an attempt. Where it cannot stay (in a task of Spark), a copy with the attempts
+that it has goes to the retry topic.
+
 Beyond what Apache's clients send: the reason of the failure, which ends up in dead letters, and an
 exact delay. Brokers of Apache do not know the two fields and take the delay level, which is the
 first one that is not shorter.
@@ -97,14 +101,16 @@ class SendingBack:
         self._group = group
         self._producer = producer
         self._max_retries = max_retries
+        self._allowed = DEFAULT_RETRIES if max_retries is None else max_retries
         self._timeout = timeout
 
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         """Have a message delivered again later, or given up; False when no broker took it."""
+        if failure.is_held:
+            return await self._put_off(message, failure)
         is_taken = await self._sent_back(message, failure)
-        limit = DEFAULT_RETRIES if self._max_retries is None else self._max_retries
         # Without a limit of our own the broker has the group's, which is not known here.
-        if is_taken and (failure.level == DEAD or message.reconsume_times >= limit):
+        if is_taken and (failure.level == DEAD or message.reconsume_times >= self._allowed):
             self._tell_dead(
                 message, failure, is_sure=failure.level == DEAD or self._max_retries is not None
             )
@@ -129,8 +135,20 @@ class SendingBack:
         level = failure.level or FIRST_LEVEL + times
         if failure.delay is not None:
             level = level_for(failure.delay)
-        allowed = DEFAULT_RETRIES if self._max_retries is None else self._max_retries
-        return await self._resend(message, failure, level=level, allowed=allowed)
+        return await self._resend(
+            message, failure, attempts=times + 1, level=level, allowed=self._allowed
+        )
+
+    async def _put_off(self, message: ReceivedMessage, failure: Failure) -> bool:
+        """Have a message delivered again with the attempts that it has."""
+        return await self._resend(
+            message,
+            Failure(),
+            attempts=message.reconsume_times,
+            level=level_for(failure.delay or 0.0),
+            # A group may be allowed more than what is known here.
+            allowed=NO_LIMIT,
+        )
 
     async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
         """Make a message of a group that holds locks a dead letter; False when it was not taken."""
@@ -140,9 +158,11 @@ class SendingBack:
         return is_taken
 
     async def _given_up(self, message: ReceivedMessage, failure: Failure) -> bool:
-        level = FIRST_LEVEL + message.reconsume_times
+        times = message.reconsume_times
         allowed = NO_LIMIT if self._max_retries is None else self._max_retries
-        if await self._resend(message, failure, level=level, allowed=allowed):
+        if await self._resend(
+            message, failure, attempts=times + 1, level=FIRST_LEVEL + times, allowed=allowed
+        ):
             return True
         try:
             await self._ask(message, Failure(DEAD, reason=failure.reason))
@@ -182,8 +202,15 @@ class SendingBack:
         )
 
     async def _resend(
-        self, message: ReceivedMessage, failure: Failure, *, level: int, allowed: int
+        self,
+        message: ReceivedMessage,
+        failure: Failure,
+        *,
+        attempts: int,
+        level: int,
+        allowed: int,
     ) -> bool:
+        """Send a copy to the retry topic, with so many attempts behind it."""
         stored = message.stored
         properties = {
             name: value for name, value in stored.properties.items() if name not in _SPENT
@@ -191,7 +218,7 @@ class SendingBack:
         properties |= {
             RETRY_TOPIC: _origin_topic(message),
             ORIGIN_MESSAGE_ID: message.origin_id,
-            RECONSUME_TIME: str(message.reconsume_times + 1),
+            RECONSUME_TIME: str(attempts),
             MAX_RECONSUME_TIMES: str(allowed),
             DELAY: str(level),
         }

@@ -38,6 +38,8 @@ LONGEST_REASON: Final = 1024
 #: What a send-back says for a delay level: the broker chooses by the attempts; dead at once.
 BY_ATTEMPTS: Final = 0
 DEAD: Final = -1
+#: The reason of messages that stay where they are for a while.
+HELD: Final = "middleware keeps the message from the handler for now"
 _SILENCE: Final = "the listener returned no verdict"
 
 
@@ -108,6 +110,8 @@ class Failure:
     reason: str | None = None
     #: What was raised, for the log; None for a verdict or a signal.
     error: BaseException | None = None
+    #: The handler was never called: this must not cost an attempt.
+    is_held: bool = False
 
     @property
     def is_silence(self) -> bool:
@@ -137,6 +141,11 @@ class Outcome:
     #: A listener in order may say how long its queue pauses.
     suspend: float | None = None
     auto_commit: bool = True
+
+    @property
+    def held_failure(self) -> Failure:
+        """What shall happen to the held ones where messages cannot stay."""
+        return Failure(delay=self.hold, reason=HELD, is_held=True)
 
     @property
     def tried(self) -> Sequence[ReceivedMessage]:
