@@ -17,12 +17,12 @@ from tools.chaos.history import (
     BodyCorrupt,
     Event,
     Fault,
+    Histories,
     Invoked,
     Read,
     Recorder,
     Value,
     body_of,
-    load,
     parse_value,
     value_of,
 )
@@ -68,7 +68,7 @@ def test_histories_are_merged_by_time(tmp_path: Path) -> None:
     one.close()
     two.close()
 
-    events = load(tmp_path.glob("*.jsonl"))
+    events = Histories(tmp_path).events()
 
     assert [type(event) for event in events] == [Invoked, Acked, Read]
 
@@ -89,7 +89,7 @@ def test_what_was_written_before_kill_9_is_there(tmp_path: Path) -> None:
     )
 
     assert ended.returncode == -signal.SIGKILL
-    assert len(load([path])) == 100
+    assert len(Histories(tmp_path).events()) == 100
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -100,7 +100,27 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"is":"invoke","at":2')
 
-    assert load([path]) == [Invoked(1.0, "p/0/k")]
+    assert Histories(tmp_path).events() == [Invoked(1.0, "p/0/k")]
+
+
+def test_what_is_written_between_two_readings_is_read_once(tmp_path: Path) -> None:
+    one, two = Recorder(tmp_path / "1.jsonl"), Recorder(tmp_path / "2.jsonl")
+    histories = Histories(tmp_path)
+    one.write(Invoked(1.0, "p/0/k"))
+    two.write(Invoked(3.0, "q/0/k"))
+    before = histories.events()
+    with (tmp_path / "1.jsonl").open("ab") as file:
+        file.write(b'{"is":"invoke","at":2.0,')
+    halfway = histories.events()
+    with (tmp_path / "1.jsonl").open("ab") as file:
+        file.write(b'"value":"p/1/k"}\n')
+
+    after = histories.events()
+    one.close()
+    two.close()
+
+    assert before == halfway == [Invoked(1.0, "p/0/k"), Invoked(3.0, "q/0/k")]
+    assert after == [Invoked(1.0, "p/0/k"), Invoked(2.0, "p/1/k"), Invoked(3.0, "q/0/k")]
 
 
 def test_recovery_counts_what_began_after_the_fault() -> None:
@@ -135,7 +155,7 @@ def test_latency_is_that_of_the_first_delivery() -> None:
 def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys\n"
-        "child = 'from tools.chaos.orphans import die_with_parent; import sys, threading; '\\\n"
+        "child = 'from tools.chaos.fates import die_with_parent; import sys, threading; '\\\n"
         "    'die_with_parent(); print(1, flush=True); threading.Event().wait(60)'\n"
         "started = subprocess.Popen([sys.executable, '-c', child], stdout=subprocess.PIPE)\n"
         "started.stdout.readline()\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.command import environment
 from tools.chaos.__main__ import main
-from tools.chaos.catalogue import SCENARIOS
+from tools.chaos.catalogue import SCENARIOS, USUAL_MINUTES, Scenario
 from tools.chaos.checker import (
     HANDLED_OUT_OF_ORDER,
     OVERLAPS,
@@ -19,22 +20,29 @@ from tools.chaos.checker import (
     STEPPED_BACK,
     Analysis,
 )
-from tools.chaos.figures import at_least, at_most, judged, none_of, told
-from tools.chaos.report import Outcome, Run, as_markdown, put_into_docs, read, write
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
+from tools.chaos.promises import PROMISES
+from tools.chaos.report import Outcome, Run, as_markdown, by_rows, last, put_into_docs, write
+from tools.chaos.suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 
 
-def _run(*outcomes: Outcome) -> Run:
-    return Run("abc123", "2 cores", 1, 3.0, outcomes)
+def _run(*outcomes: Outcome, began: str = "20260102-030405", is_whole: bool = True) -> Run:
+    return Run(began, "abc123", "2 cores", 1, 40.0, 3.0, is_whole, list(outcomes))
 
 
 def _good() -> Outcome:
-    return Outcome("kill", "kills", figures=[at_most("R1", "start", 1.5, 2, "s")])
+    return Outcome("kill", "kills", "R1", figures=[at_most("R1", "start", 1.5, 2, "s")])
 
 
 def _bad() -> Outcome:
-    return Outcome("kill", "kills", figures=[none_of("R1", "lost", ["p/1/k is gone"])])
+    return Outcome("kill", "kills", "R1", figures=[none_of("R1", "lost", ["p/1/k is gone"])])
+
+
+def _row(name: str, *outcomes: Outcome) -> tuple[str, ...]:
+    (found,) = (row for row in by_rows(_run(*outcomes)) if row[0] == name)
+    return found
 
 
 def test_bounds_are_kept_at_their_edge_and_not_beyond() -> None:
@@ -87,7 +95,60 @@ def test_a_run_can_be_read_again(tmp_path: Path) -> None:
 
     write(run, tmp_path / "chaos")
 
-    assert as_markdown(read(tmp_path / "chaos")) == as_markdown(run)
+    assert last(tmp_path / "chaos", is_whole=True) == run
+
+
+def test_a_run_of_some_scenarios_does_not_stand_for_a_whole_one(tmp_path: Path) -> None:
+    whole = _run(_good())
+    later = _run(_good(), began="20260102-040000", is_whole=False)
+    write(whole, tmp_path)
+    write(later, tmp_path)
+
+    assert last(tmp_path, is_whole=True) == whole
+    assert last(tmp_path, is_whole=False) == later
+    assert last(tmp_path / "elsewhere", is_whole=False) is None
+
+
+def test_a_row_sums_up_what_its_scenarios_tried() -> None:
+    sync = Outcome("sync", "", "R1 R5", figures=[tried("R1", "kills", 30)])
+    again = Outcome("again", "", "R1", figures=[tried("R1", "kills", 12)])
+    other = Outcome("other", "", "R2", figures=[tried("R2", "kills", 100)])
+
+    row = _row("R1", sync, again, other)
+
+    assert row[3] == "42 kills"
+    assert row[-1] == "yes"
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        Outcome("x", "", "R1 R5", failure="it fell"),
+        Outcome("x", "", "R1", figures=[none_of("R1 R5", "lost", ["one"])]),
+        Outcome("x", "", "R1", figures=[tried("R1", "kills", 0)]),
+    ],
+)
+def test_a_row_is_kept_when_all_of_its_scenarios_keep_it(worse: Outcome) -> None:
+    assert _row("R1", _good())[-1] == "yes"
+    assert _row("R1", _good(), worse)[-1] == "**no**"
+    assert _row("R9", _good(), worse)[-1] == ""
+
+
+def test_a_history_belongs_to_the_row_of_all_histories_as_well() -> None:
+    analysis = Analysis(acked=7)
+    analysis.lost.append("planted")
+    broken = Outcome("kill", "", "R1 R5", figures=judged("R1", analysis))
+
+    assert _row("R5", broken)[3] == "7 acknowledged messages"
+    assert _row("R5", broken)[-1] == "**no**"
+
+
+def test_every_row_is_tried_by_a_scenario_or_says_where_else() -> None:
+    rows = [each.rows for each in SCENARIOS] + [each.rows for each in SUITES]
+
+    tried_here = {row for each in rows for row in each.split()}
+
+    assert tried_here == {each.row for each in PROMISES if not each.elsewhere}
 
 
 def test_the_documentation_gets_the_table_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -103,9 +164,13 @@ def test_the_documentation_gets_the_table_and_keeps_the_rest(tmp_path: Path) -> 
     assert "`abc123`" in page.read_text()
 
 
-def test_scenarios_have_names_of_their_own_and_share_the_time() -> None:
-    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
-    assert sum(scenario.seconds(3600) for scenario in SCENARIOS) <= 3600 * 1.2
+def test_scenarios_have_names_of_their_own_and_a_run_takes_as_long_as_it_says() -> None:
+    names = [each.name for each in SCENARIOS] + [each.name for each in SUITES]
+    scenarios = sum(each.seconds(USUAL_MINUTES) + each.beside for each in SCENARIOS)
+    suites = sum(each.usual for each in SUITES if not each.is_extra)
+
+    assert len(set(names)) == len(names)
+    assert 0.8 <= (scenarios + suites) / 60 / USUAL_MINUTES <= 1.1
 
 
 def test_the_command_lists_what_it_has() -> None:
@@ -131,6 +196,65 @@ def test_scenarios_are_chosen_by_name_or_by_how_names_begin(
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
 
     assert listed == ["orderly", "disk-full", "disk-tiny", "disk-read-only"]
+
+
+def test_the_documentation_is_not_made_from_a_part_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "guarantees.md"
+    page.write_text((ROOT / "docs" / "guarantees.md").read_text())
+    monkeypatch.setattr("tools.chaos.__main__._PAGE", page)
+    monkeypatch.setattr("tools.chaos.__main__._FOLDER", tmp_path)
+    monkeypatch.setattr("tools.chaos.__main__.ROOT", tmp_path)
+    write(_run(_good(), is_whole=False), tmp_path)
+    before = page.read_text()
+
+    assert main(["--docs"]) == 2
+    assert page.read_text() == before
+    assert "no whole run" in capsys.readouterr().out
+
+    write(_run(_good()), tmp_path)
+
+    assert main(["--docs"]) == 0
+    assert "`abc123`" in page.read_text()
+
+
+def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lived: list[str] = []
+
+    def scenario(name: str, *, breaks: bool = False) -> Scenario:
+        def run(stage: object, effort: object) -> list[Figure]:
+            lived.append(name)
+            if breaks and lived.count(name) == 1:
+                raise KeyboardInterrupt
+            return [tried("R1", "kills", 1)]
+
+        return Scenario(name, "R1", "", run, 1.0, 1.0)
+
+    scenarios = (scenario("one"), scenario("two", breaks=True), scenario("three"))
+    for name, value in {
+        "SCENARIOS": scenarios,
+        "SUITES": (),
+        "_FOLDER": tmp_path,
+        "ROOT": tmp_path,
+        "Stage": contextlib.nullcontext,
+    }.items():
+        monkeypatch.setattr(f"tools.chaos.__main__.{name}", value)
+    with pytest.raises(KeyboardInterrupt):
+        main([])
+    cut = last(tmp_path, is_whole=False)
+
+    assert main(["--resume"]) == 0
+
+    whole = last(tmp_path, is_whole=True)
+    assert lived == ["one", "two", "two", "three"]
+    assert cut is not None
+    assert [each.name for each in cut.outcomes] == ["one"]
+    assert not cut.is_whole
+    assert whole is not None
+    assert [each.name for each in whole.outcomes] == ["one", "two", "three"]
 
 
 def test_the_command_refuses_a_scenario_that_it_does_not_have() -> None:

@@ -17,10 +17,10 @@ import pytest
 
 from tests.support.simulation_plants import PLANTS
 
-SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "60"))
+SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "100"))
 FIRST = int(os.environ.get("ORBITMQ_FIRST_SEED", "0"))
-AT_ONCE = 30
-#: A life takes a tenth of a second; whoever shares the machine may need it more.
+AT_ONCE = 50
+#: A life takes a fifth of a second; whoever shares the machine may need it more.
 DEADLINE = 500.0
 #: By then a planted mistake has shown itself many times over.
 LIVES_OF_A_MISTAKE = 60

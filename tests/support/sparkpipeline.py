@@ -49,10 +49,13 @@ def main(name_server: str, topic: str, group: str, folder: str, master: str | No
         .option("checkpointLocation", str(Path(folder) / "checkpoint"))
         .start()
     )
-    is_over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    endings: list[int] = []
+    # Setting the event that this thread waits for could wait for this thread.
+    signal.signal(signal.SIGTERM, lambda number, _: endings.append(number))
+    pause = threading.Event()
     last = -1
-    while query.isActive and not is_over.wait(0.02):
+    while query.isActive and not endings:
+        pause.wait(0.02)
         progress = query.lastProgress
         if progress is not None and progress.batchId != last and progress.numInputRows:
             last = progress.batchId

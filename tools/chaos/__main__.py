@@ -1,4 +1,4 @@
-"""`python -m tools.chaos`: every scenario, one table, and an exit code."""
+"""`python -m tools.chaos`: every scenario, two tables, and an exit code."""
 
 from __future__ import annotations
 
@@ -8,111 +8,180 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tools.chaos.catalogue import SCENARIOS, Scenario
+from tools.chaos.catalogue import SCENARIOS, USUAL_MINUTES, Scenario
 from tools.chaos.effort import Effort
+from tools.chaos.figures import Figure
 from tools.chaos.programs import ROOT, Stage
 from tools.chaos.report import (
     Outcome,
     Run,
+    by_rows,
+    by_scenarios,
     commit_of,
     condensed,
+    last,
     machine_of,
     put_into_docs,
-    read,
     write,
 )
-from tools.chaos.suites import SUITES, run_suite
+from tools.chaos.suites import SUITES, Suite, run_suite
 
 _FOLDER = ROOT / "build" / "chaos"
 _PAGE = ROOT / "docs" / "guarantees.md"
-#: Minutes for which the rounds of the suites are meant.
-_USUAL = 40.0
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run what is asked for; 0 when every rule was kept."""
     wanted = _arguments().parse_args(words)
-    console = Console()
+    # A file has no width; what is narrower breaks the tables.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    parts = [each for each in _parts(wanted) if _is_wanted(each, wanted.only)]
     if wanted.list:
-        known = [(each.name, each.rows, each.about) for each in SCENARIOS]
-        known += [(each.name, each.rows, each.about) for each in SUITES]
-        for name, rows, about in known:
-            if not _is_wanted(name, wanted.only):
-                continue
-            console.print(f"{name:20} {rows:8} {about}")
+        for part in parts:
+            console.print(f"{part.name:20} {part.rows:8} {part.about}", highlight=False)
         return 0
-    if wanted.docs_only:
-        put_into_docs(read(_FOLDER), _PAGE)
-        return 0
-    chosen = [each for each in SCENARIOS if _is_wanted(each.name, wanted.only)]
-    suites = [each for each in SUITES if _is_wanted(each.name, wanted.only)]
-    if wanted.only and not chosen and not suites:
+    if wanted.docs:
+        return _put_into_docs(console)
+    if not parts:
         console.print(f"no scenario is called {' or '.join(wanted.only)}; see --list")
         return 2
-    began = time.monotonic()
-    outcomes = []
-    for scenario in chosen:
-        seconds = wanted.seconds or scenario.seconds(wanted.minutes * 60 * 0.5)
-        outcome = _run_scenario(scenario, Effort(seconds, wanted.seed), console)
-        outcomes.append(outcome)
-    for suite in suites:
-        console.print(f"[bold]{suite.name}[/]: {suite.about}")
-        outcome = Outcome(suite.name, suite.about)
-        _FOLDER.mkdir(parents=True, exist_ok=True)
-        at = time.monotonic()
-        scale = wanted.minutes / _USUAL
-        outcome.figures = run_suite(suite, scale, wanted.seed, _FOLDER / f"{suite.name}.log")
-        outcome.seconds = time.monotonic() - at
-        outcomes.append(outcome)
-        _show(outcome, console)
-    minutes = (time.monotonic() - began) / 60
-    run = Run(commit_of(), machine_of(), wanted.seed, minutes, outcomes)
-    write(run, _FOLDER)
-    if wanted.docs:
-        put_into_docs(run, _PAGE)
-    console.print(_table(run))
-    console.print(f"written to {(_FOLDER / 'report.md').relative_to(ROOT)}")
+    run = _begin(wanted)
+    _go_through(parts, run, console)
+    kept = write(run, _FOLDER)
+    for table in _tables(run):
+        console.print(table)
+    console.print(f"kept as {kept.relative_to(ROOT)} and .md", highlight=False)
+    if run.is_whole:
+        console.print("make chaos ARGS=--docs puts it into docs/guarantees.md", highlight=False)
     return 0 if run.is_kept else 1
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.chaos", description=__doc__)
     parser.add_argument(
-        "--minutes", type=float, default=_USUAL, help="how long it may take in all, about"
+        "--minutes", type=float, default=USUAL_MINUTES, help="how long it may take in all, about"
     )
     parser.add_argument(
-        "--seconds", type=float, default=0.0, help="for each scenario, instead of its share"
+        "--seconds", type=float, default=0.0, help="for each scenario, instead of its own"
     )
     parser.add_argument("--only", nargs="+", default=[], help="these, by names or their beginnings")
     parser.add_argument("--seed", type=int, default=1, help="repeats what the nemesis does")
-    parser.add_argument("--docs", action="store_true", help="put the table into docs/guarantees.md")
-    parser.add_argument("--docs-only", action="store_true", help="the same, of the last run")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the last run, which was cut short"
+    )
+    parser.add_argument(
+        "--docs",
+        action="store_true",
+        help="run nothing; put the last whole run into docs/guarantees.md",
+    )
     parser.add_argument("--list", action="store_true", help="say what there is")
     return parser
 
 
-def _is_wanted(name: str, only: Sequence[str]) -> bool:
-    """Whether a name is among those that were given, which may be only beginnings of names."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A scenario or a suite, ready to be run."""
+
+    name: str
+    rows: str
+    about: str
+    seconds: float  #: that it takes, about
+    is_extra: bool
+    run: Callable[[Path], list[Figure]]  #: in a folder that is kept when a rule was broken
+
+
+def _parts(wanted: argparse.Namespace) -> list[_Part]:
+    scenarios = [_of_scenario(each, wanted) for each in SCENARIOS]
+    return scenarios + [_of_suite(each, wanted) for each in SUITES]
+
+
+def _of_scenario(scenario: Scenario, wanted: argparse.Namespace) -> _Part:
+    effort = Effort(wanted.seconds or scenario.seconds(wanted.minutes), wanted.seed)
+
+    def run(folder: Path) -> list[Figure]:
+        with Stage(folder / "stage") as stage:
+            return scenario.run(stage, effort)
+
+    seconds = effort.seconds + scenario.beside
+    return _Part(scenario.name, scenario.rows, scenario.about, seconds, False, run)
+
+
+def _of_suite(suite: Suite, wanted: argparse.Namespace) -> _Part:
+    scale = wanted.minutes / USUAL_MINUTES
+
+    def run(folder: Path) -> list[Figure]:
+        return run_suite(suite, scale, wanted.seed, folder / "output.log")
+
+    seconds = suite.usual * (scale if suite.of else 1)
+    return _Part(suite.name, suite.rows, suite.about, seconds, suite.is_extra, run)
+
+
+def _is_wanted(part: _Part, only: Sequence[str]) -> bool:
+    """Whether it is among those that were named, by their names or only by their beginnings."""
+    if not only:
+        return not part.is_extra
     names = {each.name for each in SCENARIOS} | {each.name for each in SUITES}
-    return not only or any(
-        name == each or (each not in names and name.startswith(each)) for each in only
+    return any(
+        part.name == each or (each not in names and part.name.startswith(each)) for each in only
     )
 
 
-def _run_scenario(scenario: Scenario, effort: Effort, console: Console) -> Outcome:
-    console.print(f"[bold]{scenario.name}[/]: {scenario.about} ({effort.seconds:.0f} s)")
-    outcome = Outcome(scenario.name, scenario.about)
+def _put_into_docs(console: Console) -> int:
+    run = last(_FOLDER, is_whole=True)
+    if run is None:
+        console.print("no whole run is kept here; make chaos makes one in about 40 minutes")
+        return 2
+    put_into_docs(run, _PAGE)
+    console.print(f"the run of commit {run.commit} is in {_PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def _begin(wanted: argparse.Namespace) -> Run:
+    """A new run, or the last one when it is to be gone on with and is of the same kind."""
+    began = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    fresh = Run(began, commit_of(), machine_of(), wanted.seed, wanted.minutes)
+    before = last(_FOLDER, is_whole=False) if wanted.resume else None
+    if before is not None and not before.is_whole:
+        same = (before.commit, before.seed, before.asked)
+        if same == (fresh.commit, fresh.seed, fresh.asked):
+            return before
+    return fresh
+
+
+def _go_through(parts: Sequence[_Part], run: Run, console: Console) -> None:
+    """Run what the run does not have yet, and keep it after every part."""
+    done = {outcome.name for outcome in run.outcomes}
+    left = [part for part in parts if part.name not in done]
+    whole = {each.name for each in SCENARIOS}
+    whole |= {each.name for each in SUITES if not each.is_extra}
+    before = run.minutes
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix=f"orbitmq-{scenario.name}-"))
+    while left:
+        minutes = sum(part.seconds for part in left) / 60
+        part = left.pop(0)
+        at = f"{len(parts) - len(left)}/{len(parts)}, about {minutes:.0f} min left"
+        console.print(f"[bold]{part.name}[/] ({at}): {part.about}", highlight=False)
+        outcome = _run_part(part, console)
+        run.outcomes.append(outcome)
+        run.minutes = before + (time.monotonic() - began) / 60
+        run.is_whole = whole <= {each.name for each in run.outcomes}
+        write(run, _FOLDER)
+
+
+def _run_part(part: _Part, console: Console) -> Outcome:
+    outcome = Outcome(part.name, part.about, part.rows)
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix=f"orbitmq-{part.name}-"))
     try:
-        with Stage(folder / "stage") as stage:
-            outcome.figures = scenario.run(stage, effort)
+        with console.status(f"{part.name}, about {part.seconds:.0f} s"):
+            outcome.figures = part.run(folder)
     except Exception as error:  # noqa: BLE001  # the other scenarios are run all the same
         outcome.failure = f"{type(error).__name__}: {error}"
         console.print(traceback.format_exc(), markup=False)
@@ -121,29 +190,27 @@ def _run_scenario(scenario: Scenario, effort: Effort, console: Console) -> Outco
         shutil.rmtree(folder, ignore_errors=True)
     else:
         console.print(f"what happened is in {folder}", markup=False)
-    _show(outcome, console)
-    return outcome
-
-
-def _show(outcome: Outcome, console: Console) -> None:
     for figure in condensed(outcome.figures):
         mark = "[green]ok[/]" if figure.is_kept else "[red]NO[/]"
         console.print(f"  {mark} ", end="")
         console.print(f"{figure.what}: {figure.value} {figure.rule}", markup=False)
     console.print(f"  {outcome.seconds:.0f} s")
+    return outcome
 
 
-def _table(run: Run) -> Table:
-    table = Table(title=f"commit {run.commit}, seed {run.seed}, {run.minutes:.0f} min")
+def _tables(run: Run) -> list[Table]:
+    title = f"commit {run.commit}, seed {run.seed}, {run.minutes:.0f} min"
+    rows = Table(title=title)
+    for name in ("row", "test", "a night asks for", "this run did", "passes when", "kept"):
+        rows.add_column(name, overflow="fold")
+    for each in by_rows(run):
+        rows.add_row(*each)
+    figures = Table(title="every figure")
     for name in ("scenario", "row", "figure", "value", "rule", "kept"):
-        table.add_column(name, overflow="fold")
-    for outcome in run.outcomes:
-        if outcome.failure is not None:
-            table.add_row(outcome.name, "", outcome.failure, "", "", "NO")
-        for figure in condensed(outcome.figures):
-            kept = "" if not figure.rule else "yes" if figure.is_kept else "NO"
-            table.add_row(outcome.name, figure.row, figure.what, figure.value, figure.rule, kept)
-    return table
+        figures.add_column(name, overflow="fold")
+    for each in by_scenarios(run):
+        figures.add_row(*each)
+    return [figures, rows]
 
 
 if __name__ == "__main__":

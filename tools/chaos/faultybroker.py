@@ -23,9 +23,10 @@ from pathlib import Path
 import orbitmq.cli.services
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.configfile import ConfigDisk
+from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli.main import main
 from orbitmq.store.files import DiskFiles
-from tools.chaos.orphans import die_with_parent
+from tools.chaos.fates import die_with_parent, tell_where_when_asked
 
 RATE = "ORBITMQ_CHAOS_RATE"
 SYNC_FAILS = "sync-fails"
@@ -33,6 +34,7 @@ DISK_FULL = "disk-full"
 READ_ONLY = "read-only"
 FORGETS = "forgets"  #: writes are confirmed and not made: shows that the checker is awake
 CLOCK = "clock"  #: holds the seconds by which the date is wrong
+OPENED = "opened"  #: holds the seconds that the broker took from having its settings to listening
 
 
 class Switches:
@@ -106,13 +108,28 @@ class JumpingClock:
         return self._began + (time.monotonic() - self._began) * self._rate
 
 
+class FaultyBroker(Broker):
+    """A broker on a failing disk, which says how long it took to start."""
+
+    def __init__(self, settings: BrokerSettings, *, folder: Path) -> None:
+        switches = Switches(folder)
+        self._opened = folder / OPENED
+        super().__init__(
+            settings,
+            clock=JumpingClock(switches, float(os.environ.get(RATE, "1"))),
+            files=FailingFiles(switches),
+            disk=FailingConfigDisk(switches),
+        )
+
+    async def start(self) -> None:
+        began = time.monotonic()
+        await super().start()
+        self._opened.write_text(str(time.monotonic() - began))
+
+
 def run(folder: Path) -> None:
     """Run the command whose words follow, with faults in its broker."""
-    switches = Switches(folder)
-    clock = JumpingClock(switches, float(os.environ.get(RATE, "1")))
-    broker = partial(
-        Broker, clock=clock, files=FailingFiles(switches), disk=FailingConfigDisk(switches)
-    )
+    broker = partial(FaultyBroker, folder=folder)
     # The seam of this program: the command makes its broker with this.
     setattr(orbitmq.cli.services, "Broker", broker)  # noqa: B010
     main()
@@ -120,5 +137,6 @@ def run(folder: Path) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    tell_where_when_asked()
     faults = Path(sys.argv.pop(1))
     run(faults)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tools.chaos.checker import Analysis
 
@@ -20,6 +20,9 @@ class Figure:
     is_kept: bool = True
     #: Whether it says how fast the machine is as well, which is for a quiet machine to judge.
     is_timing: bool = False
+    #: How much was tried, of what; summed up by rows for the comparison with what was asked for.
+    amount: float = 0.0
+    of: str = ""
 
 
 #: Units of figures that a busy machine changes.
@@ -32,8 +35,8 @@ def at_most(row: str, what: str, value: float, limit: float, unit: str = "") -> 
     return Figure(
         row,
         what,
-        f"{_short(value)}{shown}",
-        f"≤ {_short(limit)}{shown}",
+        f"{short(value)}{shown}",
+        f"≤ {short(limit)}{shown}",
         value <= limit,
         is_timing=unit in _TIMING and not math.isinf(value),
     )
@@ -42,7 +45,12 @@ def at_most(row: str, what: str, value: float, limit: float, unit: str = "") -> 
 def at_least(row: str, what: str, value: float, limit: float, unit: str = "") -> Figure:
     """A figure with a lower bound: usually that something was tried at all."""
     shown = f" {unit}" if unit else ""
-    return Figure(row, what, f"{_short(value)}{shown}", f"≥ {_short(limit)}{shown}", value >= limit)
+    return Figure(row, what, f"{short(value)}{shown}", f"≥ {short(limit)}{shown}", value >= limit)
+
+
+def tried(row: str, of: str, amount: float, least: float = 1) -> Figure:
+    """How much was tried: a run that tried nothing would prove nothing."""
+    return replace(at_least(row, of, amount, least), amount=amount, of=of)
 
 
 def none_of(row: str, what: str, found: Sequence[str]) -> Figure:
@@ -55,17 +63,24 @@ def none_of(row: str, what: str, found: Sequence[str]) -> Figure:
 
 def told(row: str, what: str, value: float | str, unit: str = "") -> Figure:
     """A figure without a rule."""
-    shown = value if isinstance(value, str) else _short(value)
+    shown = value if isinstance(value, str) else short(value)
     return Figure(row, what, f"{shown} {unit}".strip(), "")
 
 
 def judged(row: str, analysis: Analysis) -> list[Figure]:
-    """The counts of a history, and every kind of anomaly, each of which must be absent."""
+    """The counts of a history, and every kind of anomaly, each of which must be absent.
+
+    They belong to R5 as well, the analysis of all histories.
+    """
+    row = f"{row} R5"
     counts = (
         f"{analysis.acked:,} acknowledged, {analysis.unknown:,} unknown, "
         f"{analysis.refused:,} refused, {analysis.reads:,} reads"
     )
-    figures = [told(row, "messages", counts)]
+    messages = replace(
+        told(row, "messages", counts), amount=analysis.acked, of="acknowledged messages"
+    )
+    figures = [messages]
     figures += [none_of(row, what, found) for what, found in analysis.anomalies.items()]
     return figures
 
@@ -74,7 +89,8 @@ def are_kept(figures: Iterable[Figure]) -> bool:
     return all(figure.is_kept for figure in figures)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number as tables show it."""
     if math.isinf(value):
         return "never"
     if value == int(value) and abs(value) < 1e15:

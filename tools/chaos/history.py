@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -170,15 +169,23 @@ class Recorder:
         os.close(self._file)
 
 
-def load(paths: Iterable[Path]) -> list[Event]:
-    """All events of all processes in the order of their times."""
-    events = [event for path in sorted(paths) for event in _events(path)]
-    events.sort(key=lambda event: event.at)
-    return events
+class Histories:
+    """Reads the histories of all processes, and when asked again only what came since."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self._events: list[Event] = []
 
-def _events(path: Path) -> Iterator[Event]:
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):  # the last one may be cut off when the disk was full
-                yield _decoder.decode(line)
+    def events(self) -> list[Event]:
+        """All events of all processes so far, in the order of their times."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                fresh = file.read()
+            # The last line may be cut off when the disk was full.
+            whole = fresh[: fresh.rfind(b"\n") + 1]
+            self._events += _decoder.decode_lines(whole)
+            self._read[path] = self._read.get(path, 0) + len(whole)
+        self._events.sort(key=lambda event: event.at)
+        return self._events.copy()

@@ -5,6 +5,7 @@ Whatever happens, nothing outlives the stage: it ends every process that it has 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tools.chaos.faultybroker import CLOCK
-from tools.chaos.history import Event, Fault, Recorder, load, now
+from tools.chaos.fates import TELL_WHERE
+from tools.chaos.faultybroker import CLOCK, OPENED
+from tools.chaos.history import Event, Fault, Histories, Recorder, now
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What is run is what lies beside this file, whatever is installed.
@@ -125,8 +127,16 @@ class Program:
         try:
             return self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
+            self._tell_where()
             self.kill()
-            raise ScenarioFailed(f"{self.name} did not stop: {self.output()[-2000:]}") from None
+            raise ScenarioFailed(f"{self.name} did not stop: {self.output()[-4000:]}") from None
+
+    def _tell_where(self) -> None:
+        """Have it write what its threads are doing: for whoever wants to know why it hangs."""
+        written = len(self.output())
+        self.signal(TELL_WHERE)
+        with contextlib.suppress(ScenarioFailed):
+            wait_until(lambda: len(self.output()) > written, "its stacks are told", 5.0)
 
 
 class Broker:
@@ -219,6 +229,14 @@ class Broker:
         self._stage.tell("kill broker", self.name, is_over=True)
         return took
 
+    @property
+    def opened_in(self) -> float:
+        """Seconds that it took at its last start from having its settings to listening.
+
+        What comes before, the interpreter and its imports, is the same after every end.
+        """
+        return float((self.faults / OPENED).read_text())
+
     def log_bytes(self) -> int:
         """What is written in its commit log, without what was only reserved."""
         files = (self.folder / "commitlog").glob("[0-9]*")
@@ -235,6 +253,7 @@ class Stage:
         self._programs: list[Program] = []
         self._closing: list[Callable[[], None]] = []
         self._recorder = Recorder(self.histories / "nemesis.jsonl")
+        self._told = Histories(self.histories)
         self._count = 0
         self.name_server = ""
 
@@ -341,7 +360,7 @@ class Stage:
 
     def events(self) -> list[Event]:
         """The history so far."""
-        return load(self.histories.glob("*.jsonl"))
+        return self._told.events()
 
     def complaints(self, but: str = "\0") -> list[str]:
         """What processes wrote that shows a mistake of ours; not errors whose line has `but` in it.

@@ -1,4 +1,4 @@
-"""The figures of a run as a table: on the screen, as files, and in the documentation."""
+"""The figures of a run as tables: on the screen, as files, and in the documentation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import os
 import platform
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tools.chaos.figures import Figure, are_kept
+from tools.chaos.figures import Figure, are_kept, short
 from tools.chaos.programs import ROOT
+from tools.chaos.promises import PROMISES, Promise
 
-_BEGIN = "<!-- figures: written by `python -m tools.chaos --docs` -->"
+_BEGIN = "<!-- figures: written by `make chaos ARGS=--docs` -->"
 _END = "<!-- end of figures -->"
 
 
@@ -24,6 +26,7 @@ class Outcome:
 
     name: str
     about: str
+    rows: str = ""  #: of the list of reliability tests
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
     failure: str | None = None
@@ -33,15 +36,18 @@ class Outcome:
         return self.failure is None and are_kept(self.figures)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """A whole run."""
+    """A run, or as much of it as there is so far."""
 
+    began: str  #: the date, which also names its file
     commit: str
     machine: str
     seed: int
-    minutes: float
-    outcomes: Sequence[Outcome]
+    asked: float  #: minutes that it was to take
+    minutes: float = 0.0  #: that it took
+    is_whole: bool = False  #: whether nothing was left out
+    outcomes: list[Outcome] = field(default_factory=list)
 
     @property
     def is_kept(self) -> bool:
@@ -72,49 +78,103 @@ def machine_of() -> str:
     )
 
 
-def write(run: Run, folder: Path) -> None:
-    """Keep a run as `report.json` and `report.md`."""
+# ---- files
+
+
+def write(run: Run, folder: Path) -> Path:
+    """Keep a run as a file of its own, and as a table beside it; the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(asdict(run), indent=2) + "\n")
-    (folder / "report.md").write_text(f"# A chaos run\n\n{as_markdown(run)}\n")
+    kept = folder / f"{run.began}.json"
+    fresh = kept.with_suffix(".new")
+    fresh.write_text(json.dumps(asdict(run), indent=2) + "\n")
+    fresh.replace(kept)
+    kept.with_suffix(".md").write_text(f"# A chaos run\n\n{as_markdown(run)}\n")
+    return kept
 
 
-def read(folder: Path) -> Run:
-    """The run that `write` has kept."""
-    told = json.loads((folder / "report.json").read_text())
+def last(folder: Path, *, is_whole: bool) -> Run | None:
+    """The newest run that was kept; with `is_whole` the newest that left nothing out."""
+    for path in sorted(folder.glob("[0-9]*.json"), reverse=True):
+        run = _read(path)
+        if run.is_whole or not is_whole:
+            return run
+    return None
+
+
+def _read(path: Path) -> Run:
+    told = json.loads(path.read_text())
     outcomes = [
-        Outcome(
-            **{
-                **each,
-                "figures": [Figure(**figure) for figure in each["figures"]],
-            }
-        )
+        Outcome(**{**each, "figures": [Figure(**figure) for figure in each["figures"]]})
         for each in told.pop("outcomes")
     ]
     return Run(outcomes=outcomes, **told)
 
 
+# ---- tables
+
+
 def as_markdown(run: Run) -> str:
-    """One table of everything, the rows that failed marked."""
+    """What was asked for, row by row, and then every figure; what failed is marked."""
     kept = sum(outcome.is_kept for outcome in run.outcomes)
     head = (
         f"Commit `{run.commit}`, seed {run.seed}, {run.minutes:.0f} minutes; {run.machine}. "
         f"{kept} of {len(run.outcomes)} scenarios kept every rule."
     )
-    lines = [
-        head,
-        "",
-        "| scenario | row | figure | value | rule | kept |",
-        "|---|---|---|---|---|---|",
+    return "\n".join(
+        [
+            head,
+            "",
+            "| row | test | a night asks for | this run did | passes when | kept |",
+            "|---|---|---|---|---|---|",
+            *(_line(*row) for row in by_rows(run)),
+            "",
+            "Every figure behind it:",
+            "",
+            "| scenario | row | figure | value | rule | kept |",
+            "|---|---|---|---|---|---|",
+            *(_line(*row) for row in by_scenarios(run)),
+        ]
+    )
+
+
+def by_rows(run: Run) -> list[tuple[str, ...]]:
+    """For every row of the list of reliability tests: what is asked for, and what was done."""
+    return [
+        (each.row, each.about, each.asked, _done(each, run), each.rule, _mark_of(each, run))
+        for each in PROMISES
     ]
+
+
+def _done(promise: Promise, run: Run) -> str:
+    sums: dict[str, float] = defaultdict(float)
+    for outcome in run.outcomes:
+        for figure in outcome.figures:
+            if figure.of and promise.row in figure.row.split():
+                sums[figure.of] += figure.amount
+    done = ", ".join(f"{short(round(amount))} {of}" for of, amount in sums.items())
+    return done or promise.elsewhere or "not in this run"
+
+
+def _mark_of(promise: Promise, run: Run) -> str:
+    theirs = [each for each in run.outcomes if promise.row in each.rows.split()]
+    if not theirs:
+        return ""
+    figures = [
+        figure for each in theirs for figure in each.figures if promise.row in figure.row.split()
+    ]
+    return _mark(all(each.failure is None for each in theirs) and are_kept(figures))
+
+
+def by_scenarios(run: Run) -> list[tuple[str, ...]]:
+    """Every figure of every scenario."""
+    rows: list[tuple[str, ...]] = []
     for outcome in run.outcomes:
         if outcome.failure is not None:
-            lines.append(f"| {outcome.name} | | {_cell(outcome.failure)} | | | **no** |")
+            rows.append((outcome.name, outcome.rows, outcome.failure, "", "", _mark(False)))
         for figure in condensed(outcome.figures):
-            mark = "" if not figure.rule else "yes" if figure.is_kept else "**no**"
-            cells = (figure.row, figure.what, figure.value, figure.rule, mark)
-            lines.append(f"| {outcome.name} | " + " | ".join(map(_cell, cells)) + " |")
-    return "\n".join(lines)
+            mark = _mark(figure.is_kept) if figure.rule else ""
+            rows.append((outcome.name, figure.row, figure.what, figure.value, figure.rule, mark))
+    return rows
 
 
 def condensed(figures: Sequence[Figure]) -> list[Figure]:
@@ -123,18 +183,26 @@ def condensed(figures: Sequence[Figure]) -> list[Figure]:
     if not absent:
         return list(figures)
     names = ", ".join(figure.what for figure in absent)
-    line = Figure(absent[0].row, names, "0 each", "= 0")
+    line = Figure(absent[0].row, names, "0 each" if len(absent) > 1 else "0", "= 0")
     at = figures.index(absent[0])
     rest = [figure for figure in figures if figure not in absent]
     return [*rest[:at], line, *rest[at:]]
 
 
 def put_into_docs(run: Run, page: Path) -> None:
-    """Replace the table of a page by that of a run."""
+    """Replace the tables of a page by those of a run."""
     text = page.read_text()
     found = re.compile(re.escape(_BEGIN) + ".*?" + re.escape(_END), re.DOTALL)
-    table = f"{_BEGIN}\n\n{as_markdown(run)}\n\n{_END}"
-    page.write_text(found.sub(lambda _: table, text))
+    tables = f"{_BEGIN}\n\n{as_markdown(run)}\n\n{_END}"
+    page.write_text(found.sub(lambda _: tables, text))
+
+
+def _mark(is_kept: bool) -> str:
+    return "yes" if is_kept else "**no**"
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(map(_cell, cells)) + " |"
 
 
 def _cell(text: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Unpack
 
 from orbitmq import Message, OrbitError, Producer, ReceivedMessage, SendResult, SendSettings
+from orbitmq.client.producer.arguments import SendOptions
 from orbitmq.wire.codes import TransactionState
 from tools.chaos.history import Acked, Invoked, Refused, Unknown, Value, body_of, now, value_of
 from tools.chaos.work import Worker
@@ -26,44 +29,56 @@ def produce(worker: Worker) -> None:
         while not worker.ended.is_set() and sequence != (options.count or -1):
             value = Value(options.name, sequence, f"{options.name}-{sequence % options.keys}")
             sequence += 1
-            worker.recorder.write(Invoked(now(), str(value)))
-            body = body_of(value, options.size)
-            if options.in_flight > 1:
-                _submit(worker, producer, value, body)
-            else:
-                try:
-                    worker.acked(value, producer.send(options.topic, body, key=value.key))
-                except OrbitError as error:
-                    worker.failed(value, error)
+            _send(worker, producer, value, worker.acked, key=value.key)
             pace.wait()
-        if options.in_flight > 1:
-            producer.flush(options.timeout * 4)
+        producer.flush(options.timeout * 4)
 
 
-def _submit(worker: Worker, producer: Producer, value: Value, body: bytes) -> None:
-    try:
-        future = producer.submit(worker.options.topic, body, key=value.key)
-    except OrbitError as error:
-        worker.failed(value, error)
-        return
+_NoteAcked = Callable[[Value, SendResult], None]
+
+
+def _send(
+    worker: Worker,
+    producer: Producer,
+    value: Value,
+    acked: _NoteAcked,
+    **how: Unpack[SendOptions],
+) -> None:
+    """Send a value and note what became of it: at once, or when several may be under way, later."""
+    worker.recorder.write(Invoked(now(), str(value)))
+    topic, body = worker.options.topic, body_of(value, worker.options.size)
 
     def done(sent: Future[SendResult]) -> None:
         error = sent.exception()
         if error is None:
-            worker.acked(value, sent.result())
+            acked(value, sent.result())
         elif isinstance(error, Exception):
             worker.failed(value, error)
 
-    future.add_done_callback(done)
+    try:
+        if worker.options.in_flight == 1:
+            acked(value, producer.send(topic, body, **how))
+        else:
+            producer.submit(topic, body, **how).add_done_callback(done)
+    except OrbitError as error:
+        worker.failed(value, error)
 
 
 def produce_later(worker: Worker) -> None:
     """Send messages that are due after mixed times; the sequence says when, in milliseconds."""
     options = worker.options
     chance = random.Random(options.seed)  # noqa: S311  # repeats a run
-    settings = SendSettings(timeout=options.timeout, retries=options.retries)
+    settings = SendSettings(
+        timeout=options.timeout, retries=options.retries, max_in_flight=options.in_flight
+    )
     pace = _Pace(options.rate, worker.ended)
     levels = {1: 1.0, 2: 5.0, 3: 10.0, 4: 30.0}
+
+    def acked(value: Value, sent: SendResult) -> None:
+        # The offset is that of a queue which nobody reads.
+        queue = f"%DELAY%{sent.queue}-{value.key.partition('-')[0]}"
+        worker.recorder.write(Acked(now(), str(value), queue, value.sequence))
+
     with Producer("chaos-later", client=worker.client, sending=settings) as producer:
         worker.say_ready()
         for number in range(options.count):
@@ -74,21 +89,12 @@ def produce_later(worker: Worker) -> None:
             # When it is due by the machine's date, in the key, for whoever receives it.
             due = round((time.time() + delay) * 1000)
             value = Value(options.name, number, f"{level}-{due}")
-            worker.recorder.write(Invoked(now(), str(value)))
-            body = body_of(value, options.size)
-            try:
-                if level:
-                    sent = producer.send(options.topic, body, delay_level=level)
-                else:
-                    sent = producer.send(options.topic, body, deliver_at=due / 1000)
-            except OrbitError as error:
-                worker.failed(value, error)
+            if level:
+                _send(worker, producer, value, acked, delay_level=level)
             else:
-                # The offset is that of a queue which nobody reads.
-                worker.recorder.write(
-                    Acked(now(), str(value), f"%DELAY%{sent.queue}-{level}", number)
-                )
+                _send(worker, producer, value, acked, deliver_at=due / 1000)
             pace.wait()
+        producer.flush(options.timeout * 4)
 
 
 def transact(worker: Worker) -> None:

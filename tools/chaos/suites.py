@@ -6,83 +6,170 @@ they print is kept in a file. A suite passes or it does not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.chaos.figures import Figure
+from tools.chaos.figures import Figure, tried
 from tools.chaos.programs import ROOT
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A set of test files."""
+    """A set of test files, and how much of it there is in a run of the usual length."""
 
     name: str
     rows: str
     about: str
     paths: tuple[str, ...]  #: patterns; what there is of them is run
-    rounds: int
-    seeds: int
-    seconds: float = 900.0  #: after which it has failed
+    amount: int = 1
+    of: str = ""  #: what the amount is one of; empty when there is no more of it than usual
+    usual: float = 60.0  #: seconds that it takes, about
+    at_once: int = 2  #: processes
+    is_extra: bool = False  #: belongs to no row, and is run when it is named
+
+    def amount_in(self, scale: float) -> int:
+        return max(1, int(self.amount * scale)) if self.of else 1
+
+    def deadline(self, scale: float) -> float:
+        """Seconds after which it has failed: far beyond what it takes on a busy machine."""
+        return 300 + 6 * self.usual * max(scale, 0.2)
 
 
 SUITES: tuple[Suite, ...] = (
     Suite(
-        "simulation", "R18", "deterministic simulation", ("tests/simulation",), 2_000, 2_000, 1200
+        "simulation", "R18", "deterministic simulation", ("tests/simulation",), 2_500, "seeds", 220
     ),
     Suite(
         "power-loss",
         "R2 R3",
         "power-loss model of the store",
         ("tests/store/test_powerloss.py",),
-        500,
-        500,
+        1_500,
+        "seeds",
+        110,
     ),
-    Suite("damage", "R4", "torn and flipped bytes", ("tests/store/test_damage.py",), 2_000, 2_000),
-    Suite("fuzz", "R17", "fuzzing of every byte interface", ("tests/fuzz",), 2_000, 2_000),
-    Suite("security", "R17", "what strangers can do", ("tests/security",), 1, 1),
-    Suite("spark", "R15 R16", "Spark under faults", ("tests/chaos/test_spark_*.py",), 10, 10, 1800),
+    Suite(
+        "damage",
+        "R4",
+        "torn and flipped bytes",
+        ("tests/store/test_damage.py",),
+        4_000,
+        "mutations",
+        80,
+    ),
+    Suite(
+        "fuzz",
+        "R17",
+        "fuzzing of every byte interface",
+        ("tests/fuzz", "tests/broker/test_fuzz.py"),
+        2_000,
+        "rounds",
+        70,
+    ),
+    Suite("security", "R17", "what strangers can do", ("tests/security",), usual=40),
+    Suite(
+        "spark-kills",
+        "R15",
+        "Spark's driver, worker and broker killed in mid-batch",
+        ("tests/chaos/test_spark_kills.py",),
+        50,
+        "kills of a stream, and as many of a group",
+        300,
+    ),
+    Suite(
+        "spark",
+        "R15 R16",
+        "Spark when queues, brokers and executors come and go",
+        (
+            "tests/spark/test_stream.py",
+            "tests/chaos/test_spark_cluster.py",
+            "tests/chaos/test_spark_settling.py",
+        ),
+        usual=120,
+        at_once=1,
+    ),
+    Suite(
+        "spark-pipelines",
+        "",
+        "every ready pipeline, as processes",
+        ("tests/chaos/test_spark_pipelines.py", "tests/chaos/test_spark_declarative.py"),
+        usual=300,
+        at_once=1,
+        is_extra=True,
+    ),
+    Suite(
+        "spark-versions",
+        "",
+        "every PySpark from 4.0 on; installs 0.9 GB for each",
+        ("tests/chaos/test_spark_versions.py",),
+        usual=1200,
+        at_once=1,
+        is_extra=True,
+    ),
 )
 
 
 def run_suite(suite: Suite, scale: float, seed: int, log: Path) -> list[Figure]:
-    """Run it with `scale` of its rounds; one figure, or a note that there is no such suite."""
+    """Run it with `scale` of its rounds; how much, and whether all passed."""
     files = sorted({str(path) for pattern in suite.paths for path in ROOT.glob(pattern)})
     if not files:
         return [Figure(suite.rows, suite.about, "left out: not in this checkout", "")]
-    rounds, seeds = max(1, int(suite.rounds * scale)), max(1, int(suite.seeds * scale))
+    amount, deadline = suite.amount_in(scale), suite.deadline(scale)
     environment = {
         **os.environ,
-        "ORBITMQ_ROUNDS": str(rounds),
-        "ORBITMQ_SEEDS": str(seeds),
         "ORBITMQ_FIRST_SEED": str(seed),
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
     }
-    words = [sys.executable, "-m", "pytest", "-q", "-o", f"timeout={suite.seconds:g}", *files]
+    if suite.of:
+        environment |= {"ORBITMQ_ROUNDS": str(amount), "ORBITMQ_SEEDS": str(amount)}
+    words = [sys.executable, "-m", "pytest", "-q", "-o", f"timeout={deadline:g}", *files]
+    if suite.at_once > 1:
+        words += ["-n", str(suite.at_once), "--dist", "worksteal"]
     began = time.monotonic()
-    with log.open("wb") as output:
-        try:
-            code = subprocess.run(
-                words,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=suite.seconds,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
+    code = _run(words, environment, deadline, log)
     took = time.monotonic() - began
-    last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-    found = re.search(r"(\d+ (?:passed|failed|error).*?)(?: in |$)", last)
-    told = found.group(1).strip("= ") if found else (last[-120:] or "nothing was run")
-    ending = " (not within its time)" if code == -1 else ""
-    value = f"{told}, {rounds:,} rounds, {took:.0f} s{ending}"
-    return [Figure(suite.rows, suite.about, value, "all pass", code == 0)]
+    ending = " (not within its time)" if code is None else ""
+    value = f"{_summary(log)} in {took:.0f} s{ending}"
+    figures = [Figure(suite.rows, suite.about, value, "all pass", code == 0)]
+    return [tried(suite.rows, suite.of, amount), *figures] if suite.of else figures
+
+
+def _run(
+    words: Sequence[str], environment: Mapping[str, str], deadline: float, log: Path
+) -> int | None:
+    """The exit code; None when it did not end in time."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            return process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            # Interrupted, it ends what its tests have started.
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            return None
+        finally:
+            process.kill()
+            process.wait(60)
+
+
+def _summary(log: Path) -> str:
+    """What pytest said last: how many tests passed."""
+    text = log.read_text(errors="replace").strip()
+    found = re.search(r"(\d+ (?:passed|failed|error).*?)(?: in |$)", text.rpartition("\n")[2])
+    return found.group(1).strip("= ") if found else (text[-120:] or "nothing was run")

@@ -75,8 +75,7 @@ class Worker:
         self.options = options
         self.recorder = Recorder(Path(options.history))
         self.ended = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.ended.set())
+        _set_on_signal(self.ended)
         if options.clock is not None:
             _set_date_by(Path(options.clock))
 
@@ -113,6 +112,22 @@ class Worker:
             return False
         self.recorder.write(kind(now(), group, self.options.name, queue, offset, str(value)))
         return True
+
+
+def _set_on_signal(event: threading.Event) -> None:
+    """Set an event when the process is told to end.
+
+    A thread waits for that, and not a handler: a handler runs in the middle of what the main thread
+    does, and when that is the event's own lock, neither ever goes on.
+    """
+    endings = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, endings)  # inherited by all threads that follow
+
+    def wait() -> None:
+        signal.sigwait(endings)
+        event.set()
+
+    threading.Thread(target=wait, name="endings", daemon=True).start()
 
 
 def _is_certain(error: Exception) -> bool:

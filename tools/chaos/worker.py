@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tools.chaos.orphans import die_with_parent
+from tools.chaos.fates import die_with_parent, tell_where_when_asked
 from tools.chaos.readers import consume, pull
 from tools.chaos.senders import produce, produce_later, transact
 from tools.chaos.work import Options, Worker
@@ -28,4 +28,5 @@ ROLES: dict[str, Callable[[Worker], None]] = {
 
 if __name__ == "__main__":
     die_with_parent()
+    tell_where_when_asked()
     ROLES[sys.argv[1]](Worker(msgspec.convert(json.loads(sys.argv[2]), Options)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
 from tools.chaos.history import Event, Fault, Read, now
 from tools.chaos.programs import Program, Stage, pass_time
 
@@ -26,6 +26,7 @@ def consumer_chaos(stage: Stage, effort: Effort) -> list[Figure]:
     members = [_start(stage) for _ in range(count)]
     for worker in (*producers, *members):
         worker.until_written('"ready"')
+    began = now()
     for _ in range(effort.times(15.0)):
         leaving = members.pop(chance.randrange(len(members)))
         finish([leaving])
@@ -48,6 +49,7 @@ def consumer_chaos(stage: Stage, effort: Effort) -> list[Figure]:
             stage.resume(victim)
             members.append(victim)
         pass_time(chance.uniform(0.5, 2.0))
+    faults = now() - began
     finish(producers)
     took = drain(stage, (_GROUP,))
     finish(members)
@@ -57,6 +59,7 @@ def consumer_chaos(stage: Stage, effort: Effort) -> list[Figure]:
     in_order = [at for at in analysis.delivered_again_at if at < orderly_until]
     kills = sum(isinstance(event, Fault) and not event.is_over for event in events)
     return [
+        tried("R6", "s of faults", faults),
         at_least("R6", "kills and pauses of members", kills, 1),
         *judged("R6", analysis),
         at_most("R6", "drained after", took, 30, "s"),

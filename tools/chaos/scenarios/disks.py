@@ -11,11 +11,12 @@ from pathlib import Path
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
 from tools.chaos.faultybroker import DISK_FULL, READ_ONLY, SYNC_FAILS
-from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
 from tools.chaos.history import Acked, Event, Refused, Unknown, now
 from tools.chaos.programs import Broker, Program, Stage, pass_time, wait_until
 
 _GROUP = "pullers"
+_KINDS = "kinds of trouble"
 _MIB = 1024 * 1024
 _SMALL = (
     "broker.store.file_size=4194304",
@@ -119,6 +120,7 @@ def _trouble(
     audit(stage)
     analysis = analyse(stage.events(), groups=(_GROUP, "audit"), contiguous=(_GROUP,))
     return [
+        tried("R19", _KINDS, 1),
         at_least("R19", f"{what}: refused with a code", analysis.refused, 20),
         at_most("R19", f"{what}: without an answer", unknown, 0),
         at_least("R19", f"{what}: read meanwhile", during, acked_before),
@@ -164,6 +166,7 @@ def failing_sync(stage: Stage, effort: Effort) -> list[Figure]:
     ]
     analysis = analyse(events, groups=(_GROUP, "audit"), contiguous=(_GROUP,))
     return [
+        tried("R19", _KINDS, 1),
         at_most("R19", "failing fdatasync: acknowledged after the failure", after, 0),
         at_least("R19", "failing fdatasync: read meanwhile", during, 1),
         at_most("R19", "failing fdatasync: drained after", took, 30, "s"),
@@ -195,6 +198,7 @@ def few_handles(stage: Stage, effort: Effort) -> list[Figure]:
     audit(stage)
     analysis = analyse(stage.events(), groups=(_GROUP, "audit"), contiguous=(_GROUP,))
     return [
+        tried("R19", _KINDS, 1),
         at_least("R19", "file handles: connections beyond the limit", len(crowd), 81),
         told("R19", "file handles: acknowledged meanwhile", _count(stage, Acked, begun, freed)),
         at_most("R19", "file handles: drained after", took, 30, "s"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
 from tools.chaos.history import Acked, Event, Fault, Invoked, Read, now
 from tools.chaos.programs import Program, Stage, free_port, pass_time
 from tools.chaos.proxy import FaultyProxy, Weather
@@ -43,7 +43,8 @@ def network(stage: Stage, effort: Effort) -> list[Figure]:
         worker.until_written('"ready"')
     pass_time(2.0)
     longest = max(1.5, min(120.0, effort.seconds / 6))
-    deadline = now() + effort.seconds
+    began = now()
+    deadline = began + effort.seconds
     planned = list(_FAULTS if effort.seconds >= 30 else _FAULTS[2:4])
     while now() < deadline or planned:
         fault = planned.pop(0) if planned else chance.choice(_FAULTS)
@@ -51,6 +52,7 @@ def network(stage: Stage, effort: Effort) -> list[Figure]:
         seconds = chance.uniform(1.0, longest)
         _bring(stage, proxy, fault, victim, seconds)
         pass_time(5.0 if fault != "half-open" else _PULL_TIMEOUT + 2.0)
+    troubled = now() - began
     finish(producers)
     took = drain(stage, ("readers", "pullers"))
     finish((*consumers, puller))
@@ -61,6 +63,7 @@ def network(stage: Stage, effort: Effort) -> list[Figure]:
     healing = _healings(events, names, ("delay", "cut", "partition", "slow"))
     noticing = _healings(events, names, ("half-open",))
     return [
+        tried("R8", "s of faults", troubled),
         at_least("R8", "faults of the network", len(healing) + len(noticing), 1),
         *judged("R8", analysis),
         at_most("R8", "everybody went on after healing", max(healing, default=0.0), 5, "s"),

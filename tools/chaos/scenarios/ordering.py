@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
 from tools.chaos.history import Assigned, Fault, now
 from tools.chaos.programs import Program, Stage, pass_time
 
@@ -74,6 +74,7 @@ def _orderly(stage: Stage, effort: Effort, rate: float) -> list[Figure]:
     faults = [event.what for event in events if isinstance(event, Fault) and not event.is_over]
     changes = sum(isinstance(event, Assigned) for event in events)
     return [
+        tried("R7", "s of faults", effort.seconds),
         at_least("R7", "faults (pauses, kills, date jumps)", len(faults), 1),
         *judged("R7", analysis),
         at_most("R7", "drained after", took, 30 + 2 * _BROKER_LIFE / rate, "s"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orbitmq import Admin
 from tools.chaos.effort import TOPIC, Effort, create_topic
-from tools.chaos.figures import Figure, at_most, none_of
+from tools.chaos.figures import Figure, at_most, none_of, tried
 from tools.chaos.history import Assigned, now
 from tools.chaos.programs import Program, Stage, free_port, wait_until
 from tools.chaos.proxy import FaultyProxy, Weather
@@ -64,6 +64,7 @@ def rebalance(stage: Stage, effort: Effort) -> list[Figure]:
     _until_shared(stage, members, _QUEUES + 8, deadline=2 * _LIFE)
     unheard = now() - began
     return [
+        tried("R9", "kinds of changes", 5),
         at_most("R9", "shared anew after a member joined", joined, 1.0 + _SLACK, "s"),
         at_most("R9", "… after one left in order", left, 1.0 + _SLACK, "s"),
         at_most("R9", "… after one was killed", crashed, 1.0 + _SLACK, "s"),
@@ -95,7 +96,10 @@ def without_notice(stage: Stage, effort: Effort) -> list[Figure]:
     second = _start(stage, 30.0, 1.0)
     second.until_written('"ready"')
     took = _until_shared(stage, [first, second], _QUEUES)
-    return [at_most("R9", "… without any notice of the broker", took, 21.0 + _SLACK, "s")]
+    return [
+        tried("R9", "kinds of changes", 1),
+        at_most("R9", "… without any notice of the broker", took, 21.0 + _SLACK, "s"),
+    ]
 
 
 def _start(stage: Stage, refresh: float, rate: float) -> Program:

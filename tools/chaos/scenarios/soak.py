@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tools.chaos.census import Census, census
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told
+from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
 from tools.chaos.history import now
 from tools.chaos.programs import Broker, Program, Stage, pass_time
 from tools.chaos.timing import quantile, send_times
@@ -42,6 +42,7 @@ def soak(stage: Stage, effort: Effort) -> list[Figure]:
     ]
     for worker in (producer, *readers):
         worker.until_written('"ready"')
+    started = now()
     lasting = [producer, *readers]
     part = effort.seconds / 6
     # A restart and what piled up meanwhile belong to what a process needs at its largest.
@@ -69,8 +70,9 @@ def soak(stage: Stage, effort: Effort) -> list[Figure]:
     analysis = analyse(events, groups=names)
     first = quantile(send_times(events, began, first_end), 0.99)
     last = quantile(send_times(events, last_begin, last_end), 0.99)
+    rate = analysis.acked / (last_end - started)
     return [
-        told("R20", "load", f"{groups} groups, {analysis.acked / (last_end - began):,.0f} msg/s"),
+        tried("R20", f"s of load at {rate:,.0f} msg/s into {groups} groups", last_end - started),
         *judged("R20", analysis),
         *_growth("clients", lasting, before, after),
         *_growth("brokers", brokers, young, old),
