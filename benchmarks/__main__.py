@@ -1,20 +1,26 @@
-"""Measure everything: `python -m benchmarks [--quick] [--only TEXT] [--docs]`."""
+"""Measure everything: `python -m benchmarks [--quick] [--only TEXT] [--docs]`.
+
+The results go to `build/bench.json`, and as a page with plots to `build/bench`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.catalogue import ABSENT, BENCHES
+from benchmarks.catalogue import BENCHES, CURVES
+from benchmarks.growth.curve import Curve, Grown, measure_curve
 from benchmarks.machine import this_machine
-from benchmarks.report import Report, print_table, read_json, write_json
+from benchmarks.report import Report, print_curves, print_table, read_json, write_json
 from benchmarks.runner import Absent, Bench, NotAtHand, Result, Scale, absence, measure
 
 ROOT = Path(__file__).parent.parent
@@ -24,26 +30,38 @@ def main(
     arguments: Sequence[str] | None = None,
     *,
     benches: Sequence[Bench] = BENCHES,
-    absent: Sequence[Absent] = ABSENT,
+    curves: Sequence[Curve] = CURVES,
+    absent: Sequence[Absent] = (),
     scale: Scale | None = None,
 ) -> int:
     options = _parser().parse_args(arguments)
     if options.docs:
         return _write_docs(options.json)
     scale = scale or (Scale.quick() if options.quick else Scale())
-    chosen = [bench for bench in benches if options.only.lower() in _title(bench).lower()]
+    lines: list[Bench | Curve] = [*benches, *curves]
+    chosen = [line for line in lines if options.only.lower() in _title(line).lower()]
     if not chosen:
         print(f"no bench has {options.only!r} in its name", file=sys.stderr)
         return 2
-    results, failures = _measure_all(chosen, scale)
+    machine = this_machine()
+    measured = _measure_all(chosen, scale)
     if not options.only:
-        results += [comparison.result() for comparison in absent]
-    report = Report(machine=this_machine(), quick=options.quick, results=results)
-    print_table(report, Console(width=None if sys.stdout.isatty() else 180))
+        measured.results += [comparison.result() for comparison in absent]
+    report = Report(
+        machine=machine,
+        quick=options.quick,
+        results=measured.results,
+        curves=measured.curves,
+        only=options.only,
+    )
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    print_table(report, console)
+    print_curves(report, console)
     write_json(report, options.json)
-    for failure in failures:
+    _write_page(report, options.json.parent / "bench")
+    for failure in measured.failures:
         print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if measured.failures else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,13 +77,37 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _title(bench: Bench) -> str:
-    return f"{bench.room}: {bench.name}"
+def _title(line: Bench | Curve) -> str:
+    if isinstance(line, Curve):
+        return f"growth: {line.axis}: {line.name}"
+    return f"{line.room}: {line.name}"
 
 
-def _measure_all(benches: Sequence[Bench], scale: Scale) -> tuple[list[Result], list[str]]:
-    results: list[Result] = []
-    failures: list[str] = []
+@dataclass(slots=True)
+class _Measured:
+    results: list[Result] = field(default_factory=list)
+    curves: list[Grown] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, line: Bench | Curve, scale: Scale) -> None:
+        try:
+            if isinstance(line, Curve):
+                self.curves.append(measure_curve(line, scale))
+            else:
+                self.results.append(_measured_or_absent(line, scale))
+        except Exception as error:  # noqa: BLE001  one must not hide the others
+            self.failures.append(f"{_title(line)}: {type(error).__name__}: {error}")
+
+
+def _measured_or_absent(bench: Bench, scale: Scale) -> Result:
+    try:
+        return measure(bench, scale)
+    except NotAtHand as reason:
+        return absence(bench, str(reason))
+
+
+def _measure_all(lines: Sequence[Bench | Curve], scale: Scale) -> _Measured:
+    measured = _Measured()
     columns = (
         TextColumn("{task.description:<60}"),
         BarColumn(),
@@ -73,31 +115,40 @@ def _measure_all(benches: Sequence[Bench], scale: Scale) -> tuple[list[Result], 
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(benches))
-        for stage, sharing in groupby(benches, key=lambda bench: bench.stage):
+        task = progress.add_task("", total=len(lines))
+        for stage, sharing in groupby(lines, key=lambda line: line.stage):
             with stage or nullcontext():
-                for bench in sharing:
-                    progress.update(task, description=_title(bench)[:60])
-                    try:
-                        results.append(measure(bench, scale))
-                    except NotAtHand as reason:
-                        results.append(absence(bench, str(reason)))
-                    except Exception as error:  # noqa: BLE001  one must not hide the others
-                        failures.append(f"{_title(bench)}: {type(error).__name__}: {error}")
+                for line in sharing:
+                    progress.update(task, description=_title(line)[:60])
+                    measured.add(line, scale)
                     progress.advance(task)
-    return results, failures
+    return measured
 
 
 def _write_docs(results: Path) -> int:
-    from benchmarks.docspage import write_page  # noqa: PLC0415  matplotlib is slow to import
-
     if not results.exists():
         print(f"{results.name} is missing; run: make bench", file=sys.stderr)
         return 2
-    for written in write_page(read_json(results), ROOT / "docs"):
+    report = read_json(results)
+    if report.only:
+        print(f"{results.name} holds {report.only!r} only; run: make bench", file=sys.stderr)
+        return 2
+    for written in _write_page(report, ROOT / "docs"):
         print(written.relative_to(ROOT))
     return 0
 
 
+def _write_page(report: Report, folder: Path) -> list[Path]:
+    from benchmarks.docspage import write_page  # noqa: PLC0415  matplotlib is slow to import
+
+    return write_page(report, folder)
+
+
+def _end_orderly(*_: object) -> None:
+    """Stores of several gigabytes are removed and processes ended on the way out."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end_orderly)
     sys.exit(main())

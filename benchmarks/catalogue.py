@@ -1,4 +1,4 @@
-"""Everything that is measured, in the order of the rooms, and what cannot be measured yet."""
+"""Everything that is measured, in the order of the rooms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from benchmarks import (
     store_bench,
     wire_bench,
 )
-from benchmarks.runner import Absent, Bench
+from benchmarks.growth.curves import CURVES
+from benchmarks.runner import Bench
+
+__all__ = ["BENCHES", "CURVES"]
 
 BENCHES: tuple[Bench, ...] = (
     *wire_bench.BENCHES,
@@ -23,13 +26,4 @@ BENCHES: tuple[Bench, ...] = (
     *broker_bench.BENCHES,
     *client_bench.BENCHES,
     *spark_bench.BENCHES,
-)
-
-ABSENT: tuple[Absent, ...] = (
-    Absent(
-        name="batch read into Spark",
-        room="peers",
-        compared_with="Spark's own Kafka source with the same messages",
-        reason="needs Spark's Kafka connector and a Kafka broker, which this runner does not fetch",
-    ),
 )

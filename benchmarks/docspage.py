@@ -8,6 +8,15 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from benchmarks.growth.curve import Grown
+from benchmarks.growth.plot import plot_axis
+from benchmarks.growth.wording import (
+    by_axis,
+    change_text,
+    judgement_text,
+    point_text,
+    size_text,
+)
 from benchmarks.machine import Machine
 from benchmarks.report import Report, by_room, figure_text, ratio_text
 from benchmarks.runner import Result, verdict
@@ -38,7 +47,20 @@ on the same event loop as the broker. Apache's broker, where it can be had, gets
 in turns with ours, and is compared twice: by what clients see, and by what it costs.
 
 `make bench` runs everything and takes several minutes, `make bench QUICK=1` takes fewer rounds and
-ends within three. Both write `build/bench.json`.
+ends within three. Both write `build/bench.json`, which holds the figures of every round, and the
+same as a page with plots in `build/bench`. `make bench ARGS="--only growth"` measures a part.
+"""
+
+_GROWTH = """\
+## How cost grows
+
+What one message costs the broker when something around it grows: CPU time of the broker process,
+with its system calls, under load from another process. Every round visits all sizes, forwards and
+backwards in turn; points are medians of the rounds with their quartiles, and growth is the cost at
+the last size relative to the first, made round by round. The exponent is that of the power law that
+fits best: 0 is flat, 1 is proportional. The rule is that no curve bends upwards without a reason: a
+rise of more than a quarter between any two points, one before the other, is told here with its
+reason, and the reason says how far it reaches.
 """
 
 _PLAIN, _GOOD, _BAD = "#5b7f9e", "#3f8f5f", "#b5523b"
@@ -59,6 +81,18 @@ def write_page(report: Report, docs: Path) -> list[Path]:
             written.append(plot)
             parts.append(f"![{room}: speed relative to the floor](images/{plot.name})\n")
         parts.append(_table(results))
+    if report.curves:
+        parts.append(_GROWTH)
+    for axis, curves in by_axis(report.curves):
+        plot = images / f"performance-growth-{_slug(axis)}.svg"
+        plot_axis(curves, plot)
+        written.append(plot)
+        parts += [
+            f"### {axis.capitalize()}\n",
+            f"![cost of a message by {axis}](images/{plot.name})\n",
+            _growth_table(curves),
+            _judgements(curves),
+        ]
     page.write_text("\n".join(parts), encoding="utf-8")
     return written
 
@@ -67,10 +101,41 @@ def _machine_text(report: Report) -> str:
     machine: Machine = report.machine
     build = "" if machine.optimised_build else ", built without profile-guided optimisation"
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
+    if machine.java:
+        packages += f", {machine.java}"
     run = "a quick run" if report.quick else "a full run"
+    run += f" on {machine.day}," if machine.day else ""
+    memory = f" and {machine.memory / (1 << 30):.0f} GiB of memory" if machine.memory else ""
+    changes = " with changes" if machine.has_changes else ""
     return (
-        f"Measured in {run} on {machine.cores} cores of {machine.cpu}, {machine.system}, with "
-        f"{machine.python}{build}; {packages}; commit {machine.commit}.\n"
+        f"Measured in {run} on {machine.cores} cores of {machine.cpu}{memory}, {machine.system}, "
+        f"with {machine.python}{build}; {packages}; commit {machine.commit}{changes}. "
+        f"{machine.load:.1f} other processes wanted these cores in the minutes before.\n"
+    )
+
+
+def _growth_table(curves: list[Grown]) -> str:
+    """A row for each size, a column for each curve."""
+    names = [f"{curve.name} ({curve.unit})" for curve in curves]
+    lines = [
+        f"| {' | '.join([curves[0].axis, *names])} |",
+        f"|---:|{'---:|' * len(curves)}",
+    ]
+    sizes = sorted({point.size for curve in curves for point in curve.points})
+    found = [{point.size: point_text(point) for point in curve.points} for curve in curves]
+    for size in sizes:
+        cells = [size_text(curves[0].axis, size), *(texts.get(size, "") for texts in found)]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append(f"| growth | {' | '.join(change_text(curve) for curve in curves)} |")
+    exponents = [f"{curve.growth.exponent:.2f}" for curve in curves]
+    lines.append(f"| exponent | {' | '.join(exponents)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _judgements(curves: list[Grown]) -> str:
+    return "".join(
+        f"- **{curve.name}**: {judgement_text(curve)}.{f' {curve.note}' if curve.note else ''}\n"
+        for curve in curves
     )
 
 

@@ -7,12 +7,13 @@ import platform
 import shutil
 import subprocess
 import sysconfig
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
-_PACKAGES = ("orbitmq", "msgspec", "numpy", "pyarrow", "lark", "isal")
+_PACKAGES = ("orbitmq", "msgspec", "numpy", "pyarrow", "lark", "isal", "uvloop", "pyspark")
 _ROOT = Path(__file__).parent.parent
 
 
@@ -26,6 +27,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     packages: dict[str, str]
     commit: str
+    memory: int = 0  #: bytes
+    java: str = ""  #: what runs Apache's broker, the Java client and Spark, where there is one
+    has_changes: bool = False  #: files under version control that differ from the commit
+    day: str = ""  #: of the measurement
+    load: float = 0.0  #: processes that wanted to run in the five minutes before
 
 
 def this_machine() -> Machine:
@@ -36,7 +42,12 @@ def this_machine() -> Machine:
         cores=len(os.sched_getaffinity(0)),
         system=f"{platform.system()} {platform.machine()}",
         packages={name: found for name in _PACKAGES if (found := _version(name))},
-        commit=_commit(),
+        commit=_git("rev-parse", "--short=12", "HEAD") or "unknown",
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        java=_java(),
+        has_changes=bool(_git("status", "--porcelain", "--untracked-files=no")),
+        day=datetime.now(UTC).date().isoformat(),
+        load=os.getloadavg()[1],
     )
 
 
@@ -56,14 +67,25 @@ def _cpu() -> str:
     return names[0] if names else platform.processor()
 
 
-def _commit() -> str:
-    git = shutil.which("git")
-    if git is None:
-        return "unknown"
-    told = subprocess.run(
-        [git, "-C", str(_ROOT), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
+def _java() -> str:
+    """As it says itself: `openjdk version "17.0.9" 2023-10-17`."""
+    java = shutil.which("java", path=_java_path())
+    return _told(java, "-version").partition("\n")[0] if java else ""
+
+
+def _java_path() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return os.pathsep.join(
+        ([str(Path(home) / "bin")] if home else []) + [os.environ.get("PATH", "")]
     )
-    return told.stdout.strip() if told.returncode == 0 else "unknown"
+
+
+def _git(*words: str) -> str:
+    git = shutil.which("git")
+    return _told(git, "-C", str(_ROOT), *words) if git else ""
+
+
+def _told(*words: str) -> str:
+    """What a command says, wherever it says it; nothing when it fails."""
+    told = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
+    return (told.stdout or told.stderr).strip() if told.returncode == 0 else ""

@@ -9,16 +9,20 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.growth.curve import Grown
+from benchmarks.growth.wording import by_axis, change_text, point_text, size_text
 from benchmarks.machine import Machine
 from benchmarks.runner import Result, verdict
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`build/bench.json`."""
+    """`build/bench.json`: the figures of every round, and what was made of them."""
 
     machine: Machine
     quick: bool
     results: list[Result]
+    curves: list[Grown] = []
+    only: str = ""  #: what was asked for, when that was not everything
 
 
 def write_json(report: Report, path: Path) -> None:
@@ -31,9 +35,12 @@ def read_json(path: Path) -> Report:
 
 
 def print_table(report: Report, console: Console) -> None:
+    """The lines with their ratios, room by room."""
+    if not report.results:
+        return
     machine = report.machine
     table = Table(
-        title=f"{machine.cores} cores of {machine.cpu}, {machine.python}",
+        title=f"{machine.cores} cores of {machine.cpu}, {machine.python}, {machine.commit}",
         caption="ratio: speed relative to what it is compared with, median of rounds (quartiles)",
     )
     table.add_column("room")
@@ -57,6 +64,42 @@ def print_table(report: Report, console: Console) -> None:
                 "" if result.target is None else f"{result.target:g}",
                 verdict(result),
                 style=colour,
+            )
+        table.add_section()
+    console.print(table)
+
+
+def print_curves(report: Report, console: Console) -> None:
+    """How costs grow, a line for each curve."""
+    if not report.curves:
+        return
+    table = Table(
+        title="How the cost of a message grows",
+        caption="quartiles in brackets; growth: last relative to first, round by round",
+    )
+    table.add_column("with")
+    table.add_column("what", overflow="fold")
+    for name in ("from", "to", "at first", "at last"):
+        table.add_column(name, justify="right")
+    table.add_column("unit")
+    for name in ("growth", "exponent"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for axis, curves in by_axis(report.curves):
+        for curve in curves:
+            first, last = curve.points[0], curve.points[-1]
+            table.add_row(
+                axis,
+                curve.name,
+                size_text(axis, first.size),
+                size_text(axis, last.size),
+                point_text(first),
+                point_text(last),
+                curve.unit,
+                change_text(curve),
+                f"{curve.growth.exponent:.2f}",
+                curve.verdict,
+                style="green" if curve.ok else "red",
             )
         table.add_section()
     console.print(table)

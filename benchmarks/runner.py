@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
@@ -65,10 +65,18 @@ class Scale:
     #: a busy machine a second of CPU time may take many.
     patience: float = 15.0
     may_fetch: bool = True  #: whether peers may be fetched from the network
+    is_quick: bool = False  #: curves have fewer points, and the largest sizes are smaller
 
     @classmethod
     def quick(cls) -> Scale:
-        return cls(rounds=7, round_seconds=0.06, megabytes=48, patience=3.0, may_fetch=False)
+        return cls(
+            rounds=7,
+            round_seconds=0.06,
+            megabytes=48,
+            patience=3.0,
+            may_fetch=False,
+            is_quick=True,
+        )
 
 
 #: Sets everything up, yields the candidate and the floor, and cleans up.
@@ -113,6 +121,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: float | None = None
     ok: bool | None = None
     note: str = ""
+    figures: tuple[float, ...] = ()  #: of every round
+    ratios: tuple[float, ...] = ()  #: likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,21 +176,26 @@ def measure(bench: Bench, scale: Scale) -> Result:
             rates.append(done.units / done.seconds)
             ratios.append(done.units / done.cost / (floor_done.units / floor_done.cost))
     ratio = statistics.median(ratios)
-    rate = statistics.median(rates)
     return Result(
         name=bench.name,
         room=bench.room,
-        figure=bench.unit_factor * (rate if bench.time_for is None else bench.time_for / rate),
+        figure=_figure(bench, statistics.median(rates)),
         unit=bench.unit,
         compared_with=bench.compared_with,
         ratio=ratio,
-        spread=_quartiles(ratios),
+        spread=quartiles(ratios),
         clock=bench.clock.value,
         rounds=len(ratios),
         target=bench.target,
         ok=None if bench.target is None else ratio >= bench.target,
         note=bench.note,
+        figures=tuple(_figure(bench, rate) for rate in rates),
+        ratios=tuple(ratios),
     )
+
+
+def _figure(bench: Bench, rate: float) -> float:
+    return bench.unit_factor * (rate if bench.time_for is None else bench.time_for / rate)
 
 
 def _calls_for(work: Work, clock: Clock, seconds: float) -> int:
@@ -219,7 +234,8 @@ def _order(rounds: int) -> Iterator[bool]:
         yield number % 2 == 0
 
 
-def _quartiles(values: list[float]) -> tuple[float, float]:
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Between which the middle half of the values lies."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -149,7 +149,7 @@ def test_neighbours_share_a_stage_and_an_absent_peer_is_named(tmp_path: Path) ->
     out = tmp_path / "bench.json"
     lines = [line("walking", stage), line("racing", stage, is_here=False), line("resting", stage)]
 
-    status = main(["--quick", "--json", str(out)], benches=lines, absent=[])
+    status = main(["--quick", "--json", str(out)], benches=lines, curves=[], absent=[])
 
     assert status == 0
     assert stage.seen == ["entered", "walking", "resting", "left"]

@@ -1,0 +1,207 @@
+"""How curves are measured and judged, and what the page says about them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.catalogue import CURVES
+from benchmarks.docspage import write_page
+from benchmarks.growth.curve import (
+    Allowance,
+    Curve,
+    Point,
+    Probes,
+    Verdict,
+    grown,
+    growth_of,
+    judge,
+    measure_curve,
+)
+from benchmarks.machine import this_machine
+from benchmarks.report import Report, read_json
+from benchmarks.runner import LEAST_ROUNDS, Scale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+SIZES = (1, 4, 16, 64)
+
+
+def curve(
+    cost: Callable[[int], float] = float,
+    *,
+    sizes: tuple[int, ...] = SIZES,
+    allowance: Allowance | None = None,
+    is_rate: bool = False,
+) -> Curve:
+    @contextmanager
+    def prepare(_: Scale, __: Sequence[int]) -> Iterator[Probes]:
+        yield Probes(cost)
+
+    return Curve(
+        name="feeding",
+        axis="horses",
+        sizes=sizes,
+        prepare=prepare,
+        allowance=allowance,
+        is_rate=is_rate,
+    )
+
+
+def points(*costs: float, sizes: Sequence[int] = SIZES) -> tuple[Point, ...]:
+    """Three rounds, of which one is dear because the machine was busy."""
+    return tuple(
+        Point(size=size, values=(cost, cost * 1.01, cost * 3))
+        for size, cost in zip(sizes, costs, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("costs", "allowance", "verdict"),
+    [
+        ((10, 11, 10, 11), None, "flat"),
+        ((10, 9, 8, 7), None, "falls"),
+        ((10, 10, 10, 14), None, "rises"),
+        ((20, 10, 10, 14), None, "rises"),  # cheaper than at first, and yet it bends upwards
+        ((10, 10, 10, 14), Allowance("hay is dear", 1.5), "rises for a reason"),
+        ((10, 10, 10, 16), Allowance("hay is dear", 1.5), "rises"),
+        ((10, 13, 40, 160), Allowance("each eats"), "rises for a reason"),
+        ((10, 13, 40, 300), Allowance("each eats"), "rises"),  # more than in proportion
+    ],
+)
+def test_a_curve_may_rise_by_a_quarter_or_as_far_as_its_reason_reaches(
+    costs: tuple[float, ...], allowance: Allowance | None, verdict: Verdict
+) -> None:
+    result = grown(curve(allowance=allowance), points(*costs))
+
+    assert result.verdict == verdict
+    assert result.ok is (verdict != "rises")
+
+
+def test_the_exponent_is_that_of_the_power_law() -> None:
+    assert growth_of(points(7, 7, 7, 7)).exponent == pytest.approx(0)
+    assert growth_of(points(1, 4, 16, 64)).exponent == pytest.approx(1)
+    assert growth_of(points(1, 2, 4, 8)).exponent == pytest.approx(0.5)
+
+
+def test_nothing_of_something_has_a_cost_but_no_part_in_the_power_law() -> None:
+    growth = growth_of(points(5, 10, 10, 10, sizes=(0, 10, 100, 1000)))
+
+    assert growth.exponent == pytest.approx(0)
+    assert growth.rise == pytest.approx(2)
+    assert growth.risen == (0, 10)
+
+
+def test_rates_are_judged_by_the_time_of_one() -> None:
+    doubled = growth_of(points(100, 200, sizes=(1, 2)), is_rate=True)
+    halved = growth_of(points(100, 50, sizes=(1, 2)), is_rate=True)
+
+    assert doubled.last_to_first == pytest.approx(0.5)
+    assert judge(doubled, None) == "falls"
+    assert judge(halved, None) == "rises"
+
+
+def test_a_machine_that_gets_busier_bends_no_curve() -> None:
+    visits: list[int] = []
+
+    def dearer_every_time(size: int) -> float:
+        visits.append(size)
+        return 10.0 + len(visits)
+
+    result = measure_curve(curve(dearer_every_time), Scale(rounds=4))
+
+    assert result.verdict == "flat"
+    assert visits == [*SIZES, *SIZES, *SIZES[::-1], *SIZES, *SIZES[::-1]]
+    assert [len(point.values) for point in result.points] == [4] * len(SIZES)
+
+
+def test_a_quick_run_visits_three_sizes_and_an_impatient_one_has_fewer_rounds() -> None:
+    scale = replace(Scale.quick(), patience=0.0)
+
+    result = measure_curve(curve(), scale)
+
+    assert [point.size for point in result.points] == [1, 16, 64]
+    assert len(result.points[0].values) == LEAST_ROUNDS
+
+
+def test_the_page_shows_each_curve_with_its_plot_its_growth_and_its_reason(tmp_path: Path) -> None:
+    eaten = grown(
+        curve(allowance=Allowance("each eats")), points(10, 13, 40, 160), points(1, 1, 1, 1)
+    )
+    driven = grown(curve(is_rate=True, sizes=(1, 2)), points(100, 150, sizes=(1, 2)))
+    flat = grown(replace(curve(), axis="carts"), points(10, 10, 10, 10))
+    bent = grown(replace(curve(), axis="wheels"), points(10, 10, 10, 20))
+    beyond = grown(
+        replace(curve(allowance=Allowance("hay is dear", 1.5)), axis="wheels"),
+        points(10, 10, 10, 16),
+    )
+    report = Report(
+        machine=this_machine(), quick=True, results=[], curves=[eaten, driven, flat, bent, beyond]
+    )
+
+    written = write_page(report, tmp_path)
+
+    page = (tmp_path / "performance.md").read_text()
+    assert f"commit {report.machine.commit}" in page
+    assert "rises 16.00 times between 1 and 64. The reason: each eats" in page
+    assert "the rate at the last is 1.50 (1.50 to 1.50) times that at the first" in page
+    assert "flat: no point is more than 1.00 times as dear as one before it" in page
+    assert "rises 2.00 times between 16 and 64, for which no reason is known" in page
+    assert "rises 1.60 times between 16 and 64. That is more than the known reason explains" in page
+    assert "| 16 | 40.4 (40.2 to 80.2) |" in page
+    assert [path.name for path in written] == [
+        "performance.md",
+        "performance-growth-horses.svg",
+        "performance-growth-carts.svg",
+        "performance-growth-wheels.svg",
+    ]
+    assert all(path.stat().st_size > 0 for path in written)
+
+
+def test_curves_can_be_chosen_and_a_part_of_a_run_does_not_become_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    chosen = curve(lambda _: 5.0)
+
+    status = main(
+        ["--only", "growth: horses", "--json", str(out)],
+        benches=[],
+        curves=[chosen, replace(chosen, axis="carts")],
+        scale=Scale(rounds=3),
+    )
+
+    assert status == 0
+    assert "feeding" in capsys.readouterr().out
+    (result,) = read_json(out).curves
+    assert result.axis == "horses"
+    assert [point.values for point in result.points] == [(5.0, 5.0, 5.0)] * len(SIZES)
+    assert (tmp_path / "bench" / "images" / "performance-growth-horses.svg").exists()
+    assert main(["--docs", "--json", str(out)]) == 2
+    assert "holds 'growth: horses' only; run: make bench" in capsys.readouterr().err
+
+
+def test_the_curves_reach_as_far_as_is_promised() -> None:
+    reach = {
+        axis: (
+            min(each.sizes[0] for each in CURVES if each.axis == axis),
+            min(each.sizes[-1] for each in CURVES if each.axis == axis),
+        )
+        for axis in {each.axis for each in CURVES}
+    }
+
+    assert reach == {
+        "connections": (1, 64),
+        "queues": (1, 1000),
+        "messages of backlog": (0, 10_000_000),
+        "consumers": (1, 64),
+        "bytes in a message": (100, 1 << 20),
+        "broker processes": (1, 2),
+    }
+    assert len({(each.axis, each.name) for each in CURVES}) == len(CURVES)
