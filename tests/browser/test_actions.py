@@ -77,7 +77,7 @@ async def test_a_plan_that_cannot_be_made_says_why(browser: Browser, stage: Stag
         desk.errors.clear()
 
 
-async def test_dead_letters_are_sampled_replayed_and_saved(desk: Watched, stage: Stage) -> None:
+async def test_dead_letters_are_sampled_resent_and_saved(desk: Watched, stage: Stage) -> None:
     page = await desk.open("/dead-letters/billing")
     pile = page.locator(".pile").first
     reason = await pile.locator(".why").inner_text()
@@ -91,22 +91,22 @@ async def test_dead_letters_are_sampled_replayed_and_saved(desk: Watched, stage:
     await expect(dialog.locator("pre")).to_contain_text(reason.split("'")[0])
     await page.keyboard.press("Escape")
 
-    await pile.get_by_role("button", name="Replay 10").click()
+    await pile.get_by_role("button", name="Resend 10").click()
     await dialog.get_by_role("button", name="Dry run").click()
     await expect(page.locator("[data-replay=over]")).to_have_text("10 would be sent")
 
     before = len(stage.cluster.messages("%RETRY%billing"))
-    await pile.get_by_role("button", name="Replay 10").click()
+    await pile.get_by_role("button", name="Resend 10").click()
     await expect(dialog.locator("code")).to_contain_text("orbitmq dlq resend billing --pile")
-    await dialog.get_by_role("button", name="Replay", exact=True).click()
+    await dialog.get_by_role("button", name="Resend", exact=True).click()
     await expect(page.locator("[data-replay=over]")).to_have_text("10 sent")
     outcomes = page.locator("table[aria-label=Outcomes] tbody tr")
     await expect(outcomes).to_have_count(10)
     assert len(stage.cluster.messages("%RETRY%billing")) == before + 10
 
-    await pile.get_by_role("button", name="Replay the rest").click()
+    await pile.get_by_role("button", name="Resend the rest").click()
     await dialog.get_by_label("At most per second").fill("100")
-    await dialog.get_by_role("button", name="Replay", exact=True).click()
+    await dialog.get_by_role("button", name="Resend", exact=True).click()
     await expect(page.locator("[data-replay=over]")).to_contain_text("10 already sent")
 
     async with page.expect_download() as saving:
@@ -140,17 +140,17 @@ async def test_dead_letters_are_filtered_and_the_chosen_ones_sent_slowly_and_sto
     await page.get_by_role("button", name="Look at them").click()
     await expect(dialog.locator(".command")).to_contain_text("orbitmq dlq list billing")
     await dialog.get_by_label("Choose order-21").check()
-    await dialog.get_by_role("button", name="Replay the chosen").click()
+    await dialog.get_by_role("button", name="Resend the chosen").click()
     await expect(dialog.locator("code")).to_contain_text("orbitmq dlq resend billing --id")
     await dialog.get_by_role("button", name="Dry run").click()
     await expect(page.locator("[data-replay=over]")).to_contain_text("1 ")
 
     await page.get_by_role("button", name="Clear").click()
     await expect(page.locator(".pile")).not_to_have_count(1)
-    await page.get_by_role("button", name="Replay all").click()
+    await page.get_by_role("button", name="Resend all").click()
     await dialog.get_by_label("At most per second").fill("0.2")
     await dialog.get_by_label("also those").check()
-    await dialog.get_by_role("button", name="Replay", exact=True).click()
+    await dialog.get_by_role("button", name="Resend", exact=True).click()
     await page.get_by_role("button", name="Stop", exact=True).click()
     await expect(page.locator("[data-replay=over]")).to_contain_text("stopped")
 

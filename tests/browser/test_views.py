@@ -23,7 +23,7 @@ VIEWS = {
     "/progress?group=mailer": "What was done here",
     "/consumers": "mailer",
     "/consumers/billing": "clustering",
-    "/charts?group=mailer": "mailer: waiting",
+    "/charts?group=mailer": "mailer: lag",
     "/send?topic=orders": "Body",
     "/topology": "Connected producers",
     "/pipelines": "orders-by-city",
@@ -65,7 +65,7 @@ async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk: 
     page = await desk.open("/")
 
     faults = page.locator(".fault")
-    await expect(faults.filter(has_text="archive")).to_contain_text("no consumer is online")
+    await expect(faults.filter(has_text="archive")).to_contain_text("no member is online")
     await expect(faults.filter(has_text="archive")).to_contain_text("orbitmq group skip archive")
     await expect(faults.filter(has_text="billing")).to_contain_text("died in the last hour")
     tiles = page.locator(".tile")
@@ -106,8 +106,8 @@ async def test_a_chart_says_its_value_under_the_pointer(desk: Watched) -> None:
 
     await plot.hover(position={"x": 200, "y": 60})
 
-    await expect(plot.locator(".tip")).to_contain_text("waiting")
-    assert (await plot.get_attribute("aria-label") or "").startswith("Messages waiting: waiting")
+    await expect(plot.locator(".tip")).to_contain_text("lag")
+    assert (await plot.get_attribute("aria-label") or "").startswith("Lag: lag")
 
 
 async def test_a_hostile_body_is_shown_and_does_not_run(desk: Watched) -> None:
@@ -194,6 +194,30 @@ async def test_a_pipeline_s_report_is_there_without_loading_the_page_again(
     await expect(row).to_contain_text("failed")
     await expect(row).to_contain_text("no space left")
     await stage.browser.send("DELETE", "/pipelines/late-comer", None, 204)
+
+
+async def test_a_pipeline_whose_messages_all_fail_looks_ill_wherever_it_is_shown(
+    desk: Watched, stage: Stage
+) -> None:
+    await stage.report("sour", state="failing", group="billing", done=0, retried=44, dead=6,
+                       failed_share=1.0, error="KeyError: 'customer_id'")  # fmt: skip
+    try:
+        page = await desk.open("/pipelines/sour")
+        await expect(page.locator(".fault")).to_contain_text("KeyError: 'customer_id'")
+        await expect(page.locator(".fault code")).to_contain_text("orbitmq dlq summary billing")
+        await expect(page.locator(".tile", has_text="Failed")).to_contain_text("100 %")
+        await expect(page.locator(".tile .bad-text")).to_have_text("100 %")
+
+        page = await desk.open("/pipelines")
+        row = page.locator("tbody tr", has_text="sour")
+        await expect(row.locator(".tag.bad")).to_have_text("failing")
+        await expect(row).to_contain_text("100 %")
+
+        page = await desk.open("/")
+        await expect(page.locator(".fault", has_text="sour")).to_contain_text("44 retried, 6 dead")
+        await expect(page.locator("a[href='/pipelines'] .count.bad")).to_be_visible()
+    finally:
+        await stage.browser.send("DELETE", "/pipelines/sour", None, 204)
 
 
 async def test_light_and_dark_are_remembered(desk: Watched) -> None:

@@ -61,7 +61,7 @@ WORDS = {
 #: Start servers or Spark, or look at what needs no cluster.
 SERVING = {
     *("up", "broker", "namesrv", "console", "config show"),
-    *("pipeline run", "pipeline list", "pipeline show"),
+    *("pipeline run", "pipeline list", "pipeline show", "pipeline status"),
 }
 CHANGING = {
     *("topic create", "topic update", "topic delete", "produce", "dlq resend"),

@@ -74,7 +74,7 @@ def test_people_see_progress_members_and_settings(cli: Cli, billing: Consumer) -
     page = cli.text("group", "show", "billing")
 
     assert table[0].split() == [
-        *("group", "state", "members", "lag", "behind", "retries", "out/s", "topics")
+        *("group", "state", "members", "lag", "oldest", "retries", "out/s", "topics")
     ]
     assert table[1].split()[:3] == ["billing", "online", "1"]
     for part in ("Progress", "Members", "Subscription", "Settings", billing.client_id):

@@ -89,7 +89,7 @@ def test_keys_choose_a_group_change_the_order_and_pause(
     with cli.at_terminal("top", "--interval", "100ms") as terminal:
         terminal.until("> waiting")
         terminal.press("s")
-        terminal.until("longest behind first")
+        terminal.until("oldest first")
         terminal.press("\x1b[B")
         terminal.until("> billing")
         terminal.until("Queues of billing")
@@ -152,7 +152,7 @@ def test_in_a_pipe_it_outlives_a_restart_of_the_cluster(nursery: Nursery, tmp_pa
     with Started("up", "--namesrv-port", "0", *data) as first:
         name_server = first.address("name server")
         cli = Cli(name_server, nursery)
-        assert re.search(r"wait +1 broker$", cli.text("top", "--once"), re.MULTILINE)
+        assert re.search(r"lag 0 +1 broker$", cli.text("top", "--once"), re.MULTILINE)
         assert "OrbitMQ, speaks 5.3.3" in cli.text("cluster", "show")
         with cli.start("top", "--interval", "100ms", "--json", "--timeout", "2") as top:
             top.until(bool)

@@ -230,3 +230,48 @@ async def test_requests_that_are_too_large_or_no_json_are_refused(desk: Desk) ->
 
     assert large.status == 400
     assert broken.status == 400
+
+
+async def test_two_consoles_on_one_machine_keep_their_logins_apart() -> None:
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        console_of(cluster, password=PASSWORD) as first,
+        console_of(cluster, password=PASSWORD) as second,
+    ):
+        # A browser sends both the cookies of the host, whatever the port.
+        second.cookies = first.cookies
+        for browser in (first, second):
+            assert (
+                await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
+            ).status == 200
+
+        for browser in (first, second):
+            await browser.get("/audit")
+        await second.begin()
+        out = await second.ask("POST", "/api/v1/logout")
+        await first.get("/audit")
+        await second.get("/audit", 401)
+
+    assert len(first.cookies) == 2
+    assert out.status == 204
+
+
+async def test_whoever_may_report_may_see_what_was_reported_and_nothing_else() -> None:
+    right = {"authorization": f"Bearer {TOKEN}"}
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
+    ):
+        report = {"state": "running"}
+        await browser.ask("POST", "/api/v1/pipelines/q", report, headers=right)
+
+        async def asked(path: str, headers: dict[str, str], method: str = "GET") -> int:
+            return (await browser.ask(method, f"/api/v1/{path}", headers=headers)).status
+
+        assert await asked("pipelines", right) == 200
+        assert await asked("pipelines/q", right) == 200
+        assert await asked("pipelines", {"authorization": "Bearer wrong"}) == 401
+        assert await asked("pipelines", {}) == 401
+        for path in ("now", "topics", "pipelinesx", "pipelines/../topics"):
+            assert await asked(path, right) in (401, 404)
+        assert await asked("pipelines/q", right, "DELETE") == 401

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 import pytest
 
-from orbitmq.cli.application import app as root
 from orbitmq.client.admin import DeadLetterFilter
 from orbitmq.client.queue import Queue
 from orbitmq.console import commandlines as lines
+from tests.support.orbitmqcli import parsed
 
 QUEUE = Queue("orders", "broker-a", 1)
 CHOICE = DeadLetterFilter(
@@ -66,24 +65,16 @@ TEXTS = [
     lines.produce("-orders", "-1", tags="-t", keys=["-k"]),
     lines.delete_topic("-orders"),
     lines.command("doctor"),
+    lines.show_pipeline("orders by city"),
+    lines.start_name_server(9876),
+    lines.start_broker("broker-a", ["ns1:9876", "ns2:9876"], advertise="HOST", keep=86_400.0),
+    lines.start_broker(None, []),
 ]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_command_line_takes_it(text: str) -> None:
-    import typer
-
-    command: Any = typer.main.get_command(root)
-    words = shlex.split(text)[1:]
-    context = command.make_context("orbitmq", list(words), resilient_parsing=False)
-    while True:
-        name, found, rest = command.resolve_command(context, words)
-        context = found.make_context(name, list(rest), parent=context)
-        if not hasattr(found, "resolve_command"):
-            break
-        command, words = found, rest
-
-    assert context.params
+    assert parsed(text)
 
 
 def test_words_are_quoted_for_a_shell() -> None:

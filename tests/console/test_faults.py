@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from orbitmq.client.admin import ClusterStatus, GroupSettings, Unreachable
-from orbitmq.console.faults import Weight, find_faults, gathered
-from orbitmq.console.samples import GroupSample, Snapshot, TopicPart
+import pytest
+
+from orbitmq.client.admin import GroupSettings, Unreachable
+from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus
+from orbitmq.client.admin.membervalues import Finding, FindingKind
+from orbitmq.client.admin.runtime import runtime_info
+from orbitmq.client.admin.topicvalues import Permission, Topic, TopicKind, TopicOnBroker
+from orbitmq.client.admin.topology import BrokerNode
+from orbitmq.console.checks.faults import Check, Fault, Weight, gathered
+from orbitmq.console.checks.groups import Inside
+from orbitmq.console.checks.seen import Seen, find_faults
+from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
+from orbitmq.console.samples import GroupSample, Snapshot, TopicPart, TopicSample
+from orbitmq.remoting.address import Address
+from tests.support.orbitmqcli import parsed
+
+NODE = BrokerNode("c", "a", 0, Address("127.0.0.1", 10911))
+CLUSTER = ClusterStatus((BrokerStatus(NODE, True, runtime_info({}, 0)),), ())
 
 
 def group(name: str, lag: int = 0, age: float = 0.0, **fields: object) -> GroupSample:
@@ -17,11 +32,15 @@ def group(name: str, lag: int = 0, age: float = 0.0, **fields: object) -> GroupS
 def snapshot(*groups: GroupSample, **fields: object) -> Snapshot:
     base = {
         "at": 0.0,
-        "cluster": ClusterStatus((), ()),
+        "cluster": CLUSTER,
         "topics": {},
         "groups": {each.name: each for each in groups},
     }
     return Snapshot(**base | fields)  # type: ignore[arg-type]
+
+
+def faults_of(*groups: GroupSample, **fields: object) -> tuple[Fault, ...]:
+    return find_faults(Seen(snapshot=snapshot(*groups, **fields), now=0.0))
 
 
 def test_a_group_that_is_well_is_no_fault() -> None:
@@ -33,7 +52,7 @@ def test_a_group_that_is_well_is_no_fault() -> None:
         group("idle-without-members", members=0),
     )
 
-    assert find_faults(snapshot(*well), (), 0.0) == ()
+    assert faults_of(*well) == ()
 
 
 def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
@@ -46,7 +65,7 @@ def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
         group("odd", is_uniform=False),
     )
 
-    faults = {fault.subject: fault for fault in find_faults(snapshot(*sick), (), 0.0)}
+    faults = {fault.subject: fault for fault in faults_of(*sick)}
 
     assert {name: fault.kind for name, fault in faults.items()} == {
         "hangs": "stalled",
@@ -68,7 +87,7 @@ def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
 
 def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line() -> None:
     many = [group(f"left-{number}", 1, 300.0, members=0) for number in range(40)]
-    faults = find_faults(snapshot(*many, group("hangs", 1, 300.0, members=1, still=99.0)), (), 0.0)
+    faults = faults_of(*many, group("hangs", 1, 300.0, members=1, still=99.0))
 
     kinds = gathered(faults)
 
@@ -83,7 +102,130 @@ def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line() -> None:
 
 
 def test_a_broker_whose_part_is_missing_is_named() -> None:
-    (fault,) = find_faults(snapshot(unreachable=(Unreachable("broker-b", "refused"),)), (), 0.0)
+    (fault,) = faults_of(unreachable=(Unreachable("broker-b", "refused"),))
 
     assert (fault.subject, fault.weight) == ("broker-b", Weight.BAD)
     assert "refused" in fault.text
+
+
+def pipeline(name: str, state: PipelineState, **fields: object) -> Pipeline:
+    return Pipeline(name, PipelineReport(state=state, **fields), 0.0)  # type: ignore[arg-type]
+
+
+def everything_wrong() -> Seen:
+    """One fault of every check that is made of a cluster."""
+    far = NameServerStatus(Address("10.0.0.7", 9876), ("a",))
+    down = NameServerStatus(Address("10.0.0.8", 9876), problem="refused")
+    full = BrokerStatus(NODE, True, runtime_info({"commitLogDiskRatio": "0.93"}, 0))
+    refusing = BrokerNode("c", "b", 1, Address("10.0.0.9", 10911))
+    ill = BrokerStatus(refusing, True, runtime_info({"storeRefusal": "no space"}, 0))
+    topic = Topic("hidden", TopicKind.NORMAL, (TopicOnBroker("a", 4, 2, Permission.WRITE, False),))
+    groups = (
+        group("differs", findings=(Finding(FindingKind.DIFFERENT_SUBSCRIPTIONS, "differs", "so"),)),
+        group("twins"),
+        group("hangs", 12, 300.0, members=1, still=240.0),
+        group("left", 1, 300.0, members=0),
+        group("slow", 700, 300.0, members=2, came=50.0, went=20.0),
+        group("dies", dead_letters=9, dead_last_hour=2),
+        group("odd", is_uniform=False),
+    )
+    twin = Finding(FindingKind.DUPLICATE_CLIENT, "twins", "two are one", client_id="x@1")
+    return Seen(
+        snapshot=snapshot(
+            *groups,
+            cluster=ClusterStatus((full, ill), (far, down)),
+            topics={"hidden": TopicSample(topic=topic)},
+        ),
+        now=10.0,
+        inside={"twins": Inside((twin,), endless="x@1")},
+        skews={"a": "the clock of broker a is 1 h ahead of this machine's"},
+        pipelines=(pipeline("enrich", PipelineState.FAILED, error="no space left"),),
+    )
+
+
+def test_every_check_of_a_cluster_finds_its_fault_with_words_and_a_command_that_works() -> None:
+    faults = find_faults(everything_wrong())
+
+    assert {fault.check for fault in faults} == set(Check) - {Check.JAVA, Check.WORKERS}
+    for fault in faults:
+        assert fault.text, fault
+        assert fault.remedy, fault
+        assert fault.command, fault
+        if fault.command.startswith("orbitmq "):
+            assert parsed(fault.command), fault
+
+
+@pytest.mark.parametrize("kind", FindingKind)
+def test_every_kind_of_finding_inside_a_group_is_a_fault_apart_from_its_remedy(
+    kind: FindingKind,
+) -> None:
+    finding = Finding(kind, "billing", "this is so; do that")
+
+    (fault,) = find_faults(
+        Seen(snapshot=snapshot(group("billing", findings=(finding,))), now=0.0,
+             inside={"billing": Inside((finding,))})
+    )  # fmt: skip
+
+    assert (fault.text, fault.subject) == ("this is so", "billing")
+    assert fault.remedy
+    assert fault.command
+    assert parsed(fault.command)
+
+
+def test_what_a_broker_says_of_a_group_stands_in_until_the_group_was_looked_into() -> None:
+    text = "members of group 'billing' subscribe differently to topic 'orders'"
+    broker = BrokerStatus(NODE, True, runtime_info({"groupFinding_0": text}, 0))
+    cluster = ClusterStatus((broker,), ())
+    found = Finding(FindingKind.DIFFERENT_SUBSCRIPTIONS, "billing", text)
+
+    (before,) = faults_of(group("billing"), cluster=cluster)
+    (after,) = faults_of(group("billing", findings=(found,)), cluster=cluster)
+
+    assert (before.kind, before.link) == ("members disagree", "/groups/billing")
+    assert after.kind == "different subscriptions"
+
+
+def test_a_pipeline_whose_messages_come_back_is_ill_with_its_error() -> None:
+    some = (
+        pipeline("a/b", PipelineState.FAILING, error="KeyError: 'id'", failed_share=0.96,
+                 retried=40, dead=8, group="billing"),
+        pipeline("young", PipelineState.FAILING, error="KeyError: 'id'", failed_share=1.0),
+        pipeline("well", PipelineState.RUNNING, error="KeyError: 'id'", failed_share=0.1),
+    )  # fmt: skip
+
+    faults = find_faults(Seen(snapshot=snapshot(), now=10.0, pipelines=some))
+
+    ill = {fault.subject: fault for fault in faults}
+    assert ill.keys() == {"a/b", "young"}
+    assert ill["a/b"].text == (
+        "96 % of what it handled lately failed (40 retried, 8 dead since it was started): "
+        "KeyError: 'id'"
+    )
+    assert ill["a/b"].link == "/pipelines/a%2Fb"
+    assert ill["a/b"].command == "orbitmq dlq summary billing"
+    assert ill["young"].command == "orbitmq pipeline status young"
+    assert all(fault.weight is Weight.BAD for fault in faults)
+
+
+def test_a_group_is_stalled_only_when_its_oldest_message_has_waited() -> None:
+    def is_stalled(age: float, still: float, patience: float) -> bool:
+        sample = group("g", 5, age, members=1, still=still, patience=patience)
+        return any(fault.kind == "stalled" for fault in faults_of(sample))
+
+    # A console has looked for a minute; who looks once has to be content with less.
+    assert is_stalled(90.0, 61.0, 60.0)
+    assert not is_stalled(90.0, 5.0, 60.0)
+    assert is_stalled(90.0, 1.5, 1.0)
+    assert not is_stalled(3.0, 1.5, 1.0)
+    assert not is_stalled(90.0, 0.5, 1.0)
+
+
+def test_an_advertised_loopback_is_found_when_the_name_server_is_elsewhere() -> None:
+    def found(name_server: str) -> list[str]:
+        server = NameServerStatus(Address(name_server, 9876), ("a",))
+        faults = faults_of(cluster=ClusterStatus(CLUSTER.brokers, (server,)))
+        return [each.subject for each in faults if each.check is Check.ADDRESSES]
+
+    assert found("10.0.0.7") == ["a"]
+    assert found("127.0.0.1") == []
+    assert found("localhost") == []

@@ -28,7 +28,7 @@ def info(**topics: tuple[float, float, float]) -> RunningInfo:
         (),
         (),
         {
-            name.replace("retry_", "%RETRY%"): TopicConsumption(1.0, 0.0, well, failed, took, 0)
+            name.replace("retry_", "%RETRY%"): TopicConsumption(1.0, 0.05, well, failed, took, 0)
             for name, (well, failed, took) in topics.items()
         },
         {},
@@ -39,26 +39,55 @@ def test_the_middle_and_the_slowest_of_all_consumers_are_told() -> None:
     infos = [info(orders=(5.0, 0.5, 0.010)), info(orders=(5.0, 0.0, 0.030), idle=(0.0, 0.0, 9.0)),
              info(orders=(0.1, 1.0, 2.0), retry_billing=(1.0, 0.0, 50.0))]  # fmt: skip
 
-    assert times_of(infos) == HandlerTimes(0.030, 2.0, 1.5)
+    # Each of five topics is pulled from once a second.
+    assert times_of(infos) == HandlerTimes(
+        median=0.030, slowest=2.0, ok_rate=11.1, failed_rate=1.5, pull_rate=5.0, pull_time=0.05
+    )
     assert times_of([info(idle=(0.0, 0.0, 9.0))]) is None
     assert times_of([]) is None
 
 
-async def test_handler_times_and_failures_are_kept_over_time(desk: Desk) -> None:
+@pytest.mark.feature("D11")
+async def test_rates_and_times_of_consumers_are_shown_by_group_and_topic_and_kept_over_time(
+    desk: Desk,
+) -> None:
     client = quick_settings(desk.cluster.name_server)
-    names = [f"group/billing/{name}" for name in ("median", "slowest", "failed")]
+    kinds = ("ok", "failed", "pulled", "pull", "median", "slowest")
+    names = [f"group/billing/{kind}" for kind in kinds]
     consumer = AsyncConsumer("billing", client=client, consume_from="first")
-    consumer.on("orders")(ignore)
+
+    @consumer.on("orders")
+    async def bill(message: ReceivedMessage) -> None:
+        if message.queue_offset == 0:
+            raise ValueError("no account")
+
     async with consumer:
         await desk.world.fill(Queue("orders", "broker-a", 0), 5)
+
+        def has_worked(found: Any) -> bool:
+            times = found["handlers"]
+            return bool(times and times["ok_rate"] and times["failed_rate"])
 
         def has_points(found: Any) -> bool:
             return all(found["series"][name] for name in names)
 
+        page = desk.browser
+        handlers = (await page.until("/groups/billing", has_worked))["handlers"]
         query = "&".join(f"series={name}" for name in names)
-        found = await desk.browser.until(f"/charts?{query}", has_points)
+        curves = (await page.until(f"/charts?{query}", has_points))["series"]
+        member = await page.get(f"/groups/billing/members/{consumer.client_id}")
 
-    assert all(value >= 0 for _, value in found["series"][names[0]])
+    # Four went well and one failed, of five that were pulled, within the same time.
+    assert handlers["ok_rate"] == pytest.approx(4 * handlers["failed_rate"], rel=0.2)
+    assert handlers["pull_rate"] > handlers["ok_rate"]
+    assert 0 < handlers["pull_time"] < 60
+    assert 0 <= handlers["median"] <= handlers["slowest"] < 60
+    assert all(value > 0 for name in names[:4] for _, value in curves[name][-1:])
+    topic = member["topics"]["orders"]
+    assert topic["ok_rate"] == pytest.approx(4 * topic["failed_rate"], rel=0.2)
+    assert topic["pull_rate"] > topic["ok_rate"]
+    assert topic["pull_time"] > 0
+    assert topic["failed_last_hour"] == 1
 
 
 async def test_a_group_that_retries_for_ever_is_a_fault_with_a_remedy(desk: Desk) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.console.errors import Forbidden, TooManyAttempts
-from orbitmq.console.logins import MOST_SESSIONS, WINDOW, Logins
+from orbitmq.console.logins import MOST_SESSIONS, WINDOW, Logins, cookie_name
 
 PASSWORD = "correct horse"  # noqa: S105
 
@@ -91,3 +91,18 @@ def test_without_a_password_everybody_has_the_same_session_and_no_password_fits(
     assert gate.session(None) is not None
     with pytest.raises(Forbidden):
         gate.log_in("", "a")
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("localhost:8090", "orbitmq_console_8090"),
+        ("127.0.0.1:8091", "orbitmq_console_8091"),
+        ("[::1]:8092", "orbitmq_console_8092"),
+        ("[::1]", "orbitmq_console"),
+        ("console.example.org", "orbitmq_console"),
+        ("", "orbitmq_console"),
+    ],
+)
+def test_a_cookie_is_named_by_the_port_that_a_browser_asks_for(host: str, name: str) -> None:
+    assert cookie_name(host) == name

@@ -62,6 +62,10 @@ async def test_every_field_that_a_driver_sends_is_taken_and_given_out(desk: Desk
         group="billing",
         topics=("orders",),
         lag={"orders@broker-a:0": 12},
+        done=700,
+        retried=190,
+        dead=10,
+        failed_share=0.25,
         error="ValueError: no such city",
         url="http://127.0.0.1:4040",
     )
@@ -93,7 +97,7 @@ async def test_a_query_that_fails_or_is_silent_is_a_fault(desk: Desk) -> None:
     texts = {fault["subject"]: fault["text"] for fault in faults}
     assert texts.keys() == {"failed", "silent"}
     assert "no space left" in texts["failed"]
-    assert "not been heard of for 1 min" in texts["silent"]
+    assert "not been heard of for 1 min 1 s" in texts["silent"]
     states = {each["name"]: each["state"] for each in (await page.get("/pipelines"))["pipelines"]}
     assert states == {"failed": "failed", "silent": "lost", "stopped": "stopped"}
 

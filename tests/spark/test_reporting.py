@@ -18,6 +18,8 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark import consume
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.spark.errors import SourceError
+from orbitmq.spark.pipelines.run import Run
+from orbitmq.spark.pipelines.targets import started
 from orbitmq.spark.reporting import report_queries
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
@@ -51,6 +53,11 @@ class Stage:
                 if error.code != 404:
                     raise
             return {}
+
+    def get(self, what: str) -> Any:
+        url = f"{self.console}/api/v1/{what}"
+        with urllib.request.urlopen(url, timeout=20) as answer:  # noqa: S310  # ours
+            return json.load(answer)
 
     def until(self, name: str, **wanted: object) -> dict[str, Any]:
         """What it says when it says this."""
@@ -103,10 +110,45 @@ def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(
     assert "the disk is full" in failed["error"]
     assert (failed["batch"], failed["reported_at"] >= seen["reported_at"]) == (2, True)
     # The page of the group names the query.
-    with urllib.request.urlopen(  # noqa: S310  # ours
-        f"{stage.console}/api/v1/groups/archive", timeout=20
-    ) as answer:
-        assert json.load(answer)["pipelines"] == ["archive of orders"]
+    assert stage.get("groups/archive")["pipelines"] == ["archive of orders"]
+
+
+def test_a_run_tells_the_console_of_its_groups_and_one_whose_messages_all_fail_is_ill(
+    spark: SparkSession, stage: Stage
+) -> None:
+    fill(stage.broker, "doomed", numbered(12, queues=2))
+
+    def refuse(message: ReceivedMessage) -> None:
+        raise ValueError("no account")
+
+    link = ConsoleLink(stage.console)
+    run = Run(spark, name="doom", name_server=stage.name_server, console=link)
+    group = consume(
+        spark,
+        "doom",
+        name_server=stage.name_server,
+        consume_from="first",
+        batch=QUICK,
+        rebalance=SOON,
+    )
+    group.on("doomed")(refuse)
+    (target,), _ = started(group, run)
+    try:
+        seen = stage.until("doom", state="failing", retried=12)
+        own = target.look()
+        faults = stage.get("faults")["faults"]
+    finally:
+        target.stop()
+        link.stop()
+
+    assert (seen["done"], seen["dead"], seen["failed_share"]) == (0, 0, 1.0)
+    assert seen["error"] == "ValueError: no account"
+    (fault,) = seen["faults"]
+    assert "100 % of what it handled lately failed (12 retried" in fault["text"]
+    assert fault["command"] == "orbitmq pipeline status doom"
+    assert fault in faults
+    assert (own.state, own.failed_share, own.retried) == ("failing", 1.0, 12)
+    assert stage.until("doom", state="stopped")["faults"] == []
 
 
 @pytest.mark.feature("M13")

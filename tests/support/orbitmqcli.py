@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import threading
@@ -14,6 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import typer
+
+from orbitmq.cli.application import app as root
 from tests.support.command import COMMAND, DEADLINE, environment
 from tests.support.nursery import Nursery
 
@@ -215,3 +219,16 @@ class Terminal:
             return False
         self.screen += data.decode(errors="replace")
         return bool(data)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The parameters that the command line makes of a command, which is not run."""
+    command: Any = typer.main.get_command(root)
+    words = shlex.split(text)[1:]
+    context = command.make_context("orbitmq", list(words), resilient_parsing=False)
+    while True:
+        name, found, rest = command.resolve_command(context, words)
+        context = found.make_context(name, list(rest), parent=context)
+        if not hasattr(found, "resolve_command"):
+            return dict(context.params)
+        command, words = found, rest

@@ -29,11 +29,11 @@ from orbitmq.console.errors import ConsoleError
 from orbitmq.console.serving import Console
 from orbitmq.console.settings import ConsoleSettings, is_loopback
 from orbitmq.errors import SettingError
+from orbitmq.spark.consolelink import TOKEN_VARIABLE
 
 app = section("The web console.")
 
 PASSWORD_VARIABLE = "ORBITMQ_CONSOLE_PASSWORD"  # noqa: S105  # a name, not a password
-TOKEN_VARIABLE = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # likewise
 
 EPILOG = (
     "Examples:\n\n"

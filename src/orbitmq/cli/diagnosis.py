@@ -1,18 +1,11 @@
-"""What the doctor can say: each finding is what is wrong, and what to do about it."""
+"""What the doctor says: each finding is what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
-
-class Found(NamedTuple):
-    """What a check finds wrong."""
-
-    subject: str
-    problem: str
-    remedy: str
+from orbitmq.console.checks.faults import Check, Fault, sorted_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +13,24 @@ class FindingRecord:
     """Something that is wrong."""
 
     check: str  #: the check that found it
-    subject: str  #: what it is about: a server, topic, group, client or setting
+    kind: str  #: what it is, in a word or two
+    weight: str  #: bad, or warn
+    subject: str  #: what it is about: a server, topic, group, pipeline or setting
     problem: str  #: what is wrong
     remedy: str  #: what to do
+    command: str | None  #: that does it, or looks into it
+
+    @classmethod
+    def of(cls, fault: Fault) -> FindingRecord:
+        return cls(
+            check=fault.check.value,
+            kind=fault.kind,
+            weight=fault.weight.value,
+            subject=fault.subject,
+            problem=fault.text,
+            remedy=fault.remedy,
+            command=fault.command,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +55,24 @@ class Diagnosis:
     """Collects what checks find."""
 
     def __init__(self) -> None:
-        self._checks: list[CheckRecord] = []
-        self._findings: list[FindingRecord] = []
+        self._made: dict[Check, str] = {}
+        self._faults: list[Fault] = []
 
-    def add(self, check: str, about: str, findings: Iterable[Found]) -> None:
-        """A check that was made, and what it found."""
-        found = [
-            FindingRecord(
-                check=check, subject=each.subject, problem=each.problem, remedy=each.remedy
-            )
-            for each in findings
-        ]
-        self._findings += found
-        self._checks.append(CheckRecord(check=check, is_well=not found, about=about))
+    def made(self, about: str, *checks: Check) -> None:
+        """Checks that were made, and what was looked at."""
+        self._made |= dict.fromkeys(checks, about)
+
+    def found(self, faults: Iterable[Fault]) -> None:
+        """What they found."""
+        self._faults += faults
 
     def record(self) -> DiagnosisRecord:
+        ill = {fault.check for fault in self._faults}
         return DiagnosisRecord(
-            is_well=not self._findings,
-            checks=tuple(self._checks),
-            findings=tuple(self._findings),
+            is_well=not self._faults,
+            checks=tuple(
+                CheckRecord(check=check.value, is_well=check not in ill, about=about)
+                for check, about in self._made.items()
+            ),
+            findings=tuple(map(FindingRecord.of, sorted_faults(self._faults))),
         )

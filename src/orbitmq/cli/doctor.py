@@ -8,15 +8,23 @@ from typing import Annotated
 
 import typer
 
-from orbitmq.cli import groupchecks, serverchecks, sparkchecks
+from orbitmq.cli import sparkchecks
 from orbitmq.cli.choosing import seconds
+from orbitmq.cli.consoleasking import ConsoleAddress, reported_pipelines
 from orbitmq.cli.declaring import command, section
-from orbitmq.cli.diagnosis import Diagnosis, DiagnosisRecord, Found
+from orbitmq.cli.diagnosis import Diagnosis, DiagnosisRecord, FindingRecord
 from orbitmq.cli.errors import FAILED
 from orbitmq.cli.session import Session
 from orbitmq.cli.wording import harmless, several
 from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.errors import NoNameServer
+from orbitmq.console import commandlines
+from orbitmq.console.checks.examining import examine
+from orbitmq.console.checks.faults import Check, Fault, Weight
+from orbitmq.console.checks.groups import OF_GROUPS
+from orbitmq.console.checks.pipelines import of_pipelines
+from orbitmq.console.checks.seen import find_faults
+from orbitmq.console.checks.servers import of_servers
 
 app = section("Find the usual mistakes.")
 
@@ -39,8 +47,13 @@ async def doctor(
     ] = None,
     watch: Annotated[
         str,
-        typer.Option("--watch", metavar="DURATION", help="How long to see whether lag grows."),
-    ] = "2s",
+        typer.Option(
+            "--watch",
+            metavar="DURATION",
+            help="How long to look at groups that seem to stand still.",
+        ),
+    ] = "6s",
+    console: ConsoleAddress = None,
     spark: Annotated[
         bool | None,
         typer.Option("--spark/--no-spark", help="Whether this machine is to run Spark."),
@@ -48,19 +61,20 @@ async def doctor(
 ) -> None:
     """Look for the usual mistakes; the exit code is 1 when something is wrong.
 
-    Spark is looked at when it is installed here, unless told otherwise.
+    The console shows the same. Pipelines are looked at when a console is named, and what this
+    machine has for Spark when that is installed here, unless told otherwise.
     """
     pause = seconds(watch, "--watch")
     diagnosis = Diagnosis()
     cluster = await _look_at_name_servers(session, diagnosis)
     if cluster is not None:
-        _look_at_brokers(cluster, diagnosis)
-        if any(broker.is_up for broker in cluster.brokers):
-            await _look_at_topics(session, diagnosis)
-            await _look_at_groups(session, diagnosis, frozenset(group or ()), pause)
+        await _look_at_cluster(session, diagnosis, cluster, frozenset(group or ()), pause)
+    if console is not None:
+        await _look_at_pipelines(session, diagnosis, console)
     if sparkchecks.has_spark() if spark is None else spark:
-        diagnosis.add("Java", "for Spark", sparkchecks.java(os.environ))
-        diagnosis.add("Python of workers", "for Spark", sparkchecks.workers(os.environ))
+        diagnosis.made("for Spark", Check.JAVA, Check.WORKERS)
+        diagnosis.found(sparkchecks.java(os.environ))
+        diagnosis.found(sparkchecks.workers(os.environ))
     record = diagnosis.record()
     if session.out.is_json:
         session.out.record(record)
@@ -73,63 +87,51 @@ async def doctor(
 async def _look_at_name_servers(session: Session, diagnosis: Diagnosis) -> ClusterStatus | None:
     addresses = session.engine.name_servers
     shown = ", ".join(map(str, addresses))
+    diagnosis.made(shown, Check.NAME_SERVERS)
     try:
-        cluster = await session.admin.cluster()
+        return await session.admin.cluster()
     except NoNameServer as error:
-        problem = f"no name server answers: {'; '.join(reason for _, reason in error.tried)}"
-        remedy = (
-            "start one with: orbitmq up, or say where it is with --name-server or "
-            "ORBITMQ_NAME_SERVER"
+        fault = Fault(
+            check=Check.NAME_SERVERS,
+            kind="name server down",
+            weight=Weight.BAD,
+            subject=shown,
+            text=f"no name server answers: {'; '.join(reason for _, reason in error.tried)}",
+            remedy="start one, or say where it is with --name-server or ORBITMQ_NAME_SERVER",
+            command=commandlines.command("up"),
         )
-        diagnosis.add("name servers", shown, [Found(shown, problem, remedy)])
+        diagnosis.found((fault,))
         return None
-    diagnosis.add("name servers", shown, serverchecks.name_servers(cluster))
-    return cluster
 
 
-def _look_at_brokers(cluster: ClusterStatus, diagnosis: Diagnosis) -> None:
-    shown = ", ".join(f"{each.node} at {each.node.address}" for each in cluster.brokers)
-    diagnosis.add("brokers", shown or "none", serverchecks.brokers(cluster))
-    diagnosis.add("advertised addresses", shown or "none", serverchecks.addresses(cluster))
-    diagnosis.add("disks", shown or "none", serverchecks.disks(cluster))
-    diagnosis.add("health", "what brokers say of themselves", serverchecks.health(cluster))
-
-
-async def _look_at_topics(session: Session, diagnosis: Diagnosis) -> None:
-    listing = await session.admin.topics.list()
-    diagnosis.add("topics", several(len(listing), "topic"), serverchecks.topics(listing))
-    now = session.out.clock.now()
-    looked, skewed = await serverchecks.clocks(session.admin, listing, now)
-    diagnosis.add("clocks", f"the latest messages of {several(looked, 'queue')}", skewed)
-
-
-async def _look_at_groups(
-    session: Session, diagnosis: Diagnosis, only: frozenset[str], pause: float
+async def _look_at_cluster(
+    session: Session,
+    diagnosis: Diagnosis,
+    cluster: ClusterStatus,
+    only: frozenset[str],
+    watch: float,
 ) -> None:
-    admin = session.admin
+    shown = ", ".join(f"{each.node} at {each.node.address}" for each in cluster.brokers) or "none"
+    diagnosis.made(shown, Check.BROKERS, Check.ADDRESSES, Check.DISKS)
+    diagnosis.made("what brokers say of themselves", Check.HEALTH)
+    if not any(broker.is_up for broker in cluster.brokers):
+        # Nobody can be asked about anything else.
+        diagnosis.found(of_servers(cluster))
+        return
     clock = session.out.clock
-    began = clock.monotonic()
-    before = await admin.groups.list(members=True, times=True)
-    groups = [each for each in before if not only or each.group in only]
-    shown = several(len(groups), "group")
-    found: dict[str, list[Found]] = {name: [] for name in groupchecks.INSIDE_CHECKS}
-    for check, finding in await groupchecks.inside(admin, groups):
-        found[check].append(finding)
-    diagnosis.add("endless retries", shown, await groupchecks.endless(admin, groups))
-    diagnosis.add("unattended groups", shown, groupchecks.abandoned(groups))
-    early = await groupchecks.waiting(admin, groups)
-    looked = clock.monotonic()
-    await asyncio.sleep(max(0.0, began + pause - looked))
-    after = await admin.groups.list()
-    found["stuck queues"] += groupchecks.growing(groups, after)
-    watched = clock.monotonic() - looked
-    if watched >= groupchecks.SHORTEST_WATCH:
-        late = await groupchecks.waiting(admin, groups)
-        known = {each.subject for each in found["stuck queues"]}
-        still = groupchecks.idle(early, late, watched)
-        found["stuck queues"] += (each for each in still if each.subject not in known)
-    for check, findings in found.items():
-        diagnosis.add(check, shown, findings)
+    found = await examine(session.engine, session.admin, clock, watch=watch, only=only)
+    snapshot = found.seen.snapshot
+    diagnosis.made(several(len(snapshot.topics), "topic"), Check.TOPICS)
+    diagnosis.made(f"the latest messages of {several(found.queues, 'queue')}", Check.CLOCKS)
+    groups = several(len(snapshot.groups), "group")
+    diagnosis.made(groups, *(check for check in Check if check in OF_GROUPS))
+    diagnosis.found(find_faults(found.seen))
+
+
+async def _look_at_pipelines(session: Session, diagnosis: Diagnosis, console: str) -> None:
+    pipelines = await asyncio.to_thread(reported_pipelines, console)
+    diagnosis.made(several(len(pipelines), "pipeline"), Check.PIPELINES)
+    diagnosis.found(of_pipelines(pipelines, session.out.clock.now()))
 
 
 def _print(session: Session, record: DiagnosisRecord) -> None:
@@ -139,8 +141,10 @@ def _print(session: Session, record: DiagnosisRecord) -> None:
         out.raw(f"{mark} {harmless(f'{check.check}: {check.about}')}")
     for finding in record.findings:
         out.raw("")
-        out.raw(f"{out.coloured('!', 'red')} {harmless(_sentence(finding.problem))}")
+        out.raw(f"{out.coloured('!', 'red')} {harmless(_problem(finding))}")
         out.line(f"  {_sentence(finding.remedy)}")
+        if finding.command is not None:
+            out.line(f"  {finding.command}")
     out.raw("")
     made = several(len(record.checks), "check")
     if record.is_well:
@@ -148,6 +152,13 @@ def _print(session: Session, record: DiagnosisRecord) -> None:
     else:
         number = len(record.findings)
         out.line(f"{several(number, 'thing')} {'is' if number == 1 else 'are'} wrong; {made} made")
+
+
+def _problem(finding: FindingRecord) -> str:
+    """What is wrong, and with what."""
+    if finding.subject in finding.problem:
+        return _sentence(finding.problem)
+    return f"{finding.subject}: {_sentence(finding.problem)}"
 
 
 def _sentence(text: str) -> str:

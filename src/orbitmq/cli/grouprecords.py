@@ -269,6 +269,7 @@ class ConsumptionRecord:
 
     topic: str
     pull_rate: float  #: messages per second
+    pull_seconds: float  #: from asking for messages to having some
     ok_rate: float
     failed_rate: float
     consume_seconds: float  #: for one call of the handler
@@ -302,6 +303,7 @@ class MemberRecord:
                 ConsumptionRecord(
                     topic=topic,
                     pull_rate=each.pull_rate,
+                    pull_seconds=each.pull_time,
                     ok_rate=each.ok_rate,
                     failed_rate=each.failed_rate,
                     consume_seconds=each.consume_time,

@@ -70,7 +70,7 @@ async def list_groups(
             .text("state", lambda each: each.state, bad=_is_stranded)
             .number("members", lambda each: count(each.members))
             .number("lag", lambda each: count(each.lag), bad=_is_stranded)
-            .number("behind", lambda each: duration(each.lag_seconds))
+            .number("oldest", lambda each: duration(each.lag_seconds))
             .number("retries", lambda each: count(each.retry_lag))
             .number("out/s", lambda each: rate(each.consume_rate))
             .text("topics", _topics),
@@ -129,7 +129,7 @@ def _print_details(session: Session, record: GroupDetailsRecord) -> None:
         .number("finished", lambda each: count(each.consumer_offset))
         .number("in flight", lambda each: count(each.in_flight))
         .number("lag", lambda each: count(each.lag))
-        .number("behind", lambda each: duration(each.lag_seconds))
+        .number("oldest", lambda each: duration(each.lag_seconds))
         .text("last finished", lambda each: out.moment(each.last_consumed_at))
         .text(
             "owner",
@@ -230,6 +230,7 @@ async def member(
         Columns[ConsumptionRecord]()
         .text("topic", lambda each: each.topic)
         .number("pulled/s", lambda each: rate(each.pull_rate))
+        .number("pull takes", lambda each: duration(each.pull_seconds))
         .number("ok/s", lambda each: rate(each.ok_rate))
         .number("failed/s", lambda each: rate(each.failed_rate), bad=lambda e: e.failed_rate > 0)
         .number("handler takes", lambda each: duration(each.consume_seconds))

@@ -23,17 +23,18 @@ from orbitmq.cli.declaring import AsJson, Verbose, section
 from orbitmq.cli.errors import Misused
 from orbitmq.cli.pipelinerecords import PipelineEventRecord, PipelineOptionRecord, PipelineRecord
 from orbitmq.cli.pipelinerunning import Given, run_pipeline, with_spark
+from orbitmq.cli.pipelinestatus import EPILOG as STATUS_EPILOG
+from orbitmq.cli.pipelinestatus import status
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.tables import Columns
 from orbitmq.cli.wording import NOTHING
+from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from orbitmq.spark.pipelines.definition import Definition
     from orbitmq.spark.pipelines.loading import Plan
 
 app = section("Run Spark pipelines: ready ones, and those of your files.")
-
-TOKEN_VARIABLE = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # a name, not a token
 
 What: TypeAlias = Annotated[
     str, typer.Argument(metavar="FILE", help="A .py or .toml file, or the name of a ready one.")
@@ -114,7 +115,7 @@ def run(
         typer.Option(
             "--console",
             metavar="URL",
-            envvar="ORBITMQ_CONSOLE",
+            envvar=CONSOLE_VARIABLE,
             help=f"A console to report to; its token is read from {TOKEN_VARIABLE}.",
         ),
     ] = None,
@@ -247,6 +248,8 @@ _OPTIONS = (
     .text("may be", lambda each: each.allowed)
     .text("what it is", lambda each: each.about)
 )
+
+app.command("status", epilog=STATUS_EPILOG)(status)
 
 # For the documentation.
 run.prints = PipelineEventRecord  # type: ignore[attr-defined]

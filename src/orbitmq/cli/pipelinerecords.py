@@ -22,7 +22,9 @@ class PipelineEventRecord:
     pipeline: str
     #: The stream or consumer group that this is about.
     query: str | None = None
-    state: str | None = None  #: starting, running, waiting, stopped, finished or failed
+    #: starting, running, waiting, failing (it runs, and what it handles comes back), stopped,
+    #: finished or failed
+    state: str | None = None
     batch: int | None = None  #: the last batch that is done
     rows: int | None = None  #: read since it was started
     rows_per_second: float | None = None  #: of the last batch
@@ -32,6 +34,7 @@ class PipelineEventRecord:
     lag_total: int | None = None  #: null when nobody knows it
     retried: int | None = None  #: sent back, to be delivered again
     dead: int | None = None  #: given up
+    failed_share: float | None = None  #: of what was handled in the last five minutes
     late: int | None = None  #: rows that came after their window was closed: in no result
     restarts: int | None = None  #: how often it was started again
     pause_seconds: float | None = None  #: until it is started again
@@ -59,6 +62,7 @@ class PipelineEventRecord:
             lag_total=progress.total_lag,
             retried=progress.retried,
             dead=progress.dead,
+            failed_share=progress.failed_share,
             late=progress.late,
             error=progress.error,
         )

@@ -27,6 +27,7 @@ from orbitmq.cli.pipelinerecords import PipelineEventRecord
 from orbitmq.cli.pipelinescreen import Screen, screen_for
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.wording import duration, several
+from orbitmq.client.endingsignals import Latch
 from orbitmq.client.settings import split_name_servers
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError, SettingError
@@ -126,13 +127,17 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
         stack.callback(_quietly_stop, spark)
         # Spark has its own idea of Ctrl-C, which cancels all jobs.
         wish.take_over()
+        run = _made_run(spark, given, connection, folder / "drain")
         if given.console is not None:
             from orbitmq.spark.reporting import report_queries  # noqa: PLC0415
 
-            reports = report_queries(spark, given.console, token=given.console_token)
+            reports = report_queries(
+                spark, given.console, token=given.console_token, returned=run.returned
+            )
             stack.callback(reports.stop)
+            run.console = reports.link
         try:
-            report = _supervised(definition, values, given, connection, spark, folder, wish, screen)
+            report = _supervised(definition, values, given, run, folder / "drain", wish, screen)
         except Exception as error:
             screen.close()
             if isinstance(error, PipelineRefused | SettingError | OptionRefused):
@@ -154,9 +159,8 @@ def _supervised(
     definition: Definition,
     values: Mapping[str, Any],
     given: Given,
-    connection: Connection,
-    spark: SparkSession,
-    folder: Path,
+    run: Run,
+    drain_file: Path,
     wish: _Wish,
     screen: Screen,
 ) -> Report:
@@ -169,11 +173,10 @@ def _supervised(
     def restarting(each: Restarting) -> None:
         screen.restarting(each.problem, each.number, each.pause)
 
-    drain_file = folder / "drain"
     supervisor = Supervisor(
         definition,
         values,
-        _made_run(spark, given, connection, drain_file),
+        run,
         drain_file=drain_file,
         policy=RestartPolicy(
             restarts=given.restarts,
@@ -288,15 +291,21 @@ class _Wish:
     """Ctrl-C and SIGTERM as a wish to stop; the second one ends the process.
 
     One that follows at once is the same wish: `timeout` tells the process and then its group.
+
+    The thread that gets the signal is the one that waits for the event, and may have its lock at
+    that moment; so another thread sets it.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.event = threading.Event()
+        self._heard = Latch()
+        self._is_wanted = False
         self._clock = clock or SystemClock()
         self._wished_at = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        threading.Thread(target=self._pass_on, name="wish", daemon=True).start()
         for number in _SIGNALS:
             self._before[number] = signal.signal(number, self._wanted)
         return self
@@ -304,6 +313,7 @@ class _Wish:
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
+        self._heard.set()
 
     def take_over(self) -> None:
         """Again, when somebody else has put handlers of their own in place."""
@@ -312,13 +322,18 @@ class _Wish:
 
     def _wanted(self, number: int, frame: FrameType | None) -> None:
         now = self._clock.monotonic()
-        if not self.event.is_set():
-            self.event.set()
+        if not self._is_wanted:
+            self._is_wanted = True
             self._wished_at = now
+            self._heard.set()
         elif now - self._wished_at > _SAME_WISH:
             for each, before in self._before.items():
                 signal.signal(each, before)
             signal.raise_signal(number)
+
+    def _pass_on(self) -> None:
+        self._heard.wait()
+        self.event.set()
 
 
 # What is said at the beginning and at the end.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orbitmq.cli.pipelinerecords import PipelineEventRecord
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import count, duration, harmless, rate, several
+from orbitmq.cli.wording import count, duration, harmless, rate, several, share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from orbitmq.spark.pipelines.progress import Progress
 
+#: States that are worth a line of their own.
+_TOLD = ("failing", "failed", "finished", "stopped")
 #: Queues whose lag is shown, those with most first.
 _MOST_QUEUES = 8
 
@@ -104,7 +106,7 @@ class LineScreen:
     def progress(self, progress: Sequence[Progress]) -> None:
         for each in progress:
             # States come and go within a batch; a line for each would tell nothing.
-            state = each.state if each.state in ("failed", "finished", "stopped") else ""
+            state = each.state if each.state in _TOLD else ""
             if self._told.get(each.query) != (state, each.batch):
                 self._told[each.query] = (state, each.batch)
                 self._out.line(_line(each))
@@ -127,6 +129,8 @@ def _line(progress: Progress) -> str:
         parts.append(f"lag {count(progress.total_lag)}")
     if progress.retried or progress.dead:
         parts.append(f"{count(progress.retried)} retried, {count(progress.dead)} dead")
+    if progress.failed_share:
+        parts.append(f"{share(progress.failed_share)} failed lately")
     if progress.late:
         parts.append(_too_late(progress))
     if progress.error is not None:
@@ -195,7 +199,11 @@ def drawn(pipeline: str, said: str, progress: Sequence[Progress]) -> RenderableT
     lags.sort(key=lambda each: (-each[1], each[0]))
     if lags:
         more = f" ({_MOST_QUEUES} of {len(lags)} queues)" if len(lags) > _MOST_QUEUES else ""
-        parts += [Text(""), Text(f"Waiting{more}", style="bold"), _LAGS.grid(lags[:_MOST_QUEUES])]
+        parts += [
+            Text(""),
+            Text(f"Lag of each queue{more}", style="bold"),
+            _LAGS.grid(lags[:_MOST_QUEUES]),
+        ]
     for each in progress:
         if each.late:
             parts.append(Text(harmless(f"! {each.query}: {_too_late(each)}"), style="red"))
@@ -207,7 +215,7 @@ def drawn(pipeline: str, said: str, progress: Sequence[Progress]) -> RenderableT
 _QUERIES: Columns[Progress] = (
     Columns["Progress"]()
     .text("query", lambda each: each.query)
-    .text("state", lambda each: each.state, bad=lambda each: each.state == "failed")
+    .text("state", lambda each: each.state, bad=lambda each: each.state in ("failing", "failed"))
     .number("batch", lambda each: count(each.batch))
     .number("rows", lambda each: count(each.rows))
     .number("rows/s", lambda each: rate(each.rows_per_second))
@@ -215,6 +223,7 @@ _QUERIES: Columns[Progress] = (
     .number("lag", lambda each: count(each.total_lag))
     .number("retried", lambda each: count(each.retried))
     .number("dead", lambda each: count(each.dead), bad=lambda each: each.dead > 0)
+    .number("failed", lambda each: share(each.failed_share), bad=lambda e: e.state == "failing")
 )
 _LAGS = (
     Columns[tuple[str, int]]()

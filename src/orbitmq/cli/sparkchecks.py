@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
-from orbitmq.cli.diagnosis import Found
+from orbitmq.console.checks.faults import Check, Fault, Weight
 
 _QUESTION = """
 import sys
@@ -24,7 +24,7 @@ def has_spark() -> bool:
     return importlib.util.find_spec("pyspark") is not None
 
 
-def java(environment: Mapping[str, str]) -> Iterator[Found]:
+def java(environment: Mapping[str, str]) -> Iterator[Fault]:
     """Whether Spark finds a Java that it runs on."""
     from orbitmq.spark.java import NoJava, find_java  # noqa: PLC0415  # few need it
 
@@ -32,10 +32,10 @@ def java(environment: Mapping[str, str]) -> Iterator[Found]:
         find_java(environment)
     except NoJava as error:
         problem, _, remedy = str(error).partition("; ")
-        yield Found("Java", problem, remedy)
+        yield _bad(Check.JAVA, "Java", problem, remedy)
 
 
-def workers(environment: Mapping[str, str]) -> Iterator[Found]:
+def workers(environment: Mapping[str, str]) -> Iterator[Fault]:
     """Whether Spark's workers run the Python of this process, with the same packages."""
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
@@ -45,7 +45,9 @@ def workers(environment: Mapping[str, str]) -> Iterator[Found]:
         unset = f"unset {variable}, or set it to {sys.executable}"
         executable = shutil.which(named, path=environment.get("PATH", ""))
         if executable is None:
-            yield Found(variable, f"{variable} is {named}, which cannot be run", unset)
+            yield _bad(
+                Check.WORKERS, variable, f"{variable} is {named}, which cannot be run", unset
+            )
             continue
         try:
             said = subprocess.run(
@@ -56,14 +58,31 @@ def workers(environment: Mapping[str, str]) -> Iterator[Found]:
                 check=True,
             ).stdout.splitlines()
         except (OSError, subprocess.SubprocessError) as error:
-            yield Found(variable, f"{variable} is {named}, which is no Python: {error}", unset)
+            yield _bad(
+                Check.WORKERS,
+                variable,
+                f"{variable} is {named}, which is no Python: {error}",
+                unset,
+            )
             continue
         if said[0] != ours:
             problem = f"{variable} is {named}, a Python {said[0]}, and this is Python {ours}"
-            yield Found(variable, f"{problem}: Spark refuses to mix them", unset)
+            yield _bad(Check.WORKERS, variable, f"{problem}: Spark refuses to mix them", unset)
         elif len(said) > 1:
-            yield Found(
+            yield _bad(
+                Check.WORKERS,
                 variable,
                 f"{variable} is {named}, which lacks a package: {said[1]}",
                 f"{named} -m pip install 'orbitmq[spark]', or {unset}",
             )
+
+
+def _bad(check: Check, subject: str, problem: str, remedy: str) -> Fault:
+    return Fault(
+        check=check,
+        kind="not ready for Spark",
+        weight=Weight.BAD,
+        subject=subject,
+        text=problem,
+        remedy=remedy,
+    )

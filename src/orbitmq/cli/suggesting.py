@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 
 from orbitmq.cli.errors import CommandError
 from orbitmq.client.admin.admin import AsyncAdmin
@@ -25,7 +26,12 @@ async def unknown(
             known = [each.group for each in await admin.groups.list()]
     except OrbitError:
         known = []  # the hint is not worth another error
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    if close:
-        return CommandError(f"{sentence}; do you mean {close[0]}?")
+    if hint := closest(name, known):
+        return CommandError(sentence + hint)
     return CommandError(str(error) if remedy is None else f"{sentence}; {remedy}")
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: which of the known ones was probably meant; empty when none is."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return f"; do you mean {close[0]}?" if close else ""

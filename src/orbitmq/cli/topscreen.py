@@ -35,7 +35,7 @@ _HELP: Final = "↑ ↓ choose a group   s order   p pause   q quit"
 
 _ORDERS: Final[Mapping[str, Callable[[TopGroupRecord], tuple[object, ...]]]] = {
     "most lag": lambda each: (-each.lag, each.group),
-    "longest behind": lambda each: (-(each.lag_seconds or 0.0), each.group),
+    "oldest": lambda each: (-(each.lag_seconds or 0.0), each.group),
     "fastest growing": lambda each: (-(each.lag_change or 0.0), each.group),
     "busiest": lambda each: (-each.out_rate, each.group),
     "name": lambda each: (each.group,),
@@ -133,7 +133,7 @@ def drawn(frame: FrameRecord, view: View, lines: int) -> RenderableType:
     when = moment(frame.at, frame.at, exact=True)
     head = (
         f"OrbitMQ top  {when}  in {rate(frame.in_rate)}/s  out {rate(frame.out_rate)}/s  "
-        f"{count(sum(each.lag for each in frame.groups))} wait  "
+        f"lag {count(sum(each.lag for each in frame.groups))}  "
         f"{several(len(frame.brokers), 'broker')}"
     )
     parts: list[RenderableType] = [Text(head + ("  PAUSED" if view.is_paused else ""), "bold")]
@@ -224,7 +224,7 @@ def _groups(chosen: str | None, view: View) -> Columns[TopGroupRecord]:
         .number("members", lambda each: count(each.members))
         .number("lag", lambda each: count(each.lag))
         .number("lag/s", _change, bad=lambda each: (each.lag_change or 0) > 0)
-        .number("behind", lambda each: duration(each.lag_seconds))
+        .number("oldest", lambda each: duration(each.lag_seconds))
         .number("out/s", lambda each: rate(each.out_rate))
         .number("empty in", drains)
         .text("trend", lambda each: trend(view.lags.get(each.group, ())))
@@ -242,6 +242,6 @@ _QUEUES = (
     .text("topic", lambda each: each.topic)
     .text("queue", lambda each: f"{each.broker}:{each.queue_id}")
     .number("lag", lambda each: count(each.lag))
-    .number("behind", lambda each: duration(each.lag_seconds))
+    .number("oldest", lambda each: duration(each.lag_seconds))
     .text("owner", lambda each: each.owner or NOTHING, bad=lambda e: e.owner is None and e.lag > 0)
 )

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orbitmq.console.answers import failed
 from orbitmq.console.errors import ConsoleError, Forbidden, NotLoggedIn
-from orbitmq.console.logins import COOKIE, Logins, Session, same_text
+from orbitmq.console.logins import Logins, Session, cookie_name, same_text
 
 CSRF_HEADER = "x-csrf-token"
 
@@ -33,7 +33,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 #: What can be asked for without a session: the page itself, which holds nothing, and the way in.
 _OPEN_PATHS = ("/static/", "/health")
 _LOGIN_PATHS = frozenset({"/api/v1/login", "/api/v1/me"})
-#: Reports of pipelines have a token of their own.
+#: Reports of pipelines have a token of their own; whoever may report may see what was reported.
 PIPELINES = "/api/v1/pipelines/"
 
 POLICY = (
@@ -87,7 +87,8 @@ class Door:
     def _check(self, request: Request) -> None:
         self._check_host(request.headers)
         path: str = request.scope["path"]
-        session = self._logins.session(request.cookies.get(COOKIE))
+        cookie = request.cookies.get(cookie_name(request.headers.get("host", "")))
+        session = self._logins.session(cookie)
         request.scope.setdefault("state", {})["session"] = session
         if path.startswith("/api/"):
             _check_site(request.headers)
@@ -95,6 +96,12 @@ class Door:
             self._check_origin(request.headers)
         if request.method == "POST" and path.startswith(PIPELINES):
             self._check_report(request)
+            return
+        if (
+            request.method == "GET"
+            and f"{path}/".startswith(PIPELINES)
+            and self._has_token(request)
+        ):
             return
         if not path.startswith("/api/") or path in _LOGIN_PATHS or path.startswith(_OPEN_PATHS):
             return
@@ -121,13 +128,16 @@ class Door:
             raise Forbidden("a report is sent as application/json")
         if self._token is None and not self._logins.is_needed:
             return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        is_right = self._token is not None and kind.lower() == "bearer"
-        if not (is_right and same_text(given, self._token or "")):
+        if not self._has_token(request):
             raise Forbidden(
                 "a pipeline reports with the console's token: Authorization: Bearer TOKEN; start "
                 "the console with ORBITMQ_CONSOLE_TOKEN or --token-file"
             )
+
+    def _has_token(self, request: Request) -> bool:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        is_bearer = self._token is not None and kind.lower() == "bearer"
+        return is_bearer and same_text(given, self._token or "")
 
 
 def _check_site(headers: Headers) -> None:

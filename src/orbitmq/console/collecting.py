@@ -23,7 +23,13 @@ from orbitmq.clock import Clock
 from orbitmq.console.heat import HeatMaps
 from orbitmq.console.questions import Pair, Questions
 from orbitmq.console.rates import Meter
-from orbitmq.console.samples import GroupSample, Snapshot, TopicPart, TopicSample
+from orbitmq.console.samples import (
+    STALLED_AFTER,
+    GroupSample,
+    Snapshot,
+    TopicPart,
+    TopicSample,
+)
 from orbitmq.console.settings import Budget
 from orbitmq.console.tables import BrokerTables, Place
 from orbitmq.errors import OrbitError
@@ -47,12 +53,14 @@ class Collector:
         budget: Budget,
         clock: Clock,
         *,
-        every: float,
-        on_sample: Callable[[Snapshot], Awaitable[None]],
+        every: float = 5.0,
+        patience: float = STALLED_AFTER,
+        on_sample: Callable[[Snapshot], Awaitable[None]] | None = None,
     ) -> None:
         self._admin = admin
         self._clock = clock
         self._every = every
+        self._patience = patience
         self._on_sample = on_sample
         self._questions = Questions(admin, tables, budget, clock)
         self._wake = asyncio.Event()
@@ -97,7 +105,8 @@ class Collector:
             self.problem = str(error)
             return
         self.problem = None
-        await self._on_sample(snapshot)
+        if self._on_sample is not None:
+            await self._on_sample(snapshot)
 
     async def look(self) -> Snapshot:
         """One look. Raises `OrbitError` when no name server answers."""
@@ -186,6 +195,7 @@ class Collector:
             dead_letters=dead,
             dead_last_hour=recent,
             findings=questions.findings.get(name, ()),
+            patience=self._patience,
         )
 
     def _all_topics(self, groups: Mapping[str, GroupSample]) -> dict[str, TopicSample]:

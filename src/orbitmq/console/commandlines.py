@@ -214,6 +214,31 @@ def _time(moment: Moment | None) -> str | None:
     return text.replace("+00:00", "Z")
 
 
+def show_pipeline(name: str) -> str:
+    return command("pipeline", "status", name)
+
+
+def start_name_server(port: int) -> str:
+    return command("namesrv", port=port)
+
+
+def start_broker(
+    name: str | None,
+    name_servers: Iterable[str],
+    *,
+    advertise: str | None = None,
+    keep: float | None = None,
+) -> str:
+    """`keep` is for how many seconds messages are kept."""
+    return command(
+        "broker",
+        name=name,
+        name_server=list(name_servers),
+        advertise=advertise,
+        set=None if keep is None else f"broker.store.retention.keep={keep:g}",
+    )
+
+
 def produce(
     topic: str,
     body: str,

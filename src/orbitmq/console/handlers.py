@@ -1,7 +1,7 @@
-"""How long handlers take and how often they fail, by the account of the consumers themselves.
+"""How long handlers take, how often they fail, and what is wrong among members, by their account.
 
 A broker does not know: it is asked to pass the question on to each consumer, which may be slow to
-answer or say nothing. So this happens beside the looks at the cluster, a few consumers at a time.
+answer or say nothing. So this happens beside the looks at the cluster, a few groups at a time.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orbitmq.client.admin import AsyncAdmin, RunningInfo
+from orbitmq.client.admin import AsyncAdmin, Finding, RunningInfo
 from orbitmq.client.admin.findings import retries_for_ever
 from orbitmq.client.names import is_retry_topic
+from orbitmq.console.checks.groups import Inside
 from orbitmq.console.rotation import Rotation
 from orbitmq.errors import OrbitError
 
@@ -24,35 +25,41 @@ log = logging.getLogger(__name__)
 MOST_MEMBERS = 8
 #: Seconds that a consumer may take for its answer.
 TIMEOUT = 3.0
+#: Groups that are asked at the same time.
+_AT_ONCE = 4
 
 #: The client ids of the consumers of each group.
 Clients = Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerTimes:
-    """The handlers of a group now."""
+    """The handlers of a group now; rates are those of all members that were asked, together."""
 
-    #: Seconds for a message: of the consumer in the middle, and of the slowest one.
+    #: Mean seconds of a call: of the member in the middle, and of the slowest one.
     median: float
     slowest: float
-    #: Messages per second that fail, of all that were asked.
+    #: Messages per second that went well, that failed, and that were pulled.
+    ok_rate: float
     failed_rate: float
+    pull_rate: float
+    #: Mean seconds from asking a broker for messages to having some, of the slowest member.
+    pull_time: float
 
 
 class Handlers:
     """Asks consumers in turn."""
 
     def __init__(
-        self, admin: AsyncAdmin, clients: Callable[[], Clients], *, budget: int, every: float
+        self, admin: AsyncAdmin, clients: Callable[[], Clients], *, budget: int, every: float = 5.0
     ) -> None:
         self._admin = admin
         self._clients = clients
         self._every = every
         self._turn = Rotation(budget)
         self.times: dict[str, HandlerTimes] = {}
-        #: What is wrong with how consumers are set up, in words, by group.
-        self.findings: dict[str, str] = {}
+        #: What is wrong inside of groups.
+        self.inside: dict[str, Inside] = {}
 
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
@@ -63,21 +70,26 @@ class Handlers:
     async def ask(self) -> None:
         """Ask the consumers of some groups."""
         clients = dict(self._clients())
-        for group in self._turn.next(clients):
-            asked = (self._info(group, each) for each in clients[group][:MOST_MEMBERS])
-            infos = [info for info in await asyncio.gather(*asked) if info is not None]
-            self.times.pop(group, None)
-            self.findings.pop(group, None)
-            if found := times_of(infos):
-                self.times[group] = found
-            if forever := next(filter(retries_for_ever, infos), None):
-                self.findings[group] = (
-                    f"{forever.client_id} of group {group!r} consumes in order and retries for "
-                    "ever: one message that cannot be processed stops its queue"
-                )
-        for known in (self.times, self.findings):
+        free = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(group: str) -> None:
+            async with free:
+                await self._ask(group, clients[group])
+
+        await asyncio.gather(*map(ask, self._turn.next(clients)))
+        for known in (self.times, self.inside):
             for gone in known.keys() - clients.keys():
-                del known[gone]
+                known.pop(gone)
+
+    async def _ask(self, group: str, clients: Sequence[str]) -> None:
+        asked = (self._info(group, each) for each in clients[:MOST_MEMBERS])
+        infos = [info for info in await asyncio.gather(*asked) if info is not None]
+        findings = await self._findings(group)
+        endless = next(filter(retries_for_ever, infos), None)
+        self.inside[group] = Inside(findings, None if endless is None else endless.client_id)
+        self.times.pop(group, None)
+        if found := times_of(infos):
+            self.times[group] = found
 
     async def _info(self, group: str, client_id: str) -> RunningInfo | None:
         try:
@@ -87,17 +99,29 @@ class Handlers:
             log.debug("a consumer does not tell: %s", error)
             return None
 
+    async def _findings(self, group: str) -> tuple[Finding, ...]:
+        try:
+            return await self._admin.groups.findings(group)
+        except OrbitError as error:
+            # Deleted meanwhile, or its brokers do not answer, which is told elsewhere.
+            log.debug("a group cannot be looked into: %s", error)
+            return ()
+
 
 def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:
     """The handlers of a group out of what its consumers say; None when none has worked."""
-    working = [
-        topic
-        for info in infos
-        for name, topic in info.topics.items()
-        if not is_retry_topic(name) and topic.ok_rate + topic.failed_rate > 0
-    ]
+    topics = [each for info in infos for each in info.topics.items()]
+    working = [each for each in topics if each[1].ok_rate + each[1].failed_rate > 0]
     if not working:
         return None
-    times = [each.consume_time for each in working]
-    failed = sum(each.failed_rate for each in working)
-    return HandlerTimes(statistics.median(times), max(times), failed)
+    # Messages that failed before are rare, and tell little about what a handler usually takes.
+    usual = [each for name, each in working if not is_retry_topic(name)]
+    times = [each.consume_time for each in usual or [each for _, each in working]]
+    return HandlerTimes(
+        median=statistics.median(times),
+        slowest=max(times),
+        ok_rate=sum(each.ok_rate for _, each in working),
+        failed_rate=sum(each.failed_rate for _, each in working),
+        pull_rate=sum(each.pull_rate for _, each in topics),
+        pull_time=max(each.pull_time for _, each in topics),
+    )

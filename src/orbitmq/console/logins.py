@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections import deque
 from dataclasses import dataclass
@@ -16,8 +17,6 @@ from dataclasses import dataclass
 from orbitmq.clock import Clock
 from orbitmq.console.errors import Forbidden, TooManyAttempts
 
-#: The cookie that holds a session's token.
-COOKIE = "orbitmq_console"
 #: Seconds in which wrong passwords are counted.
 WINDOW = 60.0
 MOST_SESSIONS = 1000
@@ -105,6 +104,19 @@ class Logins:
         }
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
+
+
+_port = re.compile(r"[^:\[]:([0-9]{1,5})$").search
+
+
+def cookie_name(host: str) -> str:
+    """The cookie that holds a session's token; `host` is what the browser asks for.
+
+    Browsers keep cookies by host and not by port: two consoles on one machine would log each
+    other's people out.
+    """
+    found = _port(host)
+    return f"orbitmq_console_{found[1]}" if found else "orbitmq_console"
 
 
 def same_text(given: str, wanted: str) -> bool:

@@ -12,13 +12,15 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.clock import Clock
 from orbitmq.console.audit import Audit
+from orbitmq.console.checks.clocks import ClockWatch
+from orbitmq.console.checks.faults import Fault
+from orbitmq.console.checks.seen import Seen, find_faults
 from orbitmq.console.collecting import Collector
 from orbitmq.console.errors import NotYet, ReadOnly
 from orbitmq.console.events import Events
-from orbitmq.console.faults import Fault, find_faults
 from orbitmq.console.handlers import Handlers
 from orbitmq.console.historyfile import HistoryFile
-from orbitmq.console.logins import COOKIE, Logins
+from orbitmq.console.logins import Logins, cookie_name
 from orbitmq.console.pipelines import Pipelines
 from orbitmq.console.plans import Plans
 from orbitmq.console.replays import Replays
@@ -80,9 +82,11 @@ class Parts:
             budget=self.settings.budget.handlers,
             every=self.settings.every,
         )
+        self.clocks = ClockWatch(self.admin, self._written, self.clock)
         self._tasks += (
             asyncio.create_task(self.collector.run(), name="console collector"),
             asyncio.create_task(self.handlers.run(), name="console handlers"),
+            asyncio.create_task(self.clocks.run(), name="console clocks"),
         )
 
     async def stop(self) -> None:
@@ -107,8 +111,22 @@ class Parts:
         return snapshot
 
     def faults(self) -> tuple[Fault, ...]:
-        now = self.clock.now()
-        return find_faults(self.snapshot, self.pipelines.all, now, self.handlers.findings)
+        return find_faults(
+            Seen(
+                snapshot=self.snapshot,
+                now=self.clock.now(),
+                inside=self.handlers.inside,
+                skews=self.clocks.skews.found,
+                pipelines=tuple(self.pipelines.all),
+            )
+        )
+
+    def _written(self) -> list[str]:
+        """Topics that have messages, the latest first."""
+        snapshot = self.collector.snapshot
+        topics = () if snapshot is None else snapshot.topics.values()
+        written = [(each.last_stored_at, each.name) for each in topics if each.last_stored_at]
+        return [name for _, name in sorted(written, reverse=True)]
 
     def check_write(self, command: str) -> None:
         """Raises `ReadOnly` unless this console may change things."""
@@ -120,10 +138,15 @@ class Parts:
         for group, times in self.handlers.times.items():
             values[f"group/{group}/median"] = round(times.median, 4)
             values[f"group/{group}/slowest"] = round(times.slowest, 4)
+            values[f"group/{group}/ok"] = round(times.ok_rate, 3)
             values[f"group/{group}/failed"] = round(times.failed_rate, 3)
+            values[f"group/{group}/pulled"] = round(times.pull_rate, 3)
+            values[f"group/{group}/pull"] = round(times.pull_time, 4)
         for each in self.pipelines.all:
             values[f"pipeline/{each.name}/lag"] = float(each.total_lag)
             values[f"pipeline/{each.name}/rows"] = each.report.rows_per_second or 0.0
+            if each.report.failed_share is not None:
+                values[f"pipeline/{each.name}/failed"] = each.report.failed_share
         self.fine.add(snapshot.at, values)
         await self.file.add(snapshot.at, values)
         self.events.publish("sample", {"at": snapshot.at})
@@ -137,8 +160,13 @@ def parts_of(request: Request) -> Parts:
 
 def is_let_in(request: Request) -> Callable[[], bool]:
     """Whether the session of a request goes on: a stream outlives its beginning."""
-    logins, token = parts_of(request).logins, request.cookies.get(COOKIE)
+    logins, token = parts_of(request).logins, session_token(request)
     return lambda: logins.session(token) is not None
+
+
+def session_token(request: Request) -> str | None:
+    """The token that the browser of a request keeps."""
+    return request.cookies.get(cookie_name(request.headers.get("host", "")))
 
 
 def who(request: Request) -> str:

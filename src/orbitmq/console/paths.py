@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from orbitmq.client.admin import AsyncMessages, Track
 from orbitmq.client.errors import ClientError
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.console.words import count
+from orbitmq.console.words import several
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 #: The header in which W3C's trace context travels.
@@ -54,7 +54,7 @@ def known_steps(message: ReceivedMessage, tracks: Iterable[Track]) -> Iterator[S
         if copy is not None and copy.offset_id != message.offset_id:
             yield Step(
                 at=copy.stored_at,
-                what=f"{track.fate.value}, after {count(track.failures, 'attempt')}",
+                what=f"{track.fate.value}, after {several(track.failures, 'attempt')}",
                 where=str(copy.queue),
                 group=track.group,
                 is_bad=track.fate.name == "DEAD",

@@ -9,6 +9,7 @@ import msgspec
 
 from orbitmq.clock import Clock
 from orbitmq.console.errors import BadInput, NotThere
+from orbitmq.spark.consolelink import QueryReport
 
 #: Seconds without a report after which a pipeline that should run is called lost.
 LOST_AFTER = 60.0
@@ -22,30 +23,26 @@ class PipelineState(enum.StrEnum):
 
     RUNNING = "running"
     WAITING = "waiting"
+    #: It runs, and what it handles comes back.
+    FAILING = "failing"
     FAILED = "failed"
     STOPPED = "stopped"
     #: Said by nobody: it stopped reporting.
     LOST = "lost"
 
 
-class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
+#: Those of a query whose driver is there.
+UP = frozenset({PipelineState.RUNNING, PipelineState.WAITING, PipelineState.FAILING})
+
+
+class PipelineReport(QueryReport, frozen=True, kw_only=True):
     """What a driver says about a query; everything but the state may be left out."""
 
     state: PipelineState
-    batch: int | None = None
-    rows: int | None = None
-    rows_per_second: float | None = None
-    input_rows_per_second: float | None = None
-    #: How long the last batch took, and how long it may take before the next one is late.
-    batch_seconds: float | None = None
+    #: How long a batch may take before the next one is late.
     trigger_seconds: float | None = None
-    group: str | None = None
-    topics: tuple[str, ...] = ()
+    #: Topics that it writes.
     output: tuple[str, ...] = ()
-    #: Messages not yet read, by `topic@broker:queue`.
-    lag: dict[str, int] = msgspec.field(default_factory=dict)
-    error: str | None = None
-    url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +54,9 @@ class Pipeline:
     reported_at: float
 
     def state_at(self, now: float) -> PipelineState:
-        is_up = self.report.state in (PipelineState.RUNNING, PipelineState.WAITING)
-        return (
-            PipelineState.LOST
-            if is_up and now - self.reported_at > LOST_AFTER
-            else (self.report.state)
-        )
+        is_up = self.report.state in UP
+        is_lost = is_up and now - self.reported_at > LOST_AFTER
+        return PipelineState.LOST if is_lost else self.report.state
 
     @property
     def total_lag(self) -> int:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from orbitmq.client.admin import AsyncAdmin, BrokerNode, Topic, TopicKind
 from orbitmq.client.admin.findings import duplicate_clients, told_findings
+from orbitmq.client.admin.membervalues import Finding
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import dead_letter_topic, is_retry_topic
 from orbitmq.client.queue import Queue
@@ -51,8 +52,8 @@ class Questions:
         self.members: dict[str, tuple[int, str]] = {}
         #: And their ids.
         self.clients: dict[str, tuple[str, ...]] = {}
-        #: What is wrong among the members of a group, in words.
-        self.findings: dict[str, tuple[str, ...]] = {}
+        #: What is wrong among the members of a group.
+        self.findings: dict[str, tuple[Finding, ...]] = {}
         #: Dead letters of a group, and of them those of the last hour.
         self.dead: dict[str, tuple[int, int]] = {}
         #: What is in a topic, and how fast it grows.
@@ -124,9 +125,8 @@ class Questions:
                 return
             self.clients[group] = tuple(sorted({each.client_id for each in members.clients}))
             self.members[group] = (len(members.clients), members.model)
-            found = (*told_findings(told), *duplicate_clients(members))
-            if found:
-                self.findings[group] = tuple(dict.fromkeys(each.text for each in found))
+            if found := (*told_findings(told), *duplicate_clients(members)):
+                self.findings[group] = found
             if members.model != "broadcasting":
                 topics = [each.topic for each in members.subscriptions]
                 await self._ask_unreported(brokers, group, topics, places.get(group, {}))

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orbitmq.client.admin import ClusterStatus, GroupSettings, Topic, Unreachable
+from orbitmq.client.admin.membervalues import Finding
 from orbitmq.client.names import is_retry_topic
+
+#: Seconds that a message waits, and without progress, after which a group is called stalled.
+STALLED_AFTER = 60.0
 
 
 class Pace(enum.StrEnum):
@@ -51,8 +55,10 @@ class GroupSample:
     still: float = 0.0
     dead_letters: int = 0
     dead_last_hour: int = 0
-    #: What is wrong among its members, in words.
-    findings: tuple[str, ...] = ()
+    #: What brokers and connections say is wrong among its members.
+    findings: tuple[Finding, ...] = ()
+    #: Seconds without progress after which it is called stalled.
+    patience: float = STALLED_AFTER
 
     @property
     def lag(self) -> int:
@@ -93,7 +99,8 @@ class GroupSample:
             return Pace.DONE
         if self.members == 0 and self.out_rate <= 0:
             return Pace.SILENT
-        if self.still >= STALLED_AFTER:
+        age = self.lag_seconds
+        if self.still >= self.patience and (age is None or age >= STALLED_AFTER):
             return Pace.STALLED
         gain = self.out_rate - self.in_rate
         # A tenth of the stream is the noise of commits that come every few seconds.
@@ -101,10 +108,6 @@ class GroupSample:
         if gain > margin:
             return Pace.DRAINING
         return Pace.GROWING if gain < -margin else Pace.KEEPING
-
-
-#: Seconds without progress, while messages wait, after which a group is called stalled.
-STALLED_AFTER = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

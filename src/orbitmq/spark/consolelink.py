@@ -24,6 +24,10 @@ from orbitmq.spark.errors import SourceError
 
 log = logging.getLogger(__name__)
 
+#: Where the console is, and the token that it wants, if nobody says otherwise.
+CONSOLE_VARIABLE: Final = "ORBITMQ_CONSOLE"
+TOKEN_VARIABLE: Final = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # its name
+
 #: Seconds between two rounds when there is news, and when there is none.
 _SOONEST: Final = 0.5
 _AGAIN: Final = 15.0
@@ -35,7 +39,7 @@ _LOGGED: Final = 1000
 class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a console is told about a query, as it expects it."""
 
-    state: str  #: running, waiting, failed or stopped
+    state: str  #: running, waiting, failing, failed or stopped
     batch: int | None = None
     rows: int | None = None
     rows_per_second: float | None = None
@@ -45,6 +49,12 @@ class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     topics: tuple[str, ...] = ()
     #: Messages that wait, by `topic@broker:queue`.
     lag: Mapping[str, int] = {}
+    #: Since it was started: handled well, sent back to be delivered again, given up.
+    done: int | None = None
+    retried: int | None = None
+    dead: int | None = None
+    #: Of what was handled lately, the share that failed.
+    failed_share: float | None = None
     error: str | None = None
     url: str | None = None
 

@@ -9,19 +9,25 @@ session that has started since, in classic and Connect sessions.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from orbitmq.spark.consolelink import ConsoleLink, QueryReport
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.spark.consolelink import (
+    CONSOLE_VARIABLE,
+    TOKEN_VARIABLE,
+    ConsoleLink,
+    QueryReport,
+)
 from orbitmq.spark.errors import SourceError
-from orbitmq.spark.offsets import from_json, is_starting
+from orbitmq.spark.failing import FailureWatch
+from orbitmq.spark.lags import lag_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,10 +38,10 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
+    from orbitmq.spark.pipelines.run import Returned
+
 log = logging.getLogger(__name__)
 
-CONSOLE_VARIABLE: Final = "ORBITMQ_CONSOLE"
-TOKEN_VARIABLE: Final = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # its name
 #: Of what Spark says about a failed query: the rest is stacks of the JVM.
 _SHOWN: Final = 1000
 
@@ -46,14 +52,16 @@ def report_queries(
     *,
     token: str | None = None,
     groups: Mapping[str, str] | None = None,
+    returned: Callable[[], Returned] | None = None,
 ) -> QueryReports:
     """Report every streaming query that starts from now on, until `stop` of what is returned.
 
     Without `console` and `token` they are taken from ORBITMQ_CONSOLE and ORBITMQ_CONSOLE_TOKEN.
     Queries are named by their `queryName`; `groups` says which group each of them reports to, so
-    that the console can show them together.
+    that the console can show them together. `returned` says how many rows went back so far, for
+    those that give rows back: `Run.returned`.
     """
-    reports = QueryReports(spark, console_link(console, token), groups or {})
+    reports = QueryReports(spark, console_link(console, token), groups or {}, returned)
     spark.streams.addListener(reports.listener)
     return reports
 
@@ -69,21 +77,33 @@ def console_link(console: str | None, token: str | None = None) -> ConsoleLink:
 class QueryReports:
     """The queries of a session, and what was last heard of them."""
 
-    def __init__(self, spark: SparkSession, link: ConsoleLink, groups: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        link: ConsoleLink,
+        groups: Mapping[str, str],
+        returned: Callable[[], Returned] | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
         self._spark = spark
-        self._link = link
+        self.link = link
+        self._returned = returned
+        self._clock = clock or SystemClock()
         self._groups = groups
         self._url = _page_of(spark)
         # Guards what follows: Spark's events come on one thread, the link looks on another.
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._reports: dict[str, QueryReport] = {}
+        self._rows: dict[str, int] = {}
+        self._failures: dict[str, FailureWatch] = {}
         self.listener = _Listener(self)
 
     def stop(self) -> None:
         """Report no more. May be repeated."""
         self._spark.streams.removeListener(self.listener)
-        self._link.stop()
+        self.link.stop()
 
     # ---- what Spark tells
 
@@ -91,15 +111,19 @@ class QueryReports:
         name = event.name or f"query {event.id}"
         with self._lock:
             self._names[str(event.id)] = name
+            self._rows[name] = 0
+            self._failures[name] = FailureWatch()
         self._say(name, self._begun(name))
-        self._link.watch(name, lambda: self._look(name))
+        self.link.watch(name, lambda: self._look(name))
 
     def progressed(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         name = self._name_of(progress.id)
         if name is None:
             return
-        topics, lag = _lag_of(progress.sources)
+        found = lag_of(progress.sources)
+        topics = tuple(sorted({queue.topic for queue in found}))
+        lag = {str(queue): waiting for queue, waiting in found.items()}
         with self._lock:
             before = self._reports[name]
         seconds = progress.durationMs.get("triggerExecution")
@@ -107,7 +131,6 @@ class QueryReports:
             name,
             msgspec.structs.replace(
                 before,
-                state="running" if any(lag.values()) else "waiting",
                 batch=progress.batchId,
                 rows=progress.numInputRows,
                 rows_per_second=_finite(progress.processedRowsPerSecond),
@@ -115,6 +138,10 @@ class QueryReports:
                 batch_seconds=None if seconds is None else seconds / 1000,
                 topics=topics or before.topics,
                 lag=lag,
+                **{
+                    "state": "running" if any(lag.values()) else "waiting",
+                    **self._handled(name, max(0, progress.numInputRows or 0)),
+                },
             ),
         )
 
@@ -123,7 +150,8 @@ class QueryReports:
         if name is not None:
             with self._lock:
                 before = self._reports[name]
-            self._say(name, msgspec.structs.replace(before, state="waiting"))
+            counts = self._handled(name, 0)
+            self._say(name, msgspec.structs.replace(before, **{"state": "waiting", **counts}))
 
     def terminated(self, event: QueryTerminatedEvent) -> None:
         name = self._name_of(event.id)
@@ -135,6 +163,24 @@ class QueryReports:
         state = "stopped" if error is None else "failed"
         self._say(name, msgspec.structs.replace(before, state=state, error=error))
 
+    def _handled(self, name: str, rows: int) -> dict[str, Any]:
+        """What became of rows, where somebody counts those that went back."""
+        if self._returned is None:
+            return {}
+        returned, now = self._returned(), self._clock.monotonic()
+        failed = returned.retried + returned.dead
+        with self._lock:
+            self._rows[name] += rows
+            watch, done = self._failures[name], max(0, self._rows[name] - failed)
+            watch.add(now, done, failed)
+            counts = {
+                "done": done,
+                "retried": returned.retried,
+                "dead": returned.dead,
+                "failed_share": watch.share(now),
+            }
+            return counts | ({"state": "failing"} if watch.is_failing(now) else {})
+
     # ---- what is told
 
     def _begun(self, name: str) -> QueryReport:
@@ -143,7 +189,7 @@ class QueryReports:
     def _say(self, name: str, report: QueryReport) -> None:
         with self._lock:
             self._reports[name] = report
-        self._link.news()
+        self.link.news()
 
     def _look(self, name: str) -> QueryReport:
         with self._lock:
@@ -171,29 +217,6 @@ class _Listener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         self._reports.terminated(event)
-
-
-def _lag_of(sources: list[Any]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The topics of our sources, and how many messages wait in each of their queues."""
-    topics: set[str] = set()
-    lag: dict[str, int] = {}
-    for source in sources:
-        reached, latest = _positions(source.endOffset), _positions(source.latestOffset)
-        topics.update(queue.topic for queue in reached)
-        for queue, at in reached.items():
-            lag[str(queue)] = max(0, latest.get(queue, at) - at)
-    return tuple(sorted(topics)), lag
-
-
-def _positions(text: str | None) -> Mapping[Any, int]:
-    """The positions in an offset of ours; empty for one of another source."""
-    try:
-        offset = json.loads(text or "null")
-        if not isinstance(offset, dict) or is_starting(offset):
-            return {}
-        return from_json(offset)
-    except (ValueError, SourceError):
-        return {}
 
 
 def _page_of(spark: SparkSession) -> str | None:

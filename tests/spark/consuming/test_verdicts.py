@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,11 @@ import pytest
 
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.errors import SettingError
+from orbitmq.client.idempotence import Idempotence
 from orbitmq.client.queue import Queue
 from orbitmq.client.ranges import QueueRange
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.seenstores import SeenInSqlite
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
 from orbitmq.spark.consuming.errors import ReturnFailed, RowsRefused
 from orbitmq.spark.consuming.settling import Settled, neighbours
@@ -59,13 +63,14 @@ def test_every_row_gets_a_verdict(
     assert len(rows) == 40
     for number, row in rows.items():
         verdict = (row.outcome, row.error, row.retryAfter)
+        assert row.isHeld is False
         assert verdict == {
             3: ("retry", f"ValueError: no account for {number}", None),
             5: ("retry", "closed", 60.0),
             7: ("dead", "no such customer", None),
         }.get(number % 10, ("ok", None, None))
         assert row.properties["UNIQ_KEY"] == row.msgId == f"id-{number}"
-    assert found.columns[-3:] == ["outcome", "error", "retryAfter"]
+    assert found.columns[-4:] == ["outcome", "error", "retryAfter", "isHeld"]
 
 
 def test_handlers_of_batches_and_coroutines_judge_rows_too(
@@ -150,6 +155,40 @@ def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
     assert {row.msgId for row in again.values()} == {f"id-{n}" for n in again}
     assert again[13].reason == "ValueError: no account for 13"
     assert again[15].reason == "closed"
+
+
+def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("orders", queues=4)
+    filled(orbit_cluster, "orders", 4)
+    server = orbit_cluster.name_server
+    with (
+        contextlib.closing(SeenInSqlite(tmp_path / "seen.sqlite")) as elsewhere,
+        contextlib.closing(SeenInSqlite(tmp_path / "seen.sqlite")) as here,
+    ):
+        elsewhere.claim("billing\x00orders\x00id-2", time.time(), lease=3600)
+        once = Idempotence(here, retry=30)
+
+        with judged(
+            read(spark, orbit_cluster, "orders"),
+            lambda message: None,
+            group="billing",
+            middleware=[once],
+        ) as rows:
+            verdicts = {
+                int(bytes(row.body)): (row.outcome, row.isHeld, row.retryAfter)
+                for row in rows.collect()
+            }
+            settled = settle(rows, "billing", name_server=server)
+    orbit_cluster.advance(30)
+    until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
+
+    done = ("ok", False, None)
+    assert verdicts == {0: done, 1: done, 2: ("retry", True, 30.0), 3: done}
+    assert settled == Settled(retried=1, dead=0)
+    (again,) = orbit_cluster.messages("%RETRY%billing")
+    assert (again.body, again.unique_id, again.reconsume_times) == (b"2", "id-2", 0)
 
 
 def test_a_group_without_failures_has_an_empty_table_of_them(

@@ -8,19 +8,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import GroupDetails, RunningInfo
+from orbitmq.client.admin import Finding, FindingKind, GroupDetails, RunningInfo
 from orbitmq.client.names import is_retry_topic
 from orbitmq.console import commandlines
 from orbitmq.console.answers import answer
 from orbitmq.console.api.listing import Row, window
+from orbitmq.console.checks.faults import Check
+from orbitmq.console.checks.groups import OF_GROUPS, of_finding
 from orbitmq.console.errors import NotThere
-from orbitmq.console.faults import explained, find_faults
 from orbitmq.console.parts import Parts, parts_of, who
 from orbitmq.console.samples import GroupSample, Pace
 
 _COLUMNS = (
     "name", "pace", "lag", "lag_seconds", "in_rate", "out_rate", "members", "dead_letters",
 )  # fmt: skip
+#: What the page of a group has asked for itself.
+_FRESH = frozenset({*(kind.value for kind in FindingKind), "members disagree"})
 _WRONG = (Pace.STALLED, Pace.GROWING, Pace.SILENT, Pace.PAUSED)
 
 
@@ -69,9 +72,8 @@ async def group(request: Request) -> Response:
     details = await parts.admin.groups.describe(name)
     snapshot = parts.collector.snapshot
     sample = None if snapshot is None else snapshot.groups.get(name)
-    now = parts.clock.now()
-    endless = parts.handlers.findings
-    faults = () if snapshot is None else find_faults(snapshot, (), now, endless)
+    faults = () if snapshot is None else parts.faults()
+    handlers = parts.handlers.times.get(name)
     pipelines = [each.name for each in parts.pipelines.all if each.report.group == name]
     return answer(
         {
@@ -86,11 +88,13 @@ async def group(request: Request) -> Response:
             "retry_lag": details.progress.retry_lag,
             "dead_letters": details.dead_letters,
             "members": details.members,
-            "findings": [explained(each) for each in details.findings],
+            "findings": [_explained(each) for each in details.findings],
             "faults": [
                 fault for fault in faults
-                if fault.subject == name and fault.kind != "members disagree"
+                if (fault.check in OF_GROUPS and fault.subject == name and fault.kind not in _FRESH)
+                or (fault.check is Check.PIPELINES and fault.subject in pipelines)
             ],
+            "handlers": handlers,
             "pipelines": pipelines,
             "command": commandlines.show_group(name),
             "commands": {
@@ -100,6 +104,18 @@ async def group(request: Request) -> Response:
             "unreachable": details.progress.unreachable,
         }
     )  # fmt: skip
+
+
+def _explained(finding: Finding) -> dict[str, object]:
+    """What is wrong among the members of a group, with what to do about it."""
+    fault = of_finding(finding)
+    return {
+        "kind": fault.kind,
+        "text": fault.text,
+        "variants": finding.variants,
+        "remedy": fault.remedy,
+        "command": fault.command,
+    }
 
 
 def _queues(details: GroupDetails) -> list[dict[str, object]]:

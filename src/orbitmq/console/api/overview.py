@@ -10,7 +10,7 @@ from orbitmq.client.admin import BrokerStatus, NameServerStatus, TopicKind
 from orbitmq.console.answers import answer
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
-from orbitmq.console.faults import gathered
+from orbitmq.console.checks.faults import gathered
 from orbitmq.console.parts import Parts, parts_of
 from orbitmq.console.series import thinned
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.console.answers import LARGEST, answer
+from orbitmq.console.checks.pipelines import of_pipelines
 from orbitmq.console.errors import BadInput
 from orbitmq.console.parts import parts_of
 from orbitmq.console.pipelines import Pipeline, PipelineReport
@@ -37,6 +38,11 @@ def shown_pipeline(pipeline: Pipeline, now: float) -> dict[str, Any]:
         "topics": report.topics,
         "output": report.output,
         "lag": report.lag,
+        "done": report.done,
+        "retried": report.retried,
+        "dead": report.dead,
+        "failed_share": report.failed_share,
+        "faults": tuple(of_pipelines((pipeline,), now)),
         "error": report.error,
         "url": report.url,
     }

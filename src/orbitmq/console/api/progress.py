@@ -14,7 +14,7 @@ from orbitmq.console.api.topics import queue_named
 from orbitmq.console.errors import BadInput
 from orbitmq.console.parts import Parts, parts_of, who
 from orbitmq.console.plans import Planned
-from orbitmq.console.words import count
+from orbitmq.console.words import several
 from orbitmq.errors import OrbitError
 
 
@@ -185,9 +185,9 @@ def _outcome(reports: list[ResetReport]) -> str:
     queues = sum(len(report.outcomes) for report in reports)
     wrong = sum(not each.is_effective for report in reports for each in report.outcomes)
     if wrong:
-        return f"{wrong} of {count(queues, 'queue')} did not move"
+        return f"{wrong} of {several(queues, 'queue')} did not move"
     return (
-        f"{count(queues, 'queue')} read back; {count(skipped, 'message')} skipped, "
+        f"{several(queues, 'queue')} read back; {several(skipped, 'message')} skipped, "
         f"{replayed:,} to be consumed again"
     )
 

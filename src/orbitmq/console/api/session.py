@@ -9,8 +9,8 @@ from starlette.routing import Route
 
 from orbitmq import __version__
 from orbitmq.console.answers import answer, given
-from orbitmq.console.logins import COOKIE, Session
-from orbitmq.console.parts import Parts, parts_of, who
+from orbitmq.console.logins import Session, cookie_name
+from orbitmq.console.parts import Parts, parts_of, session_token, who
 
 #: Bytes of what those may send whom nobody knows yet.
 _LARGEST = 4096
@@ -48,7 +48,7 @@ async def log_in(request: Request) -> Response:
     token = parts.logins.log_in(given_password, who(request))
     response = answer(me_content(parts, parts.logins.session(token)))
     response.set_cookie(
-        COOKIE,
+        _cookie(request),
         token,
         max_age=int(parts.settings.session),
         httponly=True,
@@ -61,10 +61,14 @@ async def log_in(request: Request) -> Response:
 
 async def log_out(request: Request) -> Response:
     """End the session."""
-    parts_of(request).logins.log_out(request.cookies.get(COOKIE))
+    parts_of(request).logins.log_out(session_token(request))
     response = Response(status_code=204)
-    response.delete_cookie(COOKIE, path="/")
+    response.delete_cookie(_cookie(request), path="/")
     return response
+
+
+def _cookie(request: Request) -> str:
+    return cookie_name(request.headers.get("host", ""))
 
 
 routes = [

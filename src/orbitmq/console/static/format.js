@@ -50,9 +50,10 @@ export function brief(seconds) {
   return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} d`;
 }
 
-/** 4 ms · 1.2 s */
+/** 80 µs · 4 ms · 1.2 s */
 export function fine(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 0.001) return `${Math.max(1, Math.round(seconds * 1e6))} µs`;
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
 }
 

@@ -3,7 +3,7 @@
 import { get, me, post } from "./api.js";
 import { h, morphChildren } from "./dom.js";
 import * as f from "./format.js";
-import { problem, toast } from "./parts.js";
+import { ILL, problem, toast } from "./parts.js";
 import { login } from "./views/login.js";
 import { now } from "./views/now.js";
 import { topics } from "./views/topics.js";
@@ -113,7 +113,7 @@ function tell(content) {
   const isBad = (content.faults ?? []).some((kind) => kind.weight === "bad");
   mark("/", content.fault_count, isBad ? "bad" : "warn");
   mark("/dead-letters", content.dead_last_hour, "warn");
-  const failed = content.pipelines.filter((each) => ["failed", "lost"].includes(each.state)).length;
+  const failed = content.pipelines.filter((each) => ILL.includes(each.state)).length;
   mark("/pipelines", failed || content.pipelines.length, failed ? "bad" : "");
 }
 

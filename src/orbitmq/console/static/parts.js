@@ -48,12 +48,51 @@ async function copied(text) {
   try { await navigator.clipboard.writeText(text); return true; } catch { return false; }
 }
 
-const TONES = { stalled: "bad", "falling behind": "warn", "nobody consumes": "warn", paused: "warn", lost: "bad", failed: "bad" };
+const TONES = { stalled: "bad", "falling behind": "warn", "nobody consumes": "warn", paused: "warn", lost: "bad", failed: "bad", failing: "bad" };
+
+/** States of a pipeline: its driver is there; it needs a hand. */
+export const UP = ["running", "waiting", "failing"];
+export const ILL = ["failed", "failing", "lost"];
 
 /** What a group's lag does, coloured only when it needs a hand. */
 export function pace(word, lag = 1) {
   const tone = word === "paused" || lag ? TONES[word] ?? "" : "";
   return h("span", { class: `tag ${tone}` }, word ?? "unknown");
+}
+
+/** Of what a pipeline handled lately, the share that failed. */
+export function failedShare(row) {
+  return h("span", { class: row.state === "failing" ? "bad-text" : row.failed_share ? "warn-text" : "" }, f.percent(row.failed_share));
+}
+
+/** What is wrong, what to do, and the command that does it. `subject` leads to where it is shown. */
+export function fault(each, { subject } = {}) {
+  return h("div", { class: "fault" },
+    h("span", { class: `dot ${each.weight ?? "bad"}`, title: each.kind }),
+    h("div", { class: "words" },
+      subject ? [link(each.link, each.subject), h("span", { class: "faint" }, ` ${each.kind}`)] : h("b", null, upper(each.kind)),
+      h("div", null, sentence(each.text)),
+      each.others?.length > 0 && h("details", null, h("summary", { class: "muted small" }, `and ${f.exact(each.others.length)} more`), each.others.map((text) => h("div", { class: "small muted" }, sentence(text))))),
+    (each.remedy || each.command) && h("div", { class: "fix" }, each.remedy && h("span", null, sentence(each.remedy)), each.command && command(each.command)));
+}
+
+/** Faults of one thing, one below the other; null without any. */
+export function faults(found) {
+  return found.length ? h("section", { class: "card faults", "aria-label": "What needs a hand" }, found.map((each) => fault(each))) : null;
+}
+
+/** Findings of one kind as one: six queues that nobody pulls are one thing that happened. */
+export function findings(found) {
+  const kinds = Map.groupBy ? Map.groupBy(found, (each) => each.kind) : found.reduce((map, each) => map.set(each.kind, [...(map.get(each.kind) ?? []), each]), new Map());
+  return [...kinds].map(([kind, some]) => ({ kind, text: some[0].text, remedy: some[0].remedy, command: some[0].command, others: some.slice(1).map((each) => each.text) }));
+}
+
+function upper(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+function sentence(text) {
+  return upper(text).replace(/[.]?$/, ".");
 }
 
 export function groupLink(name) {

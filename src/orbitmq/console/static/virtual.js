@@ -12,6 +12,8 @@ const CHUNK = 100;
 /**
  * `columns`: { label, sort, cell, kind }. `state` has search, filter and sort, and is changed here.
  */
+const NARROW = matchMedia("(max-width: 640px)");
+
 export function virtualTable(path, columns, state, { label, changed }) {
   const total = h("span", { class: "total", role: "status" });
   const body = h("tbody");
@@ -62,13 +64,18 @@ export function virtualTable(path, columns, state, { label, changed }) {
       const row = chunks.get(Math.floor(place / CHUNK))?.[place % CHUNK];
       rows.push(h("tr", { class: "link", "aria-rowindex": place + 2 }, columns.map((column) => h("td", { class: column.kind }, row ? column.cell(row) : "…"))));
     }
-    if (!known) rows.push(h("tr", null, h("td", { colspan: columns.length, class: "empty" }, state.search || state.filter ? "Nothing matches." : state.empty)));
+    if (!known) rows.push(h("tr", null, h("td", { colspan: inSight(), class: "empty" }, state.search || state.filter ? "Nothing matches." : state.empty)));
     table.setAttribute("aria-rowcount", known + 1);
-    body.replaceChildren(space(first), ...rows, space(known - last));
+    body.replaceChildren(...space(first), ...rows, ...space(known - last));
   }
 
   function space(count) {
-    return h("tr", { class: "space", "aria-hidden": "true" }, h("td", { colspan: columns.length, style: { height: `${Math.max(0, count) * HEIGHT}px` } }));
+    return count > 0 ? [h("tr", { class: "space", "aria-hidden": "true" }, h("td", { style: { height: `${count * HEIGHT}px` } }))] : [];
+  }
+
+  // A cell that spans more columns than there are adds empty ones, which take their part of the width.
+  function inSight() {
+    return columns.filter((column) => !NARROW.matches || !/\bopt\b/.test(column.kind)).length;
   }
 
   async function show() {

@@ -21,6 +21,7 @@ from orbitmq.spark.consuming.job import parallelism, run_batch
 from orbitmq.spark.consuming.planning import Pace, deal
 from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.runningjobs import RunningJobs
+from orbitmq.spark.failing import FailureWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +67,8 @@ class Batching:
         self._looks = 0
         self._idle_look = 0
         self._counts = {"batches": 0, "done": 0, "retried": 0, "dead": 0}
+        self._failed = 0
+        self._failures = FailureWatch()
         self._last: BatchReport | None = None
         self._last_error: str | None = None
         self.failure: PipelineFailed | None = None
@@ -127,6 +130,7 @@ class Batching:
 
     def progress(self, state: PipelineState) -> PipelineProgress:
         lag = self._driver.lag() if state is PipelineState.RUNNING else {}
+        now = self._clock.monotonic()
         with self._news:
             return PipelineProgress(
                 group=self._driver.group,
@@ -135,6 +139,8 @@ class Batching:
                 lag=lag,
                 last_batch=self._last,
                 last_error=self._last_error,
+                failed_share=self._failures.share(now),
+                is_failing=state is PipelineState.RUNNING and self._failures.is_failing(now),
                 **self._counts,
             )
 
@@ -207,7 +213,8 @@ class Batching:
             self._driver.settle(planned, reports)
         errors = [report.error for report in reports if report.error]
         self._tell(
-            BatchReport(
+            lost=0 if failure is None else planned.messages,
+            report=BatchReport(
                 number=self._counts["batches"] + 1,
                 began_at=began_at,
                 seconds=self._clock.monotonic() - began,
@@ -216,10 +223,11 @@ class Batching:
                 retried=sum(report.retried for report in reports),
                 dead=sum(report.dead for report in reports),
                 kept=sum(report.kept for report in reports),
+                held=sum(report.pause is not None for report in reports),
                 tasks=len(tasks),
                 lag=self._driver.lag(),
                 error=failure or (errors[-1] if errors else None),
-            )
+            ),
         )
         if failure is None:
             self._learn(planned, reports)
@@ -242,12 +250,15 @@ class Batching:
         self._jobs.begin()
         return run_batch(self._spark, packed, tasks, self._settings.seconds)
 
-    def _tell(self, report: BatchReport) -> None:
+    def _tell(self, report: BatchReport, lost: int) -> None:
+        """Take in what became of a batch; `lost` are the messages of a job that failed."""
         with self._news:
             self._last = report
             self._counts["batches"] += 1
             for name in ("done", "retried", "dead"):
                 self._counts[name] += getattr(report, name)
+            self._failed += report.failed + lost
+            self._failures.add(self._clock.monotonic(), self._counts["done"], self._failed)
         if report.error is not None:
             self._note(report.error)
         if self._on_batch is not None:

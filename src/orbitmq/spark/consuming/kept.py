@@ -34,7 +34,9 @@ def worker_for(packed: PackedDefinition) -> Worker:
         worker.start()
         _workers[key] = worker
         while len(_workers) > _KEPT:
-            _workers.popitem(last=False)[1].stop()
+            (process, _), old = _workers.popitem(last=False)
+            if process == key[0]:  # those of the process that this one was forked from are not ours
+                old.stop()
     _workers.move_to_end(key)
     return worker
 
@@ -48,6 +50,8 @@ def returner_for(access: RangeAccess, group: str, max_retries: int | None) -> Re
         returner.start()
         _returners[key] = returner
         while len(_returners) > _KEPT:
-            _returners.popitem(last=False)[1].stop()
+            (process, *_), given_up = _returners.popitem(last=False)
+            if process == key[0]:
+                given_up.stop()
     _returners.move_to_end(key)
     return returner

@@ -125,7 +125,8 @@ class ConsumePipeline:
         self._driver = driver
         self._link = link
         self._on_batch = on_batch
-        self._batching = Batching(spark, driver, on_batch if link is None else self._batch_done)
+        self._owns_link = link is not None
+        self._batching = Batching(spark, driver, self._batch_done)
         self._registrations = Registrations(
             driver.group,
             namespace=driver.namespace,
@@ -230,8 +231,7 @@ class ConsumePipeline:
             self._driver.start(self._handled)
             self._batching.start(self._ended)
             self._state = PipelineState.RUNNING
-            if self._link is not None:
-                self._link.watch(self._driver.group, lambda: reported(self.progress()))
+            self._tell_console()
 
     def stop(self) -> None:
         """Let the running batch finish, report progress, leave the group. May be repeated.
@@ -250,8 +250,10 @@ class ConsumePipeline:
             if self._state is not PipelineState.STOPPED:
                 failed = self._batching.failure is not None
                 self._state = PipelineState.FAILED if failed else PipelineState.STOPPED
-            if self._link is not None:
+            if self._link is not None and self._owns_link:
                 self._link.stop()
+            elif self._link is not None:
+                self._link.news()
         self._ended.set()
 
     def stop_soon(self) -> None:
@@ -267,6 +269,20 @@ class ConsumePipeline:
             self._ended.wait()
             signals.restore()
         self._batching.raise_failure()
+
+    def report_to(self, link: ConsoleLink) -> None:
+        """Tell a console how it goes over this link, which stays the caller's.
+
+        One that was told of a console by itself, or by the environment, goes on with that one.
+        """
+        with self._life:
+            if self._link is None:
+                self._link = link
+                self._tell_console()
+
+    def _tell_console(self) -> None:
+        if self._link is not None and self._state is PipelineState.RUNNING:
+            self._link.watch(self._driver.group, lambda: reported(self.progress()))
 
     def _batch_done(self, report: BatchReport) -> None:
         if self._link is not None:

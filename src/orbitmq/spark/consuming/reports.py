@@ -51,6 +51,7 @@ class BatchReport:
     retried: int = 0
     dead: int = 0
     kept: int = 0
+    held: int = 0  #: messages in order that failed, and are tried again in their place
     tasks: int = 0
     #: Messages that wait in each owned queue, as far as that is known.
     lag: Mapping[Queue, int] = field(default_factory=dict)
@@ -60,6 +61,11 @@ class BatchReport:
     def handled(self) -> int:
         """Messages that were dealt with, well or badly."""
         return self.done + self.retried + self.dead
+
+    @property
+    def failed(self) -> int:
+        """Messages that went badly; those of a job that failed are not known one by one."""
+        return self.retried + self.dead + self.kept + self.held
 
     @property
     def rows_per_second(self) -> float:
@@ -81,6 +87,9 @@ class PipelineProgress:
     lag: Mapping[Queue, int] = field(default_factory=dict)
     last_batch: BatchReport | None = None
     last_error: str | None = None
+    #: Of what was handled in the last five minutes, the share that failed; None: nothing was.
+    failed_share: float | None = None
+    is_failing: bool = False  #: it runs, and what it handles comes back
 
     @property
     def total_lag(self) -> int:

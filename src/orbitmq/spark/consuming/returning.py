@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.client.consumer.sendback import DEFAULT_RETRIES, SendingBack
+from orbitmq.client.consumer.sendback import SendingBack
 from orbitmq.client.consumer.verdict import DEAD
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 
@@ -39,7 +39,6 @@ class Returns(SendingBack):
         super().__init__(
             engine, group, LateProducer(engine), max_retries=max_retries, timeout=timeout
         )
-        self._allowed = DEFAULT_RETRIES if max_retries is None else max_retries
         self._sent: list[tuple[ReceivedMessage, Failure, bool]] = []
 
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
@@ -78,6 +77,8 @@ class Returns(SendingBack):
 
     def _is_dead(self, message: ReceivedMessage, failure: Failure) -> bool:
         """As far as it can be known here: the group may have another number at the broker."""
+        if failure.is_held:
+            return False
         return failure.level == DEAD or message.reconsume_times >= self._allowed
 
 

@@ -131,8 +131,9 @@ def _failures(batch: pa.RecordBatch) -> list[Failure]:
             DEAD if outcome == DEAD_LETTER else 0,
             delay if isinstance(delay, float) else None,
             reason if isinstance(reason, str) else None,
+            is_held=is_held is True,
         )
-        for outcome, reason, delay in zip(*map(column, ADDED), strict=True)
+        for outcome, reason, delay, is_held in zip(*map(column, ADDED), strict=True)
     ]
 
 

@@ -41,9 +41,9 @@ OK: Final = "ok"
 RETRY: Final = "retry"
 DEAD_LETTER: Final = "dead"
 
-#: The columns that are added: the outcome, what went wrong, and in how many seconds to try again
-#: if the handler said so.
-ADDED: Final = ("outcome", "error", "retryAfter")
+#: The columns that are added: the outcome, what went wrong, in how many seconds to try again if
+#: the handler said so, and whether middleware held the message, so that this was no attempt.
+ADDED: Final = ("outcome", "error", "retryAfter", "isHeld")
 #: How plans of Spark show that a handler is called in them.
 HANDLER_IN_PLAN: Final = "orbitmq_process"
 _DAMAGED: Final = Failure(reason="the body is damaged, or cannot be expanded")
@@ -63,8 +63,10 @@ def process(
 
     The handler is that of a `Consumer`: for one message or a batch, `def` or `async def`, with
     `Retry`, `DeadLetter` and whatever else it may return or raise. All columns stay; `outcome` is
-    ok, retry or dead, `error` the reason, `retryAfter` the delay that it asked for. A failing row
-    fails no task. `workers` rows are handled at once in each task. `group` is what middleware sees.
+    ok, retry or dead, `error` the reason, `retryAfter` the delay that it asked for. `isHeld` is
+    true of a row to retry that middleware kept from the handler, as `Idempotence` does while others
+    are at work on it: it comes again without an attempt being spent. A failing row fails no task.
+    `workers` rows are handled at once in each task. `group` is what middleware sees.
 
     Computed, and so judged anew, by every action: `judged` is for rows that are used twice.
     """
@@ -94,6 +96,7 @@ def check_columns(frame: DataFrame, wanted: Iterable[str]) -> None:
 
 def _schema(frame: DataFrame) -> Any:
     from pyspark.sql.types import (  # noqa: PLC0415  # only where Spark is
+        BooleanType,
         DoubleType,
         StringType,
         StructField,
@@ -106,6 +109,7 @@ def _schema(frame: DataFrame) -> Any:
             StructField("outcome", StringType(), nullable=False),
             StructField("error", StringType()),
             StructField("retryAfter", DoubleType()),
+            StructField("isHeld", BooleanType(), nullable=False),
         ]
     )
 
@@ -150,8 +154,10 @@ def _failures(
     failures: dict[int, Failure] = {}
     for some, outcome in zip(calls, outcomes, strict=True):
         outcome = _without_order(outcome, some)
-        for message in outcome.failed:
+        for message in outcome.tried:
             failures[id(message)] = outcome.failure or Failure()
+        for message in outcome.held:
+            failures[id(message)] = outcome.held_failure
     return failures
 
 
@@ -198,17 +204,20 @@ def _with_outcomes(
     ]
     reasons = [None if failure is None else _text(failure.reason) for failure in found]
     pauses = [None if failure is None else failure.pause for failure in found]
+    are_held = [failure is not None and failure.is_held for failure in found]
     fields = [
         *batch.schema,
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("error", pa.string()),
         pa.field("retryAfter", pa.float64()),
+        pa.field("isHeld", pa.bool_(), nullable=False),
     ]
     columns = [
         *batch.columns,
         pa.array(outcomes, pa.string()),
         pa.array(reasons, pa.string()),
         pa.array(pauses, pa.float64()),
+        pa.array(are_held, pa.bool_()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 

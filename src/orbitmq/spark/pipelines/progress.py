@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from orbitmq.spark.lags import lag_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -17,7 +18,9 @@ class Progress:
     """Where one stream or consumer group of a pipeline stands."""
 
     query: str  #: its name
-    state: str  #: starting, running, waiting (for messages), stopped, finished or failed
+    #: starting, running, waiting (for messages), failing (it runs, and what it handles comes back),
+    #: stopped, finished or failed
+    state: str
     batch: int | None = None  #: the last batch that is done
     rows: int = 0  #: read since it was started
     rows_per_second: float | None = None  #: of the last batch
@@ -26,6 +29,8 @@ class Progress:
     lag: Mapping[str, int] = field(default_factory=dict)
     retried: int = 0  #: sent back, to be delivered again
     dead: int = 0  #: given up
+    #: Of what was handled in the last five minutes, the share that failed; None: nothing was.
+    failed_share: float | None = None
     late: int = 0  #: rows, or rows summed up already, that came after their window: in no result
     error: str | None = None
 
@@ -67,29 +72,5 @@ class QueryWatch:
             self.rows_per_second = progress.processedRowsPerSecond if rows else None
         self.rows += rows
         self.late += sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
-        if lag := lag_of(progress):
-            self.lag = lag
-
-
-def lag_of(progress: StreamingQueryProgress) -> dict[str, int]:
-    """Messages that waited in each queue when a batch was planned; empty if nobody says."""
-    lag: dict[str, int] = {}
-    for source in progress.sources:
-        ends = _positions(source.endOffset)
-        for queue, latest in _positions(source.latestOffset).items():
-            if queue in ends:
-                lag[queue] = max(0, latest - ends[queue])
-    return lag
-
-
-def _positions(offset: object) -> dict[str, int]:
-    """Positions by `topic@broker:queue`, if this is an offset of the `rocketmq` source."""
-    try:
-        topics: Any = json.loads(offset) if isinstance(offset, str) else offset
-        return {
-            f"{topic}@{queue}": int(position)
-            for topic, positions in topics.items()
-            for queue, position in positions.items()
-        }
-    except (AttributeError, TypeError, ValueError):
-        return {}
+        if lag := lag_of(progress.sources):
+            self.lag = {str(queue): waiting for queue, waiting in lag.items()}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from orbitmq.client.rangeaccess import ClientTls, Credentials, RangeAccess
+    from orbitmq.spark.consolelink import ConsoleLink
     from orbitmq.spark.consuming.settling import Settled
 
 
@@ -29,7 +30,7 @@ class Run:
 
     `once` is for streams that take what is there and end; `trigger` the seconds from the start of
     one batch to the next, as soon as possible by default. While `drain_file` exists, streams that
-    were made by `stream` begin no batch.
+    were made by `stream` begin no batch. `console` is told of consumer groups that the run starts.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Run:
         once: bool = False,
         trigger: Duration | None = None,
         drain_file: Path | None = None,
+        console: ConsoleLink | None = None,
     ) -> None:
         if once and trigger is not None:
             raise SettingError("once and trigger cannot be given together")
@@ -54,6 +56,7 @@ class Run:
         self.access: RangeAccess = reach(name_server, credentials, tls)
         self._checkpoint = None if checkpoint is None else str(checkpoint).rstrip("/")
         self._drain_file = drain_file
+        self.console = console
         self._lock = threading.Lock()
         self._retried = 0
         self._dead = 0

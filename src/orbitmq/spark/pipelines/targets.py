@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.spark.failing import FailureWatch
 from orbitmq.spark.pipelines.errors import PipelineRefused
 from orbitmq.spark.pipelines.progress import Progress, QueryWatch
 
@@ -49,11 +51,13 @@ class Target(Protocol):
 class StreamTarget:
     """A stream of Spark."""
 
-    def __init__(self, query: StreamingQuery, run: Run) -> None:
+    def __init__(self, query: StreamingQuery, run: Run, *, clock: Clock | None = None) -> None:
         self.name = query.name or str(query.id)
         self._query = query
         self._run = run
+        self._clock = clock or SystemClock()
         self._watch = QueryWatch()
+        self._failures = FailureWatch()
         self._was_stopped = False
         self._late_told = 0
 
@@ -79,10 +83,13 @@ class StreamTarget:
         self._watch.look(self._query)
         self._tell_late(self._watch.late)
         returned = self._run.returned()
+        failed = returned.retried + returned.dead
+        now = self._clock.monotonic()
+        self._failures.add(now, max(0, self._watch.rows - failed), failed)
         failure = self.failure
         return Progress(
             query=self.name,
-            state=self._state(failure),
+            state=self._state(failure, is_failing=self._failures.is_failing(now)),
             batch=self._watch.batch,
             rows=self._watch.rows,
             rows_per_second=self._watch.rows_per_second,
@@ -90,6 +97,7 @@ class StreamTarget:
             lag=dict(self._watch.lag),
             retried=returned.retried,
             dead=returned.dead,
+            failed_share=self._failures.share(now),
             late=self._watch.late,
             error=failure,
         )
@@ -105,13 +113,15 @@ class StreamTarget:
             )
             self._late_told = late
 
-    def _state(self, failure: str | None) -> str:
+    def _state(self, failure: str | None, *, is_failing: bool) -> str:
         if failure is not None:
             return "failed"
         if not self._query.isActive:
             return "stopped" if self._was_stopped else "finished"
         if self._watch.batch is None:
             return "starting"
+        if is_failing:
+            return "failing"
         return "running" if self._query.status["isDataAvailable"] else "waiting"
 
     def stop(self) -> None:
@@ -149,7 +159,9 @@ class GroupTarget:
         progress = self._group.progress()
         last = progress.last_batch
         state = progress.state.value
-        if state == "running" and progress.total_lag == 0:
+        if state == "running" and progress.is_failing:
+            state = "failing"
+        elif state == "running" and progress.total_lag == 0:
             state = "waiting"
         return Progress(
             query=self.name,
@@ -161,6 +173,7 @@ class GroupTarget:
             lag={f"{at.topic}@{at.broker}:{at.id}": lag for at, lag in progress.lag.items()},
             retried=progress.retried,
             dead=progress.dead,
+            failed_share=progress.failed_share,
             error=progress.last_error,
         )
 
@@ -216,6 +229,8 @@ def _target(thing: object, name: str, run: Run) -> Target:
         return StreamTarget(thing, run)  # type: ignore[arg-type]  # of either kind of session
     if "ConsumePipeline" in kinds:
         group: ConsumePipeline = thing  # type: ignore[assignment]  # just looked
+        if run.console is not None:
+            group.report_to(run.console)
         if group.progress().state.value == "new":
             group.start()
         return GroupTarget(group, run)

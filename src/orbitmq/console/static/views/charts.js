@@ -12,15 +12,17 @@ export async function charts({ query, remember }) {
   const [topics, groups] = await Promise.all([get("/topics", { count: 500, filter: "own" }), get("/groups", { count: 500 })].map((each) => each.catch(() => ({ rows: [] }))));
   const wanted = () => [
     ["Messages per second", f.rate, [["in", "cluster/in"], ["out", "cluster/out"]]],
-    ["Messages waiting", f.count, [["waiting", "cluster/lag"]]],
-    ["Age of the oldest that waits", f.duration, [["oldest", "cluster/seconds"]]],
+    ["Lag", f.count, [["lag", "cluster/lag"]]],
+    ["Oldest", f.duration, [["oldest", "cluster/seconds"]]],
     ["Dead letters", f.count, [["dead letters", "cluster/dead"]]],
     ...(state.group ? [
       [`${state.group}: messages per second`, f.rate, [["in", `group/${state.group}/in`], ["out", `group/${state.group}/out`]]],
-      [`${state.group}: waiting`, f.count, [["waiting", `group/${state.group}/lag`], ["failed before", `group/${state.group}/retry`]]],
-      [`${state.group}: age of the oldest`, f.duration, [["oldest", `group/${state.group}/seconds`]]],
-      [`${state.group}: its handlers take`, f.fine, [["median of its consumers", `group/${state.group}/median`], ["the slowest", `group/${state.group}/slowest`]]],
-      [`${state.group}: failed per second`, f.rate, [["failed", `group/${state.group}/failed`]]],
+      [`${state.group}: lag`, f.count, [["lag", `group/${state.group}/lag`], ["failed before", `group/${state.group}/retry`]]],
+      [`${state.group}: oldest`, f.duration, [["oldest", `group/${state.group}/seconds`]]],
+      [`${state.group}: mean time of a handler`, f.fine, [["the member in the middle", `group/${state.group}/median`], ["the slowest member", `group/${state.group}/slowest`]]],
+      [`${state.group}: handled per second`, f.rate, [["well", `group/${state.group}/ok`], ["failed", `group/${state.group}/failed`]]],
+      [`${state.group}: pulled per second`, f.rate, [["pulled", `group/${state.group}/pulled`]]],
+      [`${state.group}: a pull takes`, f.fine, [["the slowest member", `group/${state.group}/pull`]]],
       [`${state.group}: dead letters`, f.count, [["dead letters", `group/${state.group}/dead`]]],
     ] : []),
     ...(state.topic ? [[`${state.topic}: in per second`, f.rate, [["in", `topic/${state.topic}/in`]]]] : []),

@@ -1,7 +1,7 @@
 import { get } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, facts, groupLink, head, memberLink, problem, table, tile } from "../parts.js";
+import { act, card, command, facts, faults, findings, groupLink, head, memberLink, problem, table, tile } from "../parts.js";
 import { toolbar, virtualTable } from "../virtual.js";
 
 /** Groups by their members. */
@@ -12,7 +12,7 @@ export async function consumers({ query, remember }) {
     { label: "Group", sort: "name", cell: (row) => link(path("consumers", row.name), row.name), kind: "name" },
     { label: "Members", sort: "members", cell: (row) => row.members ?? "not asked yet", kind: "n w-n" },
     { label: "Out", sort: "out_rate", cell: (row) => `${f.rate(row.out_rate)}/s`, kind: "n w-n" },
-    { label: "Waiting", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-n opt" },
+    { label: "Lag", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-n opt" },
     { label: "Topics", cell: (row) => h("span", { class: "muted" }, row.topics.join(", ")), kind: "opt" },
   ], state, { label: "Groups by members", changed: keep });
   const page = [head("Consumers", { sub: "Choose a group to see who consumes in it and what each one holds." }),
@@ -29,13 +29,13 @@ export async function consumerGroup({ params }) {
     draw: () => [
       head(params.group, { crumb: link("/consumers", "Consumers"), sub: [content.members ? `${content.members.consume_type}, ${content.members.model}, starts at ${content.members.consume_from.replaceAll("_", " ")}` : "Nobody is online.", " · ", groupLink(params.group)] }),
       h("div", { class: "stack" },
-        content.findings.map((each) => h("div", { class: "note bad" }, h("b", null, each.kind), ": ", each.text)),
+        faults(findings(content.findings)),
         h("section", { class: "card" }, table([
           ["Member", (row) => memberLink(params.group, row.client_id), "name"],
           ["Address", (row) => row.address, "opt"],
           ["Client", (row) => `${row.language} ${row.version}`, "opt"],
           ["Queues", (row) => content.queues.filter((each) => each.owner === row.client_id).length, "n"],
-          ["Waiting", (row) => f.count(content.queues.filter((each) => each.owner === row.client_id).reduce((sum, each) => sum + each.lag, 0)), "n"],
+          ["Lag", (row) => f.count(content.queues.filter((each) => each.owner === row.client_id).reduce((sum, each) => sum + each.lag, 0)), "n"],
         ], content.members?.clients ?? [], { empty: "Nobody is online.", label: "Members" }))),
     ],
     refresh: async () => { content = await load(); },
@@ -74,9 +74,10 @@ function drawn(params, content, stack, ask) {
         content.is_orderly && tile("Locks", `${content.queues.filter((each) => each.is_locked).length} of ${content.queues.length}`)),
       card("Topics", table([
         ["Topic", (row) => row[0], "name"],
-        ["Finished", (row) => `${f.rate(row[1].ok_rate)}/s`, "n"],
+        ["Handled well", (row) => `${f.rate(row[1].ok_rate)}/s`, "n"],
         ["Failed", (row) => h("span", { class: row[1].failed_rate ? "warn-text" : "" }, `${f.rate(row[1].failed_rate)}/s`), "n"],
         ["Handler takes", (row) => f.fine(row[1].consume_time), "n"],
+        ["Pulled", (row) => `${f.rate(row[1].pull_rate)}/s`, "n opt"],
         ["Pull takes", (row) => f.fine(row[1].pull_time), "n opt"],
         ["Failed last hour", (row) => f.exact(row[1].failed_last_hour), "n opt"],
       ], Object.entries(content.topics).sort(), { empty: "It has not consumed anything yet." })),

@@ -94,7 +94,7 @@ function drawn({ group, content, filter, trouble, running, follow }) {
         h("a", { class: "button", href: save("jsonl"), download: "" }, "Save as JSON lines"),
         h("a", { class: "button", href: save("parquet"), download: "" }, "Save as Parquet"),
         h("button", { type: "button", onclick: () => notebookDialog(content.notebook) }, "Open in a notebook"),
-        content.count > 0 && h("button", { type: "button", class: "primary", onclick: () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }) }, "Replay all"),
+        content.count > 0 && h("button", { type: "button", class: "primary", onclick: () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }) }, "Resend all"),
       ],
     }),
     h("div", { class: "stack" }, keep("running", running), keep("filter", filter.node), keep("trouble", trouble), content.reasons.length
@@ -119,15 +119,15 @@ function drawnPile(group, pile, chosen, follow) {
       pile.sample && h("div", { class: "sample" }, pile.sample.preview),
       h("div", { class: "row" },
         h("button", { type: "button", onclick: () => lettersDialog(group, which, follow) }, "Look at them"),
-        h("button", { type: "button", onclick: () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }) }, `Replay ${Math.min(10, pile.count)}`),
-        pile.count > 10 && h("button", { type: "button", onclick: () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }) }, "Replay the rest"),
+        h("button", { type: "button", onclick: () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }) }, `Resend ${Math.min(10, pile.count)}`),
+        pile.count > 10 && h("button", { type: "button", onclick: () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }) }, "Resend the rest"),
         h("button", { type: "button", class: "quiet", onclick: () => notebookDialog(pile.notebook) }, "Open in a notebook"))));
 }
 
 async function lettersDialog(group, which, follow) {
   const body = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking the broker."));
   const ids = new Set();
-  const some = h("button", { type: "button", class: "primary", disabled: true, onclick: () => { opened.close(); replayDialog(group, { which: { ids: [...ids] }, most: ids.size, follow, about: `${f.plural(ids.size, "letter")} that you chose`, isSample: true }); } }, "Replay the chosen");
+  const some = h("button", { type: "button", class: "primary", disabled: true, onclick: () => { opened.close(); replayDialog(group, { which: { ids: [...ids] }, most: ids.size, follow, about: `${f.plural(ids.size, "letter")} that you chose`, isSample: true }); } }, "Resend the chosen");
   const opened = dialog(which.pile, body, { wide: true, footer: () => some });
   const choose = (row) => h("input", { type: "checkbox", "aria-label": `Choose ${row.keys.join(" ") || row.id}`, onchange: (event) => { if (event.target.checked) ids.add(row.letter); else ids.delete(row.letter); some.disabled = !ids.size; } });
   try {
@@ -161,7 +161,7 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
   const again = h("input", { type: "checkbox" });
   const shown = h("div");
   const test = h("button", { type: "button" }, "Dry run");
-  const start = h("button", { class: "primary", disabled: !me.write }, "Replay");
+  const start = h("button", { class: "primary", disabled: !me.write }, "Resend");
   const wish = () => ({ ...wished(which), count: count.value ? Number(count.value) : null, rate: rate.value ? Number(rate.value) : null, to: to.value, again: again.checked });
   let asked = 0;
   const preview = async () => {
@@ -183,7 +183,7 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
   form.oninput = preview;
   test.onclick = () => act(test, () => begin(true));
   form.onsubmit = async (event) => { event.preventDefault(); await act(start, () => begin(false)); start.disabled = !me.write; };
-  const opened = dialog(isSample ? "Replay a few" : "Replay", form);
+  const opened = dialog(isSample ? "Resend a few" : "Resend", form);
   preview();
 }
 
@@ -191,7 +191,7 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
 function followReplay(place, first) {
   let replay = { ...first, outcomes: first.outcomes ?? [] };
   const stop = h("button", { type: "button", class: "danger", onclick: () => act(stop, async () => { await remove(path("replays", replay.id)); await look(); }) }, "Stop");
-  const draw = () => place.replaceChildren(card(replay.is_running ? "Replaying" : replay.is_dry_run ? "Dry run: nothing was sent" : "Replayed",
+  const draw = () => place.replaceChildren(card(replay.is_running ? "Resending" : replay.is_dry_run ? "Dry run: nothing was sent" : "Resent",
     h("div", null,
       h("div", { class: "body stack" }, h("div", { role: "status", "data-replay": replay.is_running ? "running" : "over" }, replay.summary), command(replay.command)),
       table([

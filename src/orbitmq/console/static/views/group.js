@@ -1,7 +1,7 @@
 import { get, me, post } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, dialog, drains, facts, head, memberLink, pace, readOnlyNote, table, tile, toast, topicLink } from "../parts.js";
+import { act, card, command, dialog, drains, facts, faults, findings, head, memberLink, pace, readOnlyNote, table, tile, toast, topicLink } from "../parts.js";
 import { chart, heat } from "../charts.js";
 
 /** One group: how far it is behind, who consumes, and what is wrong. */
@@ -42,16 +42,17 @@ function drawn(content, curves, map, names, ranges) {
     h("div", { class: "stack" },
       wrong(content),
       h("div", { class: "tiles plain six" },
-        tile("Waiting", f.count(content.lag), { hint: content.retry_lag ? `${f.count(content.retry_lag)} of them failed before` : "messages" }),
-        tile("Oldest waiting", f.brief(content.lag_seconds), { hint: "age" }),
+        tile("Lag", f.count(content.lag), { hint: content.retry_lag ? `${f.count(content.retry_lag)} of them failed before` : "messages" }),
+        tile("Oldest", f.brief(content.lag_seconds), { hint: content.lag ? "has waited so long" : "nothing waits" }),
         tile("In", f.rate(sample.in_rate), { unit: "/s" }),
         tile("Out", f.rate(sample.out_rate), { unit: "/s" }),
-        tile("Empty in", drains(sample), { hint: "at the present pace" }),
+        tile("Empty in", drains(sample), { hint: content.lag ? "at this pace" : "" }),
         tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name) })),
       card("Lag over time", h("div", { class: "body split three" },
-        labelled("Messages waiting", chart([{ name: "waiting", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, label: "Messages waiting" })),
-        labelled("Age of the oldest", chart([{ name: "oldest", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, format: f.duration, label: "Age of the oldest message" })),
+        labelled("Lag", chart([{ name: "lag", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, label: "Lag" })),
+        labelled("Oldest", chart([{ name: "oldest", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, format: f.duration, label: "Age of the oldest message" })),
         labelled("Messages per second", chart([{ name: "in", points: curves.series[names[2]] }, { name: "out", points: curves.series[names[3]] }], { from: curves.from, to: curves.to, format: f.rate, label: "Messages per second" }))), ranges()),
+      handlers(content),
       card("Each queue over the last hour", h("div", { class: "body" }, heat(map))),
       card("Queues", queues(content, own)),
       h("div", { class: "split" }, members(content), card("Settings", h("div", { class: "body stack" }, facts([
@@ -70,22 +71,24 @@ function labelled(title, figure) {
 }
 
 function wrong(content) {
-  const found = [
-    ...gathered(content.findings),
-    ...content.faults.map((each) => ({ tone: each.weight, kind: each.kind, text: each.text, remedy: each.remedy, command: each.command })),
-    ...content.unreachable.map((each) => ({ tone: "bad", kind: "unreachable", text: `${each.server}: ${each.reason}` })),
-  ];
-  if (!found.length) return null;
-  return h("section", { class: "card faults", "aria-label": "What needs a hand" }, found.map((each) => h("div", { class: "fault" },
-    h("span", { class: `dot ${each.tone}` }),
-    h("div", { class: "words" }, h("b", null, each.kind), h("div", null, each.text), each.others?.length > 0 && h("details", null, h("summary", { class: "muted small" }, `and ${f.plural(each.others.length, "more")}`.replace("mores", "more")), each.others.map((text) => h("div", { class: "small muted" }, text)))),
-    (each.remedy || each.command) && h("div", { class: "fix" }, each.remedy && h("span", null, each.remedy), each.command && command(each.command)))));
+  return faults([
+    ...findings(content.findings),
+    ...content.faults,
+    ...content.unreachable.map((each) => ({ kind: "unreachable", text: `${each.server}: ${each.reason}` })),
+  ]);
 }
 
-/** Findings of one kind as one: six queues that nobody pulls are one thing that happened. */
-function gathered(findings) {
-  const kinds = Map.groupBy ? Map.groupBy(findings, (each) => each.kind) : findings.reduce((map, each) => map.set(each.kind, [...(map.get(each.kind) ?? []), each]), new Map());
-  return [...kinds].map(([kind, some]) => ({ tone: "bad", kind, text: some[0].text, remedy: some[0].remedy, command: some[0].command, others: some.slice(1).map((each) => each.text) }));
+/** What members say of their handlers. */
+function handlers(content) {
+  const times = content.handlers;
+  if (!times) return null;
+  return card("Handlers", h("div", { class: "tiles plain six bare" },
+    tile("Handled well", f.rate(times.ok_rate), { unit: "/s" }),
+    tile("Failed", f.rate(times.failed_rate), { unit: "/s", tone: times.failed_rate ? "warn-text" : "" }),
+    tile("A call takes", f.fine(times.median), { hint: "mean, usual member" }),
+    tile("At the slowest", f.fine(times.slowest), { hint: "mean, slowest member" }),
+    tile("Pulled", f.rate(times.pull_rate), { unit: "/s" }),
+    tile("A pull takes", f.fine(times.pull_time), { hint: "mean, slowest member" })));
 }
 
 function queues(content, own) {
@@ -94,7 +97,7 @@ function queues(content, own) {
   return table([
     ["Topic", (row) => topicLink(row.topic), "name"],
     ["Queue", (row) => h("span", { class: "mono" }, `${row.broker}:${row.id}`), "nowrap"],
-    ["Waiting", (row) => f.exact(row.lag), "n"],
+    ["Lag", (row) => f.exact(row.lag), "n"],
     ["", (row) => h("div", { class: "bar", "aria-hidden": "true" }, h("span", { class: "hot", style: { width: `${(row.lag / most) * 100}%` } })), "opt"],
     ["Oldest", (row) => f.duration(row.lag_seconds), "n"],
     ["In work", (row) => f.exact(row.in_flight), "n opt"],

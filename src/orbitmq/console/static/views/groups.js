@@ -9,14 +9,14 @@ export async function groups({ query, remember }) {
   const keep = () => remember({ search: state.search, filter: state.filter, sort: state.sort === "-lag" ? "" : state.sort });
   const list = virtualTable("/groups", [
     { label: "Group", sort: "name", cell: (row) => [groupLink(row.name), row.pipelines.map((name) => [" ", h("a", { class: "tag spark-tag", href: path("pipelines", name), title: `consumed by the Spark query ${name}` }, "Spark")])], kind: "name" },
-    { label: "Waiting", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-n" },
-    { label: "Oldest", sort: "lag_seconds", cell: (row) => f.duration(row.lag_seconds), kind: "n w-n" },
+    { label: "Lag", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-s" },
+    { label: "Oldest", sort: "lag_seconds", cell: (row) => h("span", { title: f.duration(row.lag_seconds) }, f.brief(row.lag_seconds)), kind: "n w-s" },
     { label: "", sort: "pace", cell: (row) => (row.lag || row.pace === "paused" ? pace(row.pace, row.lag) : h("span", { class: "faint small" }, row.pace)), kind: "w-m opt" },
     { label: "In", sort: "in_rate", cell: (row) => `${f.rate(row.in_rate)}/s`, kind: "n w-s opt" },
     { label: "Out", sort: "out_rate", cell: (row) => `${f.rate(row.out_rate)}/s`, kind: "n w-s opt" },
-    { label: "Empty in", cell: (row) => drains(row), kind: "n w-m opt" },
+    { label: "Empty in", cell: (row) => drains(row), kind: "n w-s opt" },
     { label: "Members", sort: "members", cell: (row) => link(path("consumers", row.name), row.members ?? "?"), kind: "n w-s opt" },
-    { label: "Dead", sort: "dead_letters", cell: (row) => (row.dead_letters ? link(path("dead-letters", row.name), h("span", { class: row.dead_last_hour ? "warn-text" : "" }, f.count(row.dead_letters))) : "0"), kind: "n w-s opt" },
+    { label: "Dead letters", sort: "dead_letters", cell: (row) => (row.dead_letters ? link(path("dead-letters", row.name), h("span", { class: row.dead_last_hour ? "warn-text" : "" }, f.count(row.dead_letters))) : "0"), kind: "n w-n opt" },
   ], state, { label: "Groups", changed: keep });
   const box = h("section", { class: "card", "data-own": true },
     toolbar(state, [["", "All"], ["behind", "Behind"], ["wrong", "Need a hand"], ["dead", "With dead letters"]], list, keep), list.node);

@@ -1,7 +1,7 @@
 import { get } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { card, command, drains, groupLink, pace, problem, table, tile, topicLink } from "../parts.js";
+import { ILL, UP, card, drains, failedShare, fault, groupLink, pace, problem, table, tile, topicLink } from "../parts.js";
 import { spark } from "../charts.js";
 
 /** What is wrong and where. */
@@ -42,38 +42,30 @@ function verdict(content) {
 
 function faults(kinds) {
   return h("section", { class: "card faults", "aria-label": "What needs a hand" }, kinds.map((kind) => [
-    kind.faults.map((fault) => h("div", { class: "fault" },
-      h("span", { class: `dot ${fault.weight}`, title: fault.kind }),
-      h("div", { class: "words" }, link(safe(fault.link), fault.subject), h("span", { class: "faint" }, ` ${fault.kind}`), h("div", null, upper(fault.text), ".")),
-      h("div", { class: "fix" }, h("span", null, upper(fault.remedy), "."), fault.command && command(fault.command)))),
-    kind.count > kind.faults.length && h("div", { class: "more" }, `and ${f.exact(kind.count - kind.faults.length)} more `,
-      link(kind.kind === "dead letters" ? "/dead-letters" : "/groups?filter=wrong", kind.kind)),
+    kind.faults.map((each) => fault(each, { subject: true })),
+    kind.count > kind.faults.length && h("div", { class: "more" }, `and ${f.exact(kind.count - kind.faults.length)} more: `, link(MORE[kind.faults[0].check] ?? "/groups?filter=wrong", kind.kind)),
   ]));
 }
 
-function safe(href) {
-  return "/" + href.split("/").filter(Boolean).map(encodeURIComponent).join("/");
-}
-
-function upper(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.$/, "");
-}
+/** Where all faults of a check are to be seen. */
+const MORE = { "dead letters": "/dead-letters", pipelines: "/pipelines", topics: "/topics", brokers: "/brokers", health: "/brokers", clocks: "/brokers", disks: "/brokers", "advertised addresses": "/brokers", "name servers": "/brokers" };
 
 function tiles(content) {
-  const running = content.pipelines.filter((each) => each.state === "running" || each.state === "waiting").length;
+  const running = content.pipelines.filter((each) => UP.includes(each.state)).length;
+  const ill = content.pipelines.filter((each) => ILL.includes(each.state)).length;
   return h("div", { class: "tiles six" },
     tile("In", f.rate(content.in_rate), { unit: "/s", href: "/charts", hint: "messages stored", spark: spark(content.curves.in) }),
     tile("Out", f.rate(content.out_rate), { unit: "/s", href: "/charts", hint: "messages delivered", spark: spark(content.curves.out) }),
-    tile("Waiting", f.count(content.lag), { href: "/groups?filter=behind", hint: `in ${f.plural(content.groups_behind, "group")}`, spark: spark(content.curves.lag) }),
-    tile("Oldest waiting", f.brief(content.oldest), { href: content.oldest_group ? path("groups", content.oldest_group) : "/groups", hint: content.oldest_group ?? "nothing waits" }),
+    tile("Lag", f.count(content.lag), { href: "/groups?filter=behind", hint: `in ${f.plural(content.groups_behind, "group")}`, spark: spark(content.curves.lag) }),
+    tile("Oldest", f.brief(content.oldest), { href: content.oldest_group ? path("groups", content.oldest_group) : "/groups", hint: content.oldest_group ?? "nothing waits" }),
     tile("Dead letters", f.count(content.dead_last_hour), { unit: "last hour", href: "/dead-letters", hint: `${f.count(content.dead_letters)} in all`, tone: content.dead_last_hour ? "warn-text" : "" }),
-    tile("Spark queries", f.count(running), { unit: content.pipelines.length > running ? `of ${content.pipelines.length}` : "", href: "/pipelines", hint: "running", tone: content.pipelines.some((each) => ["failed", "lost"].includes(each.state)) ? "bad-text" : "" }));
+    tile("Spark pipelines", f.count(running), { unit: content.pipelines.length > running ? `of ${content.pipelines.length}` : "", href: "/pipelines", hint: ill ? `${f.exact(ill)} ${ill === 1 ? "needs" : "need"} a hand` : "running", tone: ill ? "bad-text" : "" }));
 }
 
 function worst(content) {
   return card("Furthest behind", table([
     ["Group", (row) => [groupLink(row.name), h("div", null, pace(row.pace, row.lag))], "name"],
-    ["Waiting", (row) => f.count(row.lag), "n"],
+    ["Lag", (row) => f.count(row.lag), "n"],
     ["Oldest", (row) => f.brief(row.lag_seconds), "n"],
     ["Empty in", (row) => drains(row), "n opt"],
   ], content.worst, { empty: "No group is behind.", label: "Groups that are furthest behind" }), link("/groups?filter=behind", h("span", { class: "small muted" }, "all")));
@@ -89,10 +81,11 @@ function dying(content) {
 
 function spark_(content) {
   if (!content.pipelines.length) return null;
-  return card("Spark queries", table([
-    ["Query", (row) => link(path("pipelines", row.name), row.name), "name"],
+  return card("Spark pipelines", table([
+    ["Pipeline", (row) => link(path("pipelines", row.name), row.name), "name"],
     ["", (row) => pace(row.state)],
     ["Rows", (row) => `${f.rate(row.rows_per_second)}/s`, "n"],
+    ["Failed", (row) => failedShare(row), "n opt"],
     ["Lag", (row) => f.count(row.lag_total), "n"],
   ], content.pipelines.slice(0, 8)));
 }
@@ -101,7 +94,7 @@ function busy(content) {
   return card("Busiest topics", table([
     ["Topic", (row) => topicLink(row.name), "name"],
     ["In", (row) => `${f.rate(row.in_rate)}/s`, "n"],
-    ["Waiting", (row) => f.count(row.lag), "n"],
+    ["Lag", (row) => f.count(row.lag), "n"],
   ], content.busy, { empty: "Nothing comes in at the moment." }), link("/topics?sort=-in_rate", h("span", { class: "small muted" }, "all")));
 }
 

@@ -1,7 +1,7 @@
 import { get, remove } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, groupLink, head, pace, table, tile, topicLink } from "../parts.js";
+import { ILL, act, card, command, failedShare, faults, groupLink, head, pace, table, tile, topicLink } from "../parts.js";
 import { chart } from "../charts.js";
 
 /** Spark queries that report to this console. */
@@ -12,18 +12,19 @@ export async function pipelines() {
     title: "Spark pipelines",
     wantsPipelines: true,
     draw: () => [
-      head("Spark pipelines", { sub: "Queries whose drivers report their progress here." }),
+      head("Spark pipelines", { sub: "What runs on Spark and reports its progress here." }),
       content.pipelines.length ? h("section", { class: "card" }, table([
-        ["Query", (row) => [link(path("pipelines", row.name), row.name), row.error && h("div", { class: "bad-text small" }, row.error)], "name"],
+        ["Pipeline", (row) => [link(path("pipelines", row.name), row.name), row.error && h("div", { class: `${ILL.includes(row.state) ? "bad-text" : "muted"} small clip`, title: row.error }, row.error)], "name"],
         ["", (row) => pace(row.state)],
         ["Batch", (row) => f.exact(row.batch), "n"],
         ["Rows", (row) => `${f.rate(row.rows_per_second)}/s`, "n"],
         ["Group", (row) => (row.group ? groupLink(row.group) : ""), "name opt"],
         ["Batch takes", (row) => h("span", { class: row.is_late ? "warn-text" : "" }, f.fine(row.batch_seconds)), "n opt"],
+        ["Failed", (row) => failedShare(row), "n"],
         ["Lag", (row) => f.count(row.lag_total), "n"],
         ["Reported", (row) => f.when(row.reported_at), "n opt"],
-      ], content.pipelines, { label: "Spark queries" })) : h("section", { class: "card" }, h("div", { class: "body stack" },
-        h("p", null, "No query has reported yet. A pipeline of OrbitMQ does so when it knows where the console is:"),
+      ], content.pipelines, { label: "Spark pipelines" })) : h("section", { class: "card" }, h("div", { class: "body stack" },
+        h("p", null, "No pipeline has reported yet. One does so when it knows where the console is:"),
         command(`ORBITMQ_CONSOLE=${location.origin} orbitmq pipeline run FILE`))),
     ],
     refresh: async () => { content = await load(); },
@@ -32,7 +33,7 @@ export async function pipelines() {
 
 /** One query. */
 export async function pipeline({ params, go }) {
-  const names = [`pipeline/${params.name}/rows`, `pipeline/${params.name}/lag`];
+  const names = ["rows", "lag", "failed"].map((each) => `pipeline/${params.name}/${each}`);
   const load = () => Promise.all([get(path("pipelines", params.name)), get("/charts", { series: names, minutes: 60 })]);
   let [content, curves] = await load();
   const forget = h("button", { type: "button" }, "Take off the list");
@@ -54,15 +55,21 @@ function drawn(content, curves, names, forget) {
       actions: [content.url && h("a", { class: "button", href: content.url, rel: "noreferrer noopener", target: "_blank" }, "Spark's own page"), keep("forget", forget)],
     }),
     h("div", { class: "stack" },
-      content.error && h("div", { class: "note bad" }, content.error),
-      h("div", { class: "tiles plain" },
+      faults(content.faults),
+      content.error && !content.faults.length && h("div", { class: "note" }, h("b", null, "Last error: "), content.error),
+      h("div", { class: "tiles plain four" },
         tile("Batch", f.exact(content.batch), { hint: content.rows === null ? "" : `${f.plural(content.rows, "row")} in it` }),
         tile("Rows", f.rate(content.rows_per_second), { unit: "/s", tone: content.is_slow ? "warn-text" : "", hint: content.input_rows_per_second === null ? "" : `${f.rate(content.input_rows_per_second)}/s come in` }),
         tile("Batch takes", f.fine(content.batch_seconds), { unit: over, tone: content.is_late ? "warn-text" : "", hint: content.is_late ? "longer than its trigger" : "" }),
-        tile("Lag", f.count(content.lag_total), { hint: "messages not yet read" })),
-      h("div", { class: "split" },
+        tile("Lag", f.count(content.lag_total), { hint: "messages not yet read" }),
+        content.done !== null && tile("Failed", f.percent(content.failed_share), { hint: content.failed_share === null ? "nothing handled lately" : "of the last five minutes", tone: content.state === "failing" ? "bad-text" : content.failed_share ? "warn-text" : "" }),
+        content.done !== null && tile("Handled well", f.count(content.done), { hint: "since its start" }),
+        content.done !== null && tile("Retried", f.count(content.retried), { hint: "since its start", tone: content.retried && !content.done ? "warn-text" : "" }),
+        content.done !== null && tile("Dead letters", f.count(content.dead), { hint: "since its start", tone: content.dead ? "warn-text" : "", href: content.group ? path("dead-letters", content.group) : null })),
+      h("div", { class: curves.series[names[2]].length ? "split three" : "split" },
         card("Rows per second", h("div", { class: "body" }, chart([{ name: "rows", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, format: f.rate, label: "Rows per second" }))),
-        card("Lag", h("div", { class: "body" }, chart([{ name: "lag", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, label: "Lag" })))),
+        card("Lag", h("div", { class: "body" }, chart([{ name: "lag", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, label: "Lag" }))),
+        curves.series[names[2]].length > 0 && card("Failed", h("div", { class: "body" }, chart([{ name: "failed", points: curves.series[names[2]] }], { from: curves.from, to: curves.to, format: f.percent, label: "Failed" })))),
       h("div", { class: "split" },
         card("Lag of each queue", table([["Queue", (row) => h("span", { class: "mono" }, row[0]), "name"], ["", (row) => h("div", { class: "bar", "aria-hidden": "true" }, h("span", { class: "hot", style: { width: `${(row[1] / Math.max(1, ...Object.values(content.lag))) * 100}%` } })), "opt"], ["Messages", (row) => f.exact(row[1]), "n"]], Object.entries(content.lag).sort((a, b) => b[1] - a[1]), { empty: "It did not report its queues." })),
         card("Topics", table([["", (row) => row[0], ""], ["Topic", (row) => topicLink(row[1]), "name"]],

@@ -50,7 +50,7 @@ function drawn(content, curve, series, go, deleted) {
       h("div", { class: "split" },
         card("Groups", table([
           ["Group", (row) => groupLink(row.name), "name"],
-          ["Waiting", (row) => f.count(row.lag), "n"],
+          ["Lag", (row) => f.count(row.lag), "n"],
           ["Oldest", (row) => f.duration(row.lag_seconds), "n"],
           ["Out", (row) => `${f.rate(row.out_rate)}/s`, "n opt"],
           ["", (row) => row.pace && pace(row.pace, row.lag), "opt"],

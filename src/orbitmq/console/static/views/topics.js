@@ -11,7 +11,7 @@ export async function topics({ query, go, remember }) {
   const list = virtualTable("/topics", [
     { label: "Topic", sort: "name", cell: (row) => topicLink(row.name), kind: "name" },
     { label: "In", sort: "in_rate", cell: (row) => `${f.rate(row.in_rate)}/s`, kind: "n w-s" },
-    { label: "Waiting", sort: "lag", cell: (row) => (row.worst_group ? h("a", { href: path("groups", row.worst_group), title: `most of it in ${row.worst_group}` }, f.count(row.lag)) : "0"), kind: "n w-n" },
+    { label: "Lag", sort: "lag", cell: (row) => (row.worst_group ? h("a", { href: path("groups", row.worst_group), title: `most of it in ${row.worst_group}` }, f.count(row.lag)) : "0"), kind: "n w-s" },
     { label: "Messages", sort: "messages", cell: (row) => f.count(row.messages), kind: "n w-n opt" },
     { label: "Kept", sort: "span", cell: (row) => h("span", { title: row.first_stored_at ? `the oldest is of ${f.precise(row.first_stored_at)}` : "" }, f.brief(row.span)), kind: "n w-s opt" },
     { label: "Last message", sort: "last_stored_at", cell: (row) => f.when(row.last_stored_at), kind: "n w-m opt" },

@@ -6,7 +6,7 @@ import { card, head, table } from "../parts.js";
 const ROW = 58;
 const BOX = 40;
 const WIDTH = 218;
-const BAD = { stalled: "bad", failed: "bad", lost: "bad", "falling behind": "warn", "nobody consumes": "warn", paused: "warn" };
+const BAD = { stalled: "bad", failed: "bad", failing: "bad", lost: "bad", "falling behind": "warn", "nobody consumes": "warn", paused: "warn" };
 
 /** Who sends to whom, and how fast. */
 export async function topology({ query, remember }) {
@@ -22,7 +22,7 @@ export async function topology({ query, remember }) {
   return {
     title: "Topology",
     wantsPipelines: true,
-    draw: () => [head("Topology", { sub: "Topics, the groups and Spark queries that read them, and where results go.", actions: keep("search", search) }),
+    draw: () => [head("Topology", { sub: "Topics, the groups and Spark pipelines that read them, and where results go.", actions: keep("search", search) }),
       h("div", { class: "stack" }, h("section", { class: "card" }, h("div", { class: "body" }, drawn(content))),
         content.left_out > 0 && h("p", { class: "muted" }, `${f.exact(content.left_out)} more topics are not shown; search for one.`),
         content.producers && card("Connected producers", table([["Group", (row) => row.name, "name"], ["Connected", (row) => row.count, "n"]], content.producers, { empty: "No producer is connected." })))],
@@ -32,7 +32,7 @@ export async function topology({ query, remember }) {
 
 function drawn(content) {
   const readers = [
-    ...content.groups.map((each) => ({ ...each, kind: "group", key: `g ${each.name}`, sub: `${f.count(each.lag)} waiting`, tone: each.lag ? BAD[each.pace] : BAD[each.pace === "paused" ? "paused" : ""], href: path("groups", each.name) })),
+    ...content.groups.map((each) => ({ ...each, kind: "group", key: `g ${each.name}`, sub: `lag ${f.count(each.lag)}`, tone: each.lag ? BAD[each.pace] : BAD[each.pace === "paused" ? "paused" : ""], href: path("groups", each.name) })),
     ...content.pipelines.map((each) => ({ ...each, kind: "pipeline", key: `p ${each.name}`, sub: `Spark, ${f.rate(each.rate)}/s`, tone: BAD[each.state], href: path("pipelines", each.name) })),
   ];
   if (!content.topics.length) return h("p", { class: "empty" }, "No topic matches.");
@@ -63,7 +63,7 @@ function drawn(content) {
   const words = edges.length === 1 ? "line" : "lines";
   return h("div", { class: "map", tabindex: 0, role: "group", "aria-label": `${topics.length} topics, ${shown.length} readers, ${edges.length} ${words}` },
     s("svg", { viewBox: `0 0 ${total} ${height}` },
-      ["Topics", "Groups and Spark queries", "Results"].slice(0, columns.length).map((title, column) => s("text", { class: "title", x: Math.max(2, column * gap), y: 16 }, title)),
+      ["Topics", "Groups and Spark pipelines", "Results"].slice(0, columns.length).map((title, column) => s("text", { class: "title", x: Math.max(2, column * gap), y: 16 }, title)),
       [...edges, ...onward].map(([from, to, rate]) => edge(at.get(from), at.get(to), rate)),
       columns.flat().map((node) => box(node, at.get(node.key)))));
 }
