@@ -57,6 +57,8 @@ _FEW = 16
 _MANY = 128
 #: One in so many entries is expected to match a filter by tag; all are looked at if it is fewer.
 _ONE_OF = 8
+#: Up to this many entries it costs more to find out which lie side by side than to send each.
+_WORTH_JOINING = 32
 #: An answer is never limited to less than this by its asker.
 _LEAST_BYTES = 100
 _BLANK_SIZE = 0x7FFFFFFF
@@ -280,7 +282,12 @@ class Reading:
             base, view = file.base, file.view
             if end - first == total:
                 return [view[first - base : end - base]]
-            return [view[begin - base : stop - base] for begin, stop in _runs(offsets, sizes)]
+            if len(offsets) > _WORTH_JOINING:
+                return [view[begin - base : stop - base] for begin, stop in _runs(offsets, sizes)]
+            return [
+                view[(at := offset - base) : at + size]
+                for offset, size in zip(offsets, sizes, strict=True)
+            ]
         pieces = []
         for offset, size in zip(offsets, sizes, strict=True):
             piece = self._log.view(offset, size)
