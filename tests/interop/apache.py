@@ -12,20 +12,20 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.support.maven import Unavailable, fetch_jars, make_whole, tool
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +36,7 @@ SOURCES = Path(__file__).resolve().parent / "java"
 #: and filter jars could not be had from there; its store and remoting sources equal those of 4.9.7.
 VERSIONS = ("4.9.7", "5.5.0")
 
-PROBE_DEADLINE = 60.0  #: for the first answer of Maven Central, when nothing is cached
-FETCH_DEADLINE = 300.0
+COMPILE_DEADLINE = 300.0
 START_DEADLINE = 90.0
 STOP_DEADLINE = 60.0
 DRIVER_DEADLINE = 120.0
@@ -76,10 +75,6 @@ BROKER_SETTINGS: Mapping[str, object] = {
 }
 
 
-class Unavailable(Exception):
-    """Apache's artifacts cannot be had here, for the reason given."""
-
-
 class DriverFailed(Exception):
     """The client driver, or a server, did not do what it was asked."""
 
@@ -95,16 +90,16 @@ class Release:
     @classmethod
     def obtain(cls, version: str) -> Self:
         """Fetches and compiles what is not there yet; raises `Unavailable` with the reason."""
-        _tool("java")
+        tool("java")
         home = CACHE / version
         jars = home / "jars"
         if not jars.exists():
-            _make_whole(jars, lambda folder: _fetch(version, folder))
+            make_whole(jars, lambda folder: _fetch(version, folder))
         sources = sorted(SOURCES.glob("*.java"))
         text = b"".join(path.read_bytes() for path in sources)
         classes = home / f"classes-{hashlib.sha256(text).hexdigest()[:16]}"
         if not classes.exists():
-            _make_whole(classes, lambda folder: _compile(jars, sources, folder))
+            make_whole(classes, lambda folder: _compile(jars, sources, folder))
         return cls(version, jars, classes)
 
     @property
@@ -116,7 +111,7 @@ class Release:
     ) -> list[str]:
         """The command line that runs a main class with everything it writes below `home`."""
         return [
-            _tool("java"),
+            tool("java"),
             *JAVA_OPTIONS,
             f"-Duser.home={home}",
             f"-Drmq.logback.configurationFile={home / 'conf' / 'logback.xml'}",
@@ -368,65 +363,19 @@ def _await_registration(name_server: str, broker: str, server: Server) -> None:
     raise DriverFailed(f"the broker did not register\n{server.output()}")
 
 
-def _make_whole(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a folder appear complete or not at all, whoever else makes it at the same time.
-
-    Several runs share the cache, and a running client must not have its classes replaced.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
-        fill(made)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-
-
 def _fetch(version: str, jars: Path) -> None:
-    dependencies = "".join(
-        f"<dependency><groupId>org.apache.rocketmq</groupId>"
-        f"<artifactId>rocketmq-{module}</artifactId><version>{version}</version></dependency>"
-        for module in ("namesrv", "broker", "tools", "client")
-    )
-    pom = jars.parent / "pom.xml"
-    pom.write_text(
-        "<project><modelVersion>4.0.0</modelVersion><groupId>orbitmq</groupId>"
-        f"<artifactId>interop</artifactId><version>1</version>"
-        f"<dependencies>{dependencies}</dependencies></project>"
-    )
-    probe = f"-Dartifact=org.apache.rocketmq:rocketmq-namesrv:{version}:pom"
-    _maven(pom, PROBE_DEADLINE, "dependency:get", probe, "-Dtransitive=false")
-    target = f"-DoutputDirectory={jars}"
-    _maven(pom, FETCH_DEADLINE, "dependency:copy-dependencies", target, "-DincludeScope=runtime")
-
-
-def _maven(pom: Path, deadline: float, *arguments: str) -> None:
-    line = [_tool("mvn"), "-B", "-q", "-f", str(pom), *arguments]
-    try:
-        subprocess.run(line, check=True, capture_output=True, text=True, timeout=deadline)
-    except subprocess.TimeoutExpired as late:
-        raise Unavailable(f"Maven Central did not answer within {deadline} s") from late
-    except subprocess.CalledProcessError as failed:
-        why = next((each for each in failed.stdout.splitlines() if each.strip()), "no reason given")
-        raise Unavailable(f"mvn {arguments[0]} failed: {why}") from failed
+    modules = ("namesrv", "broker", "tools", "client")
+    fetch_jars(jars, [f"org.apache.rocketmq:rocketmq-{each}:{version}" for each in modules])
 
 
 def _compile(jars: Path, sources: list[Path], classes: Path) -> None:
-    line = [_tool("javac"), "-nowarn", "-d", str(classes), "-cp", str(jars / "*")]
+    line = [tool("javac"), "-nowarn", "-d", str(classes), "-cp", str(jars / "*")]
     line += [str(path) for path in sources]
-    done = subprocess.run(line, check=False, capture_output=True, text=True, timeout=FETCH_DEADLINE)
+    done = subprocess.run(
+        line, check=False, capture_output=True, text=True, timeout=COMPILE_DEADLINE
+    )
     if done.returncode != 0:
         raise DriverFailed(f"the client driver does not compile\n{done.stderr}")
-
-
-def _tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise Unavailable(f"{name} is not installed")
-    return found
 
 
 def _write_properties(path: Path, settings: Mapping[str, object]) -> Path:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interop.apache import VERSIONS, Broker, NameServer, Release, Unavailable
+from tests.interop.apache import VERSIONS, Broker, NameServer, Release
 from tests.interop.beside import Beside
 from tests.interop.session import Session
+from tests.support.maven import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,12 +20,12 @@ from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.route import TopicList
 from orbitmq.wire.command import Command
 from tests.interop.apache import Broker, Driver
+from tests.interop.apache import NameServer as ApacheNameServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.interop.apache import NameServer as ApacheNameServer
     from tests.interop.apache import Release
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -120,9 +120,12 @@ def our_name_server(home: Path) -> Iterator[Running]:
 
 
 def test_apaches_broker_client_and_tools_work_with_our_name_server(
-    release: Release, name_server: ApacheNameServer, tmp_path: Path
+    release: Release, tmp_path: Path
 ) -> None:
-    with our_name_server(tmp_path / "ours") as ours:
+    with (
+        our_name_server(tmp_path / "ours") as ours,
+        ApacheNameServer.running(release, tmp_path / "theirs") as name_server,
+    ):
         both = {"namesrvAddr": f"{name_server.address};{ours.address}"}
         with Broker.running(release, tmp_path / "broker", ours.address, settings=both) as broker:
             driver = Driver(release, tmp_path / "client", ours.address, broker.address)

@@ -27,14 +27,14 @@ from orbitmq.message.sysflag import (
 from orbitmq.store.indexfile import IndexSettings
 from orbitmq.store.settings import StoreSettings
 from orbitmq.store.store import Store
-from tests.interop.apache import BROKER_SETTINGS, Broker, Driver, free_port
+from tests.interop.apache import BROKER_SETTINGS, Broker, Driver, NameServer, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from orbitmq.message import StoredMessage
-    from tests.interop.apache import NameServer, Release
+    from tests.interop.apache import Release
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -143,6 +143,13 @@ def seen_by_apache(line: dict[str, Any]) -> View:
     )
 
 
+@pytest.fixture
+def name_server(release: Release, tmp_path: Path) -> Iterator[NameServer]:
+    """One that knows no other broker: these have topics and a name that others have as well."""
+    with NameServer.running(release, tmp_path / "names") as running:
+        yield running
+
+
 def test_apache_serves_what_we_stored_and_leaves_a_store_that_we_continue(
     release: Release, name_server: NameServer, tmp_path: Path
 ) -> None:
@@ -224,8 +231,7 @@ def test_we_serve_what_apache_stored(
         for kind in ("ZLIB", "LZ4", "ZSTD"):
             driver.run(
                 "send",
-                {"topic": "Payments", "count": 3, "size": 9000, "property": "kind:" + kind},
-                options=(f"-Drocketmq.message.compressType={kind}",),
+                {"topic": "Payments", "count": 3, "size": 9000, "compression": kind},
             )
         driver.run("transaction", {"topic": "Sagas", "count": 3})
         driver.run("consume", {"topic": "Sagas", "group": "sagas", "count": 2})
