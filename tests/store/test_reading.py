@@ -56,19 +56,22 @@ def test_rare_tags_are_looked_for_in_the_same_scope_as_common_ones(
     assert result.next_offset == (matching[-1] + 1 if len(matching) == asked else 800)
 
 
-def test_what_lies_side_by_side_between_other_queues_is_one_piece(open_store: OpenStore) -> None:
-    store = open_store(LARGE)
-    for run in (3, 1, 2):
+@pytest.mark.parametrize(("runs", "pieces"), [((30, 1, 20), 3), ((3, 1, 2), 6)])
+def test_what_lies_side_by_side_in_a_long_answer_is_one_piece(
+    open_store: OpenStore, runs: tuple[int, ...], pieces: int
+) -> None:
+    store = open_store(replace(LARGE, read=ReadSettings(memory_count=64)))
+    for run in runs:
         for number in range(run):
             put(store, "T", 0, b"%d of %d" % (number, run))
         put(store, "T", 1, b"of another queue")
     store.write()
 
-    result = store.read("T", 0, 0, 32)
+    result = store.read("T", 0, 0, 64)
 
     bodies = [bytes(message.body) for message in messages_of(result)]
-    assert bodies == [b"0 of 3", b"1 of 3", b"2 of 3", b"0 of 1", b"0 of 2", b"1 of 2"]
-    assert len(result.pieces) == 3
+    assert bodies == [b"%d of %d" % (number, run) for run in runs for number in range(run)]
+    assert len(result.pieces) == pieces
 
 
 # ---- the table of statuses
