@@ -1,18 +1,18 @@
 """Topics as DataFrames: how much of what Spark can take from any Python source arrives.
 
 A source that yields record batches made beforehand is the ceiling: Spark's own path with no network
-and no decoding. On a small machine the broker takes its share of the same cores.
+and no decoding, for the very rows that the topic has. On a small machine the broker takes its share
+of the same cores, ours as well as Kafka's.
 """
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from benchmarks.load.sparkstage import SparkStage
+from benchmarks.load.sparkstage import Filled, SparkStage
+from benchmarks.load.sparkstreams import Streaming, one_by_one, ready_batches, tiny_batches
 from benchmarks.runner import Bench, Clock, Prepare, Sample, Scale, Work
 
 if TYPE_CHECKING:
@@ -20,16 +20,29 @@ if TYPE_CHECKING:
 
 _STAGE = SparkStage()
 _CEILING = "a source of record batches made beforehand"
+_KAFKA = "Spark's own Kafka source, the same messages"
 _KIB = 1024
 #: Other columns of a message, in bytes.
 _BESIDES = 110
-#: Seconds for a batch of one message.
+#: Planning a read takes some tenths of a second, whatever is read: so much that it hardly counts.
+_TIMES = 3
+#: Seconds for a batch of few messages.
 _WANTED_TRIGGER = 0.1
-_TRIGGERS = 40
+#: Messages of 1 KiB that arrive in a second, at a trigger of a second.
+_ARRIVING = 40_000
+#: What Spark's Kafka source gives unless it is asked for headers, with the names of ours.
+_WITHOUT_PROPERTIES = (
+    "keys string, body binary, topic string, queueId int, queueOffset bigint, "
+    "storeTimestamp timestamp"
+)
 
 
 def _rows(scale: Scale, body_size: int) -> int:
-    return scale.megabytes * 1024 * _KIB // (body_size + _BESIDES) // 4 * 4
+    return _TIMES * scale.megabytes * 1024 * _KIB // (body_size + _BESIDES + _KIB // 2)
+
+
+def _topic(scale: Scale, body_size: int) -> Filled:
+    return _STAGE.at(scale).topic(_rows(scale, body_size), body_size)
 
 
 def _taken(frame: DataFrame, rows: int) -> int:
@@ -38,19 +51,58 @@ def _taken(frame: DataFrame, rows: int) -> int:
     return rows
 
 
-def _reading(body_size: int, kind: str = "batches") -> Prepare:
+def _reading(body_size: int) -> Prepare:
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        rows = _rows(scale, body_size)
-        topic = _STAGE.topic(rows, body_size)
+        filled = _topic(scale, body_size)
 
         def candidate() -> int:
-            return _taken(_STAGE.read(topic), rows)
+            return _taken(_STAGE.read(filled.topic), filled.rows)
 
         def floor() -> int:
-            return _taken(_STAGE.ready(rows, body_size, kind), rows)
+            return _taken(_STAGE.ready(filled), filled.rows)
 
-        candidate(), floor()
+        for _ in range(2):
+            candidate(), floor()
+        yield candidate, floor
+
+    return prepare
+
+
+@contextmanager
+def _reading_beside_tuples(scale: Scale) -> Iterator[tuple[Work, Work]]:
+    filled = _topic(scale, _KIB)
+    # Tuples are slow: a few are enough to see it.
+    rows = filled.rows // 4
+
+    def candidate() -> int:
+        return _taken(_STAGE.read(filled.topic, toOffset=str(filled.rows // 16)), rows)
+
+    def floor() -> int:
+        return _taken(_STAGE.ready(filled, rows, "tuples"), rows)
+
+    candidate(), floor()
+    yield candidate, floor
+
+
+def _reading_beside_kafka(body_size: int, *, with_properties: bool) -> Prepare:
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        filled = _topic(scale, body_size)
+        address, topic = _STAGE.kafka_topic(filled)
+        schema = None if with_properties else _WITHOUT_PROPERTIES
+
+        def candidate() -> int:
+            return _taken(_STAGE.read(filled.topic, schema), filled.rows)
+
+        def floor() -> int:
+            options = {"kafka.bootstrap.servers": address, "subscribe": topic}
+            if with_properties:
+                options["includeHeaders"] = "true"
+            return _taken(_STAGE.spark.read.format("kafka").options(**options).load(), filled.rows)
+
+        for _ in range(2):
+            candidate(), floor()
         yield candidate, floor
 
     return prepare
@@ -59,11 +111,13 @@ def _reading(body_size: int, kind: str = "batches") -> Prepare:
 def _writing(body_size: int) -> Prepare:
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        rows = _rows(scale, body_size) // 4
-        frame = _STAGE.ready(rows, body_size).select("body", "tags", "keys")
+        filled = _topic(scale, body_size)
+        rows = filled.rows // 8
+        frame = _STAGE.ready(filled, rows).select("body", "tags", "keys")
+        topic = _STAGE.new_topic()
 
         def candidate() -> int:
-            _STAGE.write(frame, f"written-{body_size}")
+            _STAGE.write(frame, topic)
             return rows
 
         candidate()
@@ -73,46 +127,45 @@ def _writing(body_size: int) -> Prepare:
 
 
 @contextmanager
+def _throughput(scale: Scale) -> Iterator[tuple[Work, Work]]:
+    with Streaming(_STAGE.at(scale), _KIB, _ARRIVING, trigger=1.0) as streaming:
+
+        def candidate() -> Sample:
+            window = streaming.batches(2 if scale.is_quick else 4)
+            return Sample(window.rows, window.seconds, window.seconds)
+
+        yield candidate, lambda: Sample(_ARRIVING, 1.0, 1.0)
+
+
+@contextmanager
+def _lag(scale: Scale) -> Iterator[tuple[Work, Work]]:
+    with Streaming(_STAGE.at(scale), _KIB, _ARRIVING, trigger=1.0) as streaming:
+
+        def candidate() -> Sample:
+            seconds = streaming.batches(2 if scale.is_quick else 4).lag / _ARRIVING
+            return Sample(1, seconds, seconds)
+
+        yield candidate, lambda: Sample(1, 1.0, 1.0)
+
+
+@contextmanager
+def _latency(scale: Scale) -> Iterator[tuple[Work, Work]]:
+    filled = _topic(scale, 100)
+    count = 8 if scale.is_quick else 20
+    with one_by_one(_STAGE, count) as messages, ready_batches(_STAGE, filled, count) as batches:
+        yield lambda: _each(messages()), lambda: _each(batches())
+
+
+@contextmanager
 def _triggers(scale: Scale) -> Iterator[tuple[Work, Work]]:
-    topic = _STAGE.topic(_rows(scale, 100), 100)
-
-    def run() -> Sample:
-        """Batches of one message each, one after the other."""
-        reader = _STAGE.spark.readStream.format("rocketmq").options(
-            nameServer=_STAGE.name_server,
-            assign=f'{{"{topic}": ["broker-a:0"]}}',
-            startingOffsets="earliest",
-            maxOffsetsPerTrigger="1",
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            query = (
-                reader.load()
-                .writeStream.format("noop")
-                .option("checkpointLocation", folder)
-                .start()
-            )
-            try:
-                times = _batch_times(query)
-            finally:
-                query.stop()
-        return Sample(len(times), sum(times), sum(times))
-
-    run()
-    yield run, lambda: Sample(_TRIGGERS, _TRIGGERS * _WANTED_TRIGGER, _TRIGGERS * _WANTED_TRIGGER)
+    filled = _topic(scale, 100)
+    count = 15 if scale.is_quick else 40
+    with tiny_batches(_STAGE, filled, count) as batches:
+        yield lambda: _each(batches()), lambda: Sample(1, _WANTED_TRIGGER, _WANTED_TRIGGER)
 
 
-def _batch_times(query: object) -> list[float]:
-    """Seconds of the batches of a query, without the first, which starts everything."""
-    deadline = time.monotonic() + 120
-    pause = 0.05
-    while True:
-        progress = list(query.recentProgress)  # type: ignore[attr-defined]
-        times = [each.durationMs["triggerExecution"] / 1000 for each in progress[5:]]
-        if len(times) >= _TRIGGERS:
-            return times[:_TRIGGERS]
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(times)} of {_TRIGGERS} batches within 120 s")
-        query.awaitTermination(pause)  # type: ignore[attr-defined]
+def _each(seconds: float) -> Sample:
+    return Sample(1, seconds, seconds)
 
 
 def _line(
@@ -138,28 +191,92 @@ def _line(
     )
 
 
+def _time(
+    name: str,
+    unit: str,
+    prepare: Prepare,
+    compared_with: str,
+    *,
+    target: float | None = None,
+    note: str = "",
+) -> Bench:
+    return Bench(
+        name=name,
+        room="spark",
+        unit=unit,
+        compared_with=compared_with,
+        prepare=prepare,
+        clock=Clock.WALL,
+        rounds=3,
+        once_per_round=True,
+        time_for=1,
+        unit_factor=1000.0 if unit == "ms" else 1.0,
+        target=target,
+        note=note,
+        stage=_STAGE,
+    )
+
+
 BENCHES: tuple[Bench, ...] = (
     _line("batch read, 1 KiB, local[2]", _reading(_KIB), _CEILING, target=0.7),
     _line("batch read, 100 B, local[2]", _reading(100), _CEILING, target=0.7),
-    _line("batch read beside tuples, 1 KiB", _reading(_KIB, "tuples"), "the same rows as tuples"),
+    _line(
+        "batch read beside tuples, 1 KiB",
+        _reading_beside_tuples,
+        "the same rows as tuples",
+        target=2.5,
+    ),
+    _line(
+        "batch read beside Kafka, 1 KiB",
+        _reading_beside_kafka(_KIB, with_properties=True),
+        _KAFKA,
+        target=1.2,
+        note="all columns; properties are headers there",
+    ),
+    _line(
+        "batch read beside Kafka, 100 B",
+        _reading_beside_kafka(100, with_properties=True),
+        _KAFKA,
+        target=1.2,
+        note="all columns; properties are headers there",
+    ),
+    _line(
+        "batch read beside Kafka, 1 KiB, no properties",
+        _reading_beside_kafka(_KIB, with_properties=False),
+        _KAFKA,
+        note="the columns that it has without headers",
+    ),
     _line(
         "write, 100 B, local[2]",
         _writing(100),
         "the same rows to nowhere",
         note="stored by the broker when it ends",
     ),
-    Bench(
-        name="a batch of one message",
-        room="spark",
-        unit="ms",
-        compared_with="the 100 ms that are wanted",
-        prepare=_triggers,
-        clock=Clock.WALL,
-        rounds=3,
-        once_per_round=True,
-        time_for=1,
-        unit_factor=1000.0,
+    _line(
+        "stream, 1 KiB, trigger of 1 s",
+        _throughput,
+        f"{_ARRIVING:,} messages that arrive every second",
+        target=0.95,
+    ),
+    _time(
+        "its lag when a batch ends",
+        "s",
+        _lag,
+        "the trigger of 1 s",
+        note="messages that are not in a finished batch, in seconds of arrivals",
+    ),
+    _time(
+        "from send to foreachBatch, median",
+        "ms",
+        _latency,
+        "a batch of a source that has its row at once",
+        note="a collected row; the stream was idle",
+    ),
+    _time(
+        "a batch of one message, median",
+        "ms",
+        _triggers,
+        "the 100 ms that are wanted",
         target=1.0,
-        stage=_STAGE,
     ),
 )

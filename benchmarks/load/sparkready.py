@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 
-from benchmarks.workload import records
-from orbitmq.message.arrow import messages_to_arrow
 from orbitmq.spark.schema import full_schema
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
-
-#: Of one batch: what was best for Spark.
-_ROWS = 10_000
 
 
 class ReadySource(DataSource):
-    """The same messages again and again, as record batches that are made once, or as tuples.
+    """The rows of a file again and again, as record batches that are read once, or as tuples.
 
-    Options: `rows`, `partitions`, `bodySize`, `as` (batches or tuples).
+    As a stream it has one row for every batch, at once. Options: `file` with one record batch of
+    all columns of a topic, `rows`, `partitions`, `as` (batches or tuples).
     """
 
     @classmethod
@@ -35,20 +37,23 @@ class ReadySource(DataSource):
 
     def reader(self, schema: StructType) -> ReadyReader:
         return ReadyReader(
+            self.options["file"],
             int(self.options["rows"]),
             int(self.options["partitions"]),
-            int(self.options["bodySize"]),
             self.options.get("as", "batches") == "tuples",
         )
+
+    def streamReader(self, schema: StructType) -> ReadyStreamReader:  # noqa: N802  # Spark's name
+        return ReadyStreamReader(self.options["file"])
 
 
 class ReadyReader(DataSourceReader):
     """Plans partitions of equal size."""
 
-    def __init__(self, rows: int, partitions: int, body_size: int, as_tuples: bool) -> None:
+    def __init__(self, file: str, rows: int, partitions: int, as_tuples: bool) -> None:
+        self._file = file
         self._share = rows // partitions
         self._count = partitions
-        self._body_size = body_size
         self._as_tuples = as_tuples
 
     def partitions(self) -> list[InputPartition]:
@@ -57,9 +62,29 @@ class ReadyReader(DataSourceReader):
     def read(
         self, partition: InputPartition
     ) -> Iterator[pa.RecordBatch] | Iterator[tuple[object, ...]]:
+        ready = _ready(self._file)
         if self._as_tuples:
-            return _tuples(_ready(self._body_size), self._share)
-        return _batches(_ready(self._body_size), self._share)
+            return _tuples(ready, self._share)
+        return _batches(ready, self._share)
+
+
+class ReadyStreamReader(DataSourceStreamReader):
+    """A stream that always has one more row."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {"at": 0}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        return {"at": start["at"] + 1}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return iter((_ready(self._file).slice(0, 1),))
 
 
 def _batches(ready: pa.RecordBatch, left: int) -> Iterator[pa.RecordBatch]:
@@ -76,6 +101,7 @@ def _tuples(ready: pa.RecordBatch, left: int) -> Iterator[tuple[object, ...]]:
 
 
 @lru_cache(maxsize=4)
-def _ready(body_size: int) -> pa.RecordBatch:
-    """A batch of messages, as pulled ones become; made once for each process."""
-    return messages_to_arrow(records(_ROWS, body_size), broker_name="broker-a")
+def _ready(file: str) -> pa.RecordBatch:
+    """The batch of a file, read once in each process."""
+    with pa.OSFile(file) as source, pa.ipc.open_file(source) as reader:
+        return reader.get_batch(0)

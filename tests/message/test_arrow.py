@@ -122,6 +122,48 @@ def test_odd_property_strings(strings: list[bytes]) -> None:
     assert rows_of(batch) == [expected_row(m, "b") for m in messages]
 
 
+NAMES = (b"KEYS", b"UNIQ_KEY", b"TAGS", b"a", b"country", "größe".encode())
+
+#: What one string of a chunk may have instead of the names and values of all the others.
+ODD_ONES = (
+    b"",
+    b"\x02",
+    b"KEYS\x01k\x02",
+    b"KEYS\x01k\x02UNIQ_KEY\x01u\x02TAGS\x01t\x02a\x01\x02country\x01c\x02gr\xc3\xb6\xc3\x9fe\x01g\x02",
+    b"KEYS\x01k\x02UNIQ_KEX\x01u\x02TAGS\x01t\x02a\x01b\x02country\x01c\x02gr\xc3\xb6\xc3\x9fe\x01g\x02",
+    b"KEYS\x01k\x02UNIQ_KEY\x01u\x02TAGS\x01t\x02KEYS\x01b\x02country\x01c\x02gr\xc3\xb6\xc3\x9fe\x01g\x02",
+    b"KEYS\x01k\x02UNIQ_KEY\x01\xff\x02TAGS\x01t\x02a\x01b\x02country\x01c\x02gr\xc3\xb6\xc3\x9fe\x01g\x02",
+    b"KEYS\x01k\x01\x01\x02UNIQ_KEY\x01u\x02TAGS\x01t\x02a\x01b\x02country\x01c\x02gr\xc3\xb6\xc3\x9fe\x01g",
+)
+
+
+@pytest.mark.parametrize("place", [0, 50, 99])
+@pytest.mark.parametrize("odd", [None, *ODD_ONES])
+def test_a_chunk_whose_messages_have_the_same_names_and_one_that_may_not(
+    odd: bytes | None, place: int
+) -> None:
+    strings = [
+        b"".join(b"%b\x01%b%d\x02" % (name, name[:1], number) for name in NAMES)
+        for number in range(100)
+    ]
+    if odd is not None:
+        strings[place] = odd
+    messages = [plain_message(n, properties=raw) for n, raw in enumerate(strings)]
+
+    batch = messages_to_arrow(b"".join(m.encode() for m in messages), broker_name="b")
+
+    assert rows_of(batch) == [expected_row(m, "b") for m in messages]
+
+
+def test_topics_of_the_same_length_are_told_apart() -> None:
+    topics = ["orders", "orderz", "prders"]
+    pull = b"".join(StoredMessage.build(topic=each, stored_body=b"x").encode() for each in topics)
+
+    batch = messages_to_arrow(pull, broker_name="b")
+
+    assert batch.column("topic").to_pylist() == topics
+
+
 def test_a_large_mixed_chunk_equals_the_objects() -> None:
     def message(number: int) -> bytes:
         wide = number % 11 == 0

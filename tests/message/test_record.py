@@ -17,6 +17,7 @@ from orbitmq.message.record import (
     MIN_RECORD_SIZE,
     RecordFault,
     check_record,
+    encode_message,
     encode_record,
     end_of_file_record,
     magic_for,
@@ -75,6 +76,53 @@ def test_the_size_is_known_before_the_record_is_written(
     size, pieces = encode_record(body, field, b"a\x01b\x02", 0, 0, 0, 0, constants)
 
     assert size == len(b"".join(pieces)) == record_size(len(body), len(field), 4, sys_flag)
+
+
+@given(
+    topic=topics,
+    body=st.binary(max_size=50),
+    born=hosts,
+    store=hosts,
+    sys_flag=st.integers(0, 0xFF),
+    numbers=st.lists(st.integers(0, 2**31 - 1), min_size=8, max_size=8),
+)
+def test_a_message_by_itself_is_written_like_one_of_a_batch(
+    topic: str,
+    body: bytes,
+    born: tuple[str, int],
+    store: tuple[str, int],
+    sys_flag: int,
+    numbers: list[int],
+) -> None:
+    queue_id, flag, number, at, born_ms, store_ms, reconsumed, prepared = numbers
+    field, born_host, store_host = topic_field(topic), pack_host(*born), pack_host(*store)
+    constants = record_constants(
+        sys_flag, born_ms, born_host, store_ms, store_host, reconsumed, prepared
+    )
+    rest = (sys_flag, born_ms, born_host, store_ms, store_host, reconsumed, prepared)
+
+    alone = encode_message(body, field, b"p", queue_id, flag, number, at, *rest)
+
+    assert alone == encode_record(body, field, b"p", queue_id, flag, number, at, constants)
+
+
+def test_what_does_not_fit_into_a_message_by_itself_is_refused() -> None:
+    def encoded(
+        field: bytes = topic_field("T"),
+        properties: bytes = b"",
+        born_ms: int = 0,
+        host: bytes = V4,
+    ) -> object:
+        return encode_message(b"", field, properties, 0, 0, 0, 0, 0, born_ms, host, 0, V4, 0, 0)
+
+    with pytest.raises(RecordRefused, match="8 or 20 bytes"):
+        encoded(host=b"1234")
+    with pytest.raises(RecordRefused, match="empty topic field"):
+        encoded(field=b"")
+    with pytest.raises(RecordRefused, match="32768 bytes do not fit"):
+        encoded(properties=b"x" * (MAX_PROPERTIES + 1))
+    with pytest.raises(RecordRefused, match="out of its range"):
+        encoded(born_ms=2**63)
 
 
 def test_the_smallest_record_has_an_empty_body_topic_and_no_properties() -> None:

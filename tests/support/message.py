@@ -209,11 +209,14 @@ def decoded(all_records: Sequence[bytes]) -> list[StoredMessage]:
 
 
 def _time(milliseconds: int) -> datetime | None:
-    """What a time column holds: nothing for times that no calendar has."""
+    """What a time column holds: nothing for times that some time zone's calendar does not have."""
     try:
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+        found = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+        for day in (timedelta(days=-1), timedelta(days=1)):
+            found + day
     except OverflowError:
         return None
+    return found
 
 
 def expected_row(message: StoredMessage, broker_name: str) -> dict[str, Any]:

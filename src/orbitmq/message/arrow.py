@@ -37,8 +37,9 @@ from orbitmq.message.errors import (
 )
 from orbitmq.message.hosts import V4_HOST_SIZE, V6_HOST_SIZE
 from orbitmq.message.propertycolumns import PropertyItems, find_items
+from orbitmq.message.propertylayout import UniformItems
 from orbitmq.message.record import RecordFault
-from orbitmq.message.scan import good_bodies, scan_records
+from orbitmq.message.scan import good_bodies, scan_records, starts_with
 from orbitmq.message.slices import cut, text
 from orbitmq.message.sysflag import COMPRESSED, STORE_HOST_V6
 from orbitmq.message.wellknown import KEYS, TAGS, UNIQ_KEY
@@ -178,18 +179,28 @@ class _Chunk:
     max_body: int
 
     @cached_property
-    def items(self) -> PropertyItems:
+    def items(self) -> PropertyItems | UniformItems:
         """The properties of all rows: several columns come from them."""
         return find_items(cut(self.data, self.records.properties_at, self.records.ends))
 
 
 def _topics(chunk: _Chunk) -> pa.StringArray:
     records = chunk.records
+    if len(records) and (records.topic_sizes == records.topic_sizes[0]).all():
+        # All of one queue have the same: to look for it costs less than to cut it out.
+        at = int(records.topic_at[0])
+        first = bytes(chunk.data[at : at + int(records.topic_sizes[0])])
+        if starts_with(np.frombuffer(chunk.data, np.uint8), records.topic_at, first).all():
+            return _repeated(first.decode("utf-8", "replace"), len(records))
     return text(cut(chunk.data, records.topic_at, records.topic_at + records.topic_sizes))
 
 
 def _broker_names(chunk: _Chunk) -> pa.StringArray:
-    return pa.repeat(pa.scalar(chunk.broker_name, pa.string()), len(chunk.records))
+    return _repeated(chunk.broker_name, len(chunk.records))
+
+
+def _repeated(value: str, count: int) -> pa.StringArray:
+    return pa.repeat(pa.scalar(value, pa.string()), count)
 
 
 def _message_ids(chunk: _Chunk) -> pa.StringArray:

@@ -8,7 +8,8 @@ what `properties.decode_properties` says about each item is then said about all 
 * of items with one name in one message the last counts.
 
 Strings as producers write them have exactly one `\\x01` and one `\\x02` per item. That is checked
-for the whole chunk first, and then no item needs to be searched for its first `\\x01`.
+for the whole chunk first, and then no item needs to be searched for its first `\\x01`. Where all of
+them have the same names in the same order, `propertylayout` needs less still.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from orbitmq.message.propertylayout import UniformItems, find_uniform
+from orbitmq.message.scan import starts_with
 from orbitmq.message.slices import is_utf8, text
 
 if TYPE_CHECKING:
@@ -94,25 +97,19 @@ class PropertyItems:
     def _named(self, name: bytes) -> Int64s:
         """The items of this name."""
         found = np.flatnonzero(self.name_sizes == len(name))
-        at = 0
-        while at < len(name) and len(found):
-            width = next(w for w in (8, 4, 2, 1) if w <= len(name) - at)
-            # Overlapping numbers, one beginning at every byte.
-            shape = (len(self.octets) - width + 1,)
-            words = np.ndarray(shape, f"<u{width}", self.octets, strides=(1,))
-            wanted = int.from_bytes(name[at : at + width], "little")
-            found = found[words[self.name_at[found] + at] == wanted]
-            at += width
-        return found
+        return found[starts_with(self.octets, self.name_at[found], name)]
 
 
-def find_items(strings: pa.BinaryArray) -> PropertyItems:
+def find_items(strings: pa.BinaryArray) -> PropertyItems | UniformItems:
     """The items of the property strings of a chunk, one string per row."""
     _, offsets, data = strings.buffers()
     first_octets = np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4)
     begin, end = int(first_octets[0]), int(first_octets[-1])
     octets = np.frombuffer(data, np.uint8)[begin:end] if end > begin else np.empty(0, np.uint8)
     octets, bounds = _end_all_items(octets, first_octets.astype(np.int64) - begin)
+    uniform = find_uniform(octets, bounds)
+    if uniform is not None:
+        return uniform
 
     name_ends, item_ends = _separators(octets)
     item_at = np.empty_like(item_ends)

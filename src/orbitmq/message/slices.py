@@ -7,7 +7,7 @@ the gaps between; one `take` copies the wanted ones together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 
     from orbitmq.message.scan import Int64s
 
+_BINARY: Final = pa.binary()
 
-def cut(buffer: Any, begins: Int64s, ends: Int64s) -> pa.BinaryArray:
+
+def cut(
+    buffer: Any, begins: Int64s, ends: Int64s, kind: pa.DataType = _BINARY
+) -> pa.BinaryArray | pa.StringArray:
     """`buffer[begin:end]` of every row; the pieces ascend and do not overlap.
 
-    Raw bytes, not text: `text` turns them into it.
+    Raw bytes, which `text` turns into text; or text at once, where it is known to be UTF-8.
     """
     count = len(begins)
     if not count:
-        return pa.array([], pa.binary())
+        return pa.array([], kind)
     cuts = np.empty(2 * count + 1, np.int32)
     cuts[:-1:2] = begins
     cuts[1::2] = ends
     cuts[-1] = cuts[-2]
     offsets, octets = pa.py_buffer(cuts), pa.py_buffer(buffer)
-    pieces_and_gaps = pa.Array.from_buffers(pa.binary(), 2 * count, [None, offsets, octets])
+    pieces_and_gaps = pa.Array.from_buffers(kind, 2 * count, [None, offsets, octets])
     return pieces_and_gaps.take(pa.array(np.arange(0, 2 * count, 2)))
 
 

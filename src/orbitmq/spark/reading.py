@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Bytes of messages that become one record batch: Spark's best size is 4 to 16 MiB, and the least
-#: of them stays in the cache of a processor for longest.
-BATCH_BYTES: Final = 4 * 1024 * 1024
+#: Bytes of messages that become one record batch. Spark's best size is 4 to 16 MiB; to decode a
+#: batch costs half a millisecond whatever its size, which is a tenth of all at 4 MiB.
+BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
 def read_partition(
