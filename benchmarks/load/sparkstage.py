@@ -51,12 +51,15 @@ class SparkStage:
         self._made: dict[str, object] = {}
         self._scale = Scale()
         self._topics = 0
+        #: What a stream lagged behind when its throughput was measured, in seconds.
+        self.lags: list[float] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._made.clear()
+        self.lags.clear()
         self._stack.close()
 
     def at(self, scale: Scale) -> Self:
