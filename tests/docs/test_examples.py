@@ -141,18 +141,6 @@ def _paths(table: dict[str, Any], above: str = "") -> list[str]:
     return found
 
 
-def test_metrics_that_the_page_about_operating_names_are_there(
-    orbit_cluster: EmbeddedCluster,
-) -> None:
-    source = "\n".join(path.read_text() for path in (ROOT / "src/orbitmq/broker").glob("*.py"))
-    named = re.findall(r"`((?:rocketmq|orbitmq)_\w+)`", (DOCS / "operating.md").read_text())
-
-    assert len(named) >= 6
-    for name in named:
-        # Those of lag are put together from their endings.
-        assert f'"{name}"' in source or f'"{name.removeprefix("rocketmq_consumer_")}"' in source
-
-
 def test_the_page_of_spark_options_is_current() -> None:
     assert spark_options_docs.PAGE.read_text() == spark_options_docs.page(), (
         "python -m tools.spark_options_docs writes it"

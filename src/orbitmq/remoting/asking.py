@@ -211,10 +211,11 @@ class Asking(abc.ABC):
         if self._silence is None or self._is_probing or not self.is_open:
             return
         now = self._monotonic()
-        if self._last_read > now - waited:
+        # A timer counts from the beginning of its loop's turn, so that it may ring a little early.
+        if self._last_read > now - 0.9 * waited:
             return
         if self._silent_since < self._last_read:
-            self._silent_since = now - waited
+            self._silent_since = max(self._last_read, now - waited)
         if now - self._silent_since >= self._silence:
             self._probe(self._silence)
 
