@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.access import Reason
-from orbitmq.broker.identities import REMEMBERED, SILENCE
-from orbitmq.broker.requesters import MOST_OF_ONE, Requesters
+from orbitmq.broker.identities import REMEMBERED, SILENCE, TRUSTED
+from orbitmq.broker.requesters import LONGEST_WAIT, MOST_OF_ONE, Requesters
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
@@ -359,9 +359,12 @@ async def test_a_reply_that_could_be_meant_for_either_of_two_accounts_is_given_t
     assert spy.replies == []
 
 
-async def ask(client: RawClient, client_id: str, number: str = "c1") -> None:
-    properties = {"CORRELATION_ID": number, "REPLY_TO_CLIENT": client_id, "TTL": "3000"}
-    answer = await client.send("orders", b"6 x 7", properties=properties)
+def asking(client_id: str, number: str = "c1") -> dict[str, str]:
+    return {"CORRELATION_ID": number, "REPLY_TO_CLIENT": client_id, "TTL": "3000"}
+
+
+async def ask(client: RawClient, client_id: str, topic: str = "orders") -> None:
+    answer = await client.send(topic, b"6 x 7", properties=asking(client_id))
     assert answer.code == 0, answer.remark
 
 
@@ -377,13 +380,15 @@ async def test_a_reply_to_who_has_left_does_not_reach_the_account_that_took_over
     replier = await guarded.client(ADMIN)
 
     late = await reply(replier, CONTAINER)
-    asker = await guarded.producer(MAKER, "maker@2")
-    await asker.heartbeat(CONTAINER, producers=("others",))
-    in_time = await reply(replier, CONTAINER)
+    await spy.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+    asker = await guarded.producer(MAKER, CONTAINER)
+    guarded.broker.clock.advance(REMEMBERED + 1)
+    clear = await reply(replier, CONTAINER)
 
     assert late.code != 0
     assert "the account that asked is gone" in (late.remark or "")
-    assert in_time.code == 0, in_time.remark
+    assert clear.code == 0, clear.remark
     assert [bytes(each.body) for each in asker.replies] == [b"42"]
     assert spy.replies == []
 
@@ -425,21 +430,196 @@ async def test_a_connection_that_changes_its_account_does_not_get_replies_to_the
     assert asker.replies == []
 
 
+# A request that passed another broker, of which somebody who has read it sends a copy to this one.
+
+SENDS_JUNK = 'topicPerms = ["junk=PUB"]'
+
+
+def let_other_send_junk(guarded: Guarded) -> None:
+    guarded.allow(listed(MAKER, MAKES), listed(OTHER, SENDS_JUNK), listed(ADMIN, "admin = true"))
+
+
+async def test_whoever_copies_anothers_request_does_not_get_the_reply(guarded: Guarded) -> None:
+    let_other_send_junk(guarded)
+    asker = await guarded.producer(MAKER, CONTAINER)
+    spy = await guarded.producer(OTHER, "spy@1")
+    await spy.heartbeat(CONTAINER, producers=("spies",))
+    await ask(spy, CONTAINER, "junk")
+
+    unclear = await reply(await guarded.client(ADMIN), CONTAINER)
+    of_its_own = await reply(await guarded.client(MAKER), CONTAINER)
+
+    assert "several accounts use this client id" in (unclear.remark or "")
+    assert of_its_own.code == 0, of_its_own.remark
+    assert [bytes(each.body) for each in asker.replies] == [b"42"]
+    assert spy.replies == []
+
+
+async def test_whoever_copies_a_request_and_takes_over_the_client_id_does_not_get_the_reply(
+    guarded: Guarded,
+) -> None:
+    let_other_send_junk(guarded)
+    asker = await guarded.producer(MAKER, CONTAINER)
+    await asker.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+    spy = await guarded.producer(OTHER, CONTAINER)
+    await ask(spy, CONTAINER, "junk")
+
+    answer = await reply(await guarded.client(ADMIN), CONTAINER)
+
+    assert "several accounts use this client id" in (answer.remark or "")
+    assert spy.replies == []
+
+
+async def test_whoever_passes_a_request_on_keeps_no_reply_from_the_one_who_asked(
+    guarded: Guarded,
+) -> None:
+    let_other_send_junk(guarded)
+    asker = await guarded.producer(MAKER, CONTAINER)
+    await ask(await guarded.client(OTHER), CONTAINER, "junk")
+
+    answer = await reply(await guarded.client(ADMIN), CONTAINER)
+
+    assert answer.code == 0, answer.remark
+    assert [bytes(each.body) for each in asker.replies] == [b"42"]
+
+
+def asked_by(guarded: Guarded) -> str | None:
+    """The account that is known to have asked."""
+    properties = "".join(f"{name}\x01{value}\x02" for name, value in asking(CONTAINER).items())
+    return guarded.broker.parts.access._requesters.account_of(properties)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE],
+)
+async def test_a_request_is_remembered_under_whichever_code_it_was_sent(
+    guarded: Guarded, code: RequestCode
+) -> None:
+    asker = await guarded.producer(MAKER, CONTAINER)
+
+    refused = await asker.send("orders", b"", properties=asking(CONTAINER), code=code)
+    before = asked_by(guarded)
+    taken = await asker.send("orders", b"6 x 7", properties=asking(CONTAINER), code=code)
+
+    assert (refused.code != 0, taken.code) == (True, 0), taken.remark
+    assert before is None
+    assert asked_by(guarded) == MAKER.access_key
+
+
+async def test_requests_and_client_ids_of_an_account_are_forgotten_with_it(
+    guarded: Guarded,
+) -> None:
+    asker = await guarded.producer(MAKER, CONTAINER)
+    await ask(asker, CONTAINER)
+    await asker.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+    renamed = account("maker-key-2", "maker-s3cr3t")
+
+    guarded.allow(listed(renamed, MAKES), listed(ADMIN, "admin = true"))
+    asker = await guarded.producer(renamed, CONTAINER)
+    answer = await reply(await guarded.client(ADMIN), CONTAINER)
+
+    assert answer.code == 0, answer.remark
+    assert [bytes(each.body) for each in asker.replies] == [b"42"]
+
+
+async def test_an_account_that_was_gone_when_its_client_left_keeps_no_reply_from_a_successor(
+    guarded: Guarded,
+) -> None:
+    left = await guarded.producer(MAKER, CONTAINER)
+    guarded.allow(listed(OTHER), listed(ADMIN, "admin = true"))
+    await left.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+    successor = await guarded.producer(OTHER, CONTAINER)
+
+    answer = await reply(await guarded.client(ADMIN), CONTAINER)
+
+    assert answer.code == 0, answer.remark
+    assert [bytes(each.body) for each in successor.replies] == [b"42"]
+
+
+async def test_a_host_that_needs_no_account_cannot_make_up_accounts_without_end(
+    guarded: Guarded,
+) -> None:
+    white = 'globalWhiteRemoteAddresses = ["127.0.0.1"]\n'
+    guarded.allow(white, listed(MAKER, MAKES), listed(ADMIN, "admin = true"))
+    names = [f"made-up-{number}" for number in range(20)]
+
+    for name in names:
+        producer = await guarded.producer(account(name, "whatever"), CONTAINER)
+        await ask(producer, CONTAINER)
+        await producer.close()
+    await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
+
+    access = guarded.broker.parts.access
+    assert access._identities.former(CONTAINER) == {TRUSTED}
+    assert asked_by(guarded) == TRUSTED
+
+
+def always(_account: str, _client_id: str) -> bool:
+    return True
+
+
+def numbered(number: int, wait: str = "0") -> str:
+    return f"CORRELATION_ID\x01{number}\x02REPLY_TO_CLIENT\x01c\x02TTL\x01{wait}\x02"
+
+
 def test_an_account_displaces_only_its_own_requests_and_takes_over_nobodys() -> None:
-    requesters = Requesters()
+    requesters = Requesters(lambda: 0.0)
 
-    def asking(number: int) -> str:
-        return f"CORRELATION_ID\x01{number}\x02REPLY_TO_CLIENT\x01c\x02"
-
-    requesters.note("first", asking(0))
+    requesters.note("first", numbered(0), always)
     for number in range(MOST_OF_ONE + 1):
-        requesters.note("second", asking(number))
+        requesters.note("second", numbered(number), always)
 
-    assert requesters.account_of(asking(0)) == "first"
-    assert requesters.account_of(asking(1)) == "second"
-    requesters.note("second", asking(MOST_OF_ONE + 1))
-    assert requesters.account_of(asking(1)) is None
-    assert requesters.account_of(asking(2)) == "second"
+    assert requesters.account_of(numbered(0)) == "first"
+    assert requesters.account_of(numbered(1)) == "second"
+    requesters.note("second", numbered(MOST_OF_ONE + 1), always)
+    assert requesters.account_of(numbered(1)) is None
+    assert requesters.account_of(numbered(2)) == "second"
+
+
+@pytest.mark.parametrize(
+    ("wait", "lasts"),
+    [
+        ("3000", 3.0),
+        ("0", 0.0),
+        ("", 0.0),
+        ("soon", 0.0),
+        ("\u0663", 0.0),
+        ("-5", 0.0),
+        ("9" * 15, LONGEST_WAIT),
+        ("9" * 5000, 0.0),
+    ],
+)
+def test_a_request_is_remembered_until_its_asker_waits_no_more_and_a_while_longer(
+    wait: str, lasts: float
+) -> None:
+    now = [100.0]
+    requesters = Requesters(lambda: now[0])
+    requesters.note("first", numbered(1, wait), always)
+
+    now[0] += lasts + REMEMBERED - 0.5
+    before = requesters.account_of(numbered(1))
+    now[0] += 1.0
+    after = requesters.account_of(numbered(1))
+    requesters.note("second", numbered(1), always)
+
+    assert (before, after) == ("first", None)
+    assert requesters.account_of(numbered(1)) == "second"
+
+
+def test_what_an_account_asked_long_ago_takes_no_room() -> None:
+    now = [0.0]
+    requesters = Requesters(lambda: now[0])
+    for number in range(10):
+        requesters.note("first", numbered(number), always)
+
+    now[0] += REMEMBERED + 1
+    requesters.note("first", numbered(10), always)
+
+    assert [len(own) for own in requesters._of.values()] == [len(requesters._accounts)] == [1]
 
 
 async def test_a_question_to_one_of_two_with_one_client_id_goes_to_the_account_that_asks(

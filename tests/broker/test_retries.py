@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 from orbitmq.broker.parking import copied
-from orbitmq.broker.retries import DLQ_REASON, LONGEST_REASON, Failure, dead_letter_properties
+from orbitmq.broker.retries import (
+    DLQ_REASON,
+    LONGEST_REASON,
+    PUT_OFF,
+    Failure,
+    dead_letter_properties,
+)
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.stored import StoredMessage
@@ -261,6 +267,26 @@ async def test_a_message_that_a_consumer_in_order_gives_up_keeps_its_origin(
         assert dead.properties["DLQ_ORIGIN_MESSAGE_ID"] == "AB"
         assert dead.properties[DLQ_REASON] == kept
         assert broker.messages(RETRY) == []
+
+
+async def test_a_message_that_nobody_has_tried_waits_also_if_its_group_consumes_in_order(
+    tmp_path: Path,
+) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
+        properties = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB", PUT_OFF: "true"}
+
+        await client.stored(RETRY, b"held", properties=properties, reconsume_times=3)
+        await client.stored(
+            RETRY, b"tried", properties=properties, reconsume_times=9, max_reconsume_times=8
+        )
+        (waits,), (dead,) = broker.messages(RETRY), broker.messages(DEAD)
+
+        assert (waits.body, waits.reconsume_times) == (b"held", 3)
+        assert dead.body == b"tried"
+        assert PUT_OFF not in waits.properties
+        assert PUT_OFF not in dead.properties
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
 from orbitmq.wire.headers.send import SendMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, bodies_in, messages_in, send_header, until
-from tests.support.store import FailingFiles
+from tests.support.delivery import hand_broker
+from tests.support.store import FailingFiles, HandClock
 
 CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)
 
@@ -488,6 +490,24 @@ async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_o
     await client.stored("%RETRY%billing", b"given up")
 
     assert broker.parts.store.max_offset("%DLQ%billing", 0) == 1
+
+
+async def test_a_broker_that_accepts_messages_by_now_checks_a_topic_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = HandClock()
+    settings = SendSettings(accept_from=clock.now() + 60.0)
+    async with hand_broker(tmp_path, clock, send=settings) as (broker, client):
+        early = await client.send("orders", b"early")
+        clock.advance(61.0)
+        checked: list[str] = []
+        monkeypatch.setattr(broker.parts.topics, "check_for_send", checked.append)
+
+        for number in range(3):
+            await client.stored("orders", b"%d" % number)
+
+    assert "broker unable to service" in (early.remark or "")
+    assert checked == ["orders"]
 
 
 # Where else a message may go.

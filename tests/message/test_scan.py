@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,6 +153,42 @@ def test_the_checksum_of_an_empty_body_does_not_matter() -> None:
     found = scan_records(record * 3)
 
     assert (len(found.records), found.fault) == (3, None)
+
+
+@pytest.mark.parametrize("size", [10, 5000], ids=["small bodies", "large bodies"])
+def test_checksums_are_looked_at_whatever_the_bytes_lie_in(size: int) -> None:
+    pull = plain_pull(20, lambda n: bytes([n]) * size)
+    end = len(plain_message(0, body=bytes(size)).encode())
+    damaged = with_bytes(pull, 10 * end + 8, b"\x12\x34\x56\x78")
+    longer = b"before" + damaged + b"after"
+    buffers = (
+        damaged,
+        bytearray(damaged),
+        memoryview(bytearray(damaged)),
+        memoryview(longer)[6:-5],
+        memoryview(bytearray(longer))[6:-5],
+    )
+
+    for buffer in buffers:
+        found = scan_records(buffer)
+        assert verdict_of(found) == one_by_one(damaged, check_crc=True)
+        assert len(found.records) == 10
+
+
+def test_small_bodies_are_cut_from_what_holds_them_and_not_from_a_view_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds: set[type] = set()
+
+    def noting(body: bytes | bytearray | memoryview) -> int:
+        kinds.add(type(body))
+        return zlib.crc32(body)
+
+    monkeypatch.setattr(scan, "crc32", noting)
+    pull = plain_pull(20, lambda n: b"%d" % n)
+
+    assert len(scan_records(memoryview(bytearray(pull))).records) == 20
+    assert kinds == {bytearray}
 
 
 def test_many_blocks_together_hold_every_record_once() -> None:

@@ -41,7 +41,7 @@ from orbitmq.broker.identities import TRUSTED, Identities
 from orbitmq.broker.needs import CLAIMS, NEEDS, Claim, Need, group_need, topic_need
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
-from orbitmq.broker.requesters import Requesters
+from orbitmq.broker.requesters import Requesters, asks
 from orbitmq.message.errors import MessageError
 from orbitmq.message.stored import decode_message
 from orbitmq.message.wellknown import REAL_TOPIC
@@ -54,14 +54,11 @@ from orbitmq.wire.acl import access_key_of, is_signed_by
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.send import SendMessageRequest
 
 log = logging.getLogger(__name__)
 
 #: What an unknown key is checked against, so that it takes as long as a known one.
 _NOBODYS_SECRET = "nobody signs with this"  # noqa: S105  # it opens nothing
-#: What may ask for a reply.
-_SENDS = frozenset({Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2})
 #: Of a key that somebody claims, this much is shown.
 _SHOWN = 64
 
@@ -99,8 +96,8 @@ class Access:
         self._file = AccountsFile(accounts) if accounts is not None else None
         self._store = store
         self._noted = Occurrences()
-        self._identities = Identities(monotonic)
-        self._requesters = Requesters()
+        self._identities = Identities(monotonic, self._is_account)
+        self._requesters = Requesters(monotonic)
         self._on_change: list[Callable[[], None]] = []
         #: Counts how often the accounts have changed.
         self.version = 0
@@ -120,6 +117,8 @@ class Access:
         """Take over what the file of accounts says by now."""
         if self._file is not None and self._file.refresh():
             self.version += 1
+            self._identities.keep()
+            self._requesters.keep(self._is_account)
             for call in self._on_change:
                 call()
 
@@ -135,8 +134,6 @@ class Access:
         claim = CLAIMS.get(request.code)
         if claim is not None:
             self._check_client(connection, request, account, claim(request))
-        elif request.code in _SENDS:
-            self._requesters.note(account, request.header(SendMessageRequest).properties or "")
 
     def check_again(self, connection: Connection, request: Command, *, since: int) -> None:
         """Raise `Refused` if a request that passed at version `since` does not pass any more."""
@@ -145,9 +142,9 @@ class Access:
 
     def _sender(self, accounts: Accounts, host: str, request: Command) -> str:
         """The account that sent a request which may be carried out. Raises `Refused`."""
-        key = access_key_of(request)
         if host in accounts.white_hosts:
-            return key or TRUSTED
+            return self._claimed(request)
+        key = access_key_of(request)
         if key is None:
             raise self._refusal(Reason.NO_CREDENTIALS, None, host, _ASKS_FOR_CREDENTIALS)
         account = accounts.by_key.get(key)
@@ -194,6 +191,18 @@ class Access:
         if request.code == Code.HEART_BEAT:
             self._identities.note(connection, account, claim)
 
+    def _claimed(self, request: Command) -> str:
+        """The account of a request that has passed.
+
+        Hosts that need no account may name one nevertheless. A name that nobody has is nobody's:
+        else they could make up accounts without end.
+        """
+        key = access_key_of(request)
+        return key if key is not None and self._is_account(key) else TRUSTED
+
+    def _is_account(self, key: str) -> bool:
+        return key == TRUSTED or (self._file is not None and key in self._file.accounts.by_key)
+
     def _is_known(self, connection: Connection) -> bool:
         """Whether the account behind a connection still exists."""
         assert self._file is not None  # noqa: S101  # nobody is noted without accounts
@@ -230,31 +239,34 @@ class Access:
         if self._file is None:
             return channels[-1] if channels else None
         by_account = {peer_of(each).account: each for each in channels if self._is_known(each)}
-        own = by_account.get(access_key_of(request) or TRUSTED)
+        own = by_account.get(self._claimed(request))
         if own is not None:
             return own
         return next(iter(by_account.values())) if len(by_account) == 1 else None
+
+    def note_sent(self, request: Command, properties: str) -> None:
+        """A message was taken: if it asks for a reply, that is for the account which sent it."""
+        if asks(properties):
+            self._requesters.note(self._claimed(request), properties, self._identities.uses)
 
     def requester(
         self, channels: Sequence[Connection], request: Command, client_id: str, properties: str
     ) -> Connection | None:
         """Which of the connections that use a client id gets a reply.
 
-        One of the account whose request it answers. If that is not known, the nearest one, unless
-        another account has used the id of late: then it may be for somebody who is gone.
+        The nearest one. If that is another account's than the replier's own, only while nothing
+        speaks against it: no other account has used the id of late (it may be for somebody who is
+        gone), and the request, if it passed here, came from the same account. Nothing else makes
+        up for either, as whoever could read the request can have sent a copy of it.
         """
-        if self._file is None:
-            return channels[-1] if channels else None
-        asked = self._requesters.account_of(properties)
-        if asked is not None:
-            own = [each for each in channels if peer_of(each).account == asked]
-            return next((each for each in reversed(own) if self._is_known(each)), None)
         nearest = self.nearest(channels, request)
-        if nearest is None:
-            return None
-        account = peer_of(nearest).account
-        if account == (access_key_of(request) or TRUSTED):
+        if self._file is None or nearest is None:
             return nearest
+        account = peer_of(nearest).account
+        if account == self._claimed(request):
+            return nearest
+        if self._requesters.account_of(properties) not in (None, account):
+            return None
         return nearest if self._identities.former(client_id) <= {account} else None
 
     def _may(self, channel: Channel, *needs: Need) -> bool:

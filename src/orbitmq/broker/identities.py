@@ -40,8 +40,10 @@ _MOST_FORMER = 1024
 class Identities:
     """The accounts and client ids of all connections."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], is_account: Callable[[str], bool]) -> None:
+        """`is_account` tells whether there is such an account now."""
         self._monotonic = monotonic
+        self._is_account = is_account
         #: By client id and connection: the last heartbeat, and when it came.
         self._noted: dict[str, dict[Connection, tuple[Claim, float]]] = {}
         #: Of each account: the ids that it has used, and until when. Nobody displaces another's.
@@ -83,15 +85,27 @@ class Identities:
         client_id, account, peer.account, peer.client_id = peer.client_id, peer.account, None, None
         if client_id is None or account is None:
             return
-        former = self._former.setdefault(account, OrderedDict())
-        former.pop(client_id, None)
-        former[client_id] = self._monotonic()
-        if len(former) > _MOST_FORMER:
-            former.popitem(last=False)
         noted = self._noted[client_id]
         del noted[connection]
         if not noted:
             del self._noted[client_id]
+        if self._is_account(account):
+            self._remember(account, client_id)
+
+    def _remember(self, account: str, client_id: str) -> None:
+        now = self._monotonic()
+        former = self._former.setdefault(account, OrderedDict())
+        former.pop(client_id, None)
+        while former and (
+            len(former) >= _MOST_FORMER or next(iter(former.values())) <= now - REMEMBERED
+        ):
+            former.popitem(last=False)
+        former[client_id] = now
+
+    def uses(self, account: str, client_id: str) -> bool:
+        """Whether a connection of an account has this client id now."""
+        noted = self._noted.get(client_id, ())
+        return any(each.is_open and peer_of(each).account == account for each in noted)
 
     def former(self, client_id: str) -> frozenset[str]:
         """The accounts that used a client id of late and have left, or may have come back."""
@@ -99,3 +113,8 @@ class Identities:
         return frozenset(
             account for account, ids in self._former.items() if ids.get(client_id, since) > since
         )
+
+    def keep(self) -> None:
+        """Forget which ids were used by accounts that are gone."""
+        for account in [each for each in self._former if not self._is_account(each)]:
+            del self._former[account]

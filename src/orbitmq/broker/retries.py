@@ -17,6 +17,10 @@ The last three are ours: Apache reserves two of the names and never writes them.
 filled from the field `reason` of the request, which Apache's clients do not send; a consumer in
 order, which sends the message to the retry topic itself, sets the property. The number of attempts
 is the record's own `reconsumeTimes`.
+
+A message to a retry topic whose group holds order locks is one that its consumer gave up. Not so
+one with the property `__ORBIT_PUT_OFF`, by which our client says that it never reached its handler:
+it waits, and the property is not stored.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ from orbitmq.message.wellknown import (
 
 #: Why a dead letter is dead.
 DLQ_REASON = "DLQ_REASON"
+#: Says of a message to a retry topic that nobody has tried it.
+PUT_OFF = "__ORBIT_PUT_OFF"
 #: The level of the first attempt; each further one is a level up.
 FIRST_LEVEL = 3
 LONGEST_REASON = 1024

@@ -91,7 +91,7 @@ class Idempotence:
     def __reduce__(self) -> tuple[Callable[[], Idempotence], tuple[()]]:
         """The same settings in another process, such as a worker of Spark; nothing at work."""
         made_again = functools.partial(
-            Idempotence,
+            type(self),
             self.store,
             key=self._key,
             window=self._window,

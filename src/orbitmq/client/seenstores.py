@@ -19,8 +19,8 @@ from typing import Final, NoReturn, Protocol
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import SettingError, WrongUse
 
-#: SQLite's name for a database that is in memory, for tests.
-_NO_FILE: Final = ":memory:"
+#: SQLite's names for a database that is in memory, or gone when it is closed; for tests.
+_NO_FILES: Final = (":memory:", "")
 
 
 class Claim(enum.Enum):
@@ -66,10 +66,7 @@ class SeenInMemory:
         return len(self._seen)
 
     def __reduce__(self) -> NoReturn:
-        raise WrongUse(
-            "SeenInMemory is the memory of one process and cannot be sent to another one; for "
-            "several processes, give Idempotence a SeenInSqlite"
-        )
+        raise _of_one_process(type(self).__name__)
 
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
         with self._lock:
@@ -111,7 +108,7 @@ class SeenInSqlite:
     def __init__(self, path: Path | str, *, timeout: Duration = 10.0, sweep: int = 1000) -> None:
         """`timeout`: how long to wait for another process; every `sweep` marks old ones go."""
         # Absolute: a process that it is sent to may be in another folder.
-        self._path = path if str(path) == _NO_FILE else Path(path).absolute()
+        self._path = path if str(path) in _NO_FILES else Path(path).absolute()
         self._lock = threading.Lock()
         self._timeout = seconds(timeout, "SeenInSqlite.timeout")
         self._sweep = sweep
@@ -135,8 +132,10 @@ class SeenInSqlite:
 
     def __reduce__(self) -> tuple[Callable[[], SeenInSqlite], tuple[()]]:
         """The same file, opened by the process that this is sent to."""
+        if str(self._path) in _NO_FILES:
+            raise _of_one_process(f"{type(self).__name__}({str(self._path)!r})")
         return functools.partial(
-            SeenInSqlite, self._path, timeout=self._timeout, sweep=self._sweep
+            type(self), self._path, timeout=self._timeout, sweep=self._sweep
         ), ()
 
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
@@ -185,3 +184,10 @@ class SeenInSqlite:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def _of_one_process(store: str) -> WrongUse:
+    return WrongUse(
+        f"{store} is the memory of one process and cannot be sent to another one; for several "
+        "processes, give Idempotence a SeenInSqlite with the path of a file"
+    )

@@ -407,9 +407,10 @@ def find_pairs(view: memoryview, pair: bytes, start: int, end: int) -> Int64s:
 def good_bodies(view: memoryview, records: RecordArrays) -> Bools:
     """Which records have a body that matches its checksum; an empty one always does."""
     begins, ends = records.body_at.tolist(), (records.body_at + records.body_sizes).tolist()
-    whole: bytes | memoryview = view
-    if isinstance(view.obj, bytes) and len(view.obj) == len(view) and _are_small(records):
-        whole = view.obj  # whose slices are copies, and made in less time than those of a view
+    whole: bytes | bytearray | memoryview = view
+    owner = view.obj
+    if isinstance(owner, bytes | bytearray) and len(owner) == len(view) and _are_small(records):
+        whole = owner  # whose slices are copies, and made in less time than those of a view
     sums = [crc32(whole[begin:end]) for begin, end in zip(begins, ends, strict=True)]
     matching: Bools = (np.array(sums, np.int64) & CRC_BITS == records.crcs) | (
         records.body_sizes == 0

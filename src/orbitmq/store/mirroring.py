@@ -10,10 +10,8 @@ the size of a log file); Apache's slave stores pieces, and cuts them off after a
 
 Queue entries are made from the records, as recovery makes them. A number that does not continue its
 queue is believed, because the master gave it: a queue whose beginning the master no longer has
-begins where it does there, and one that begins anew was deleted and made again. So was its topic,
-after the last message of that queue: all queues of the topic that end before it are gone as well,
-though nothing has come for them yet. Messages of a topic that is known to be deleted on the master
-meanwhile get into no queue.
+begins where it does there, and one that begins anew was deleted and made again. Messages of a topic
+that is known to be deleted on the master meanwhile get into no queue.
 
 A body that does not match its checksum is damage on the master's disk. It is stored as it is, and
 whoever reads it is told. Bytes that are no record at this place are refused: the logs have parted,
@@ -66,19 +64,14 @@ class Mirroring:
         refusal: Callable[[], WriteRefused | None],
         *,
         deleted: Mapping[str, int],
-        delete: Callable[[Mapping[str, int]], None],
     ) -> None:
-        """`deleted` gives the offset below which the messages of a topic belong to no queue.
-
-        `delete` has such offsets noted, and the queues that end there forgotten.
-        """
+        """`deleted` gives the offset below which the messages of a topic belong to no queue."""
         self._log = commit_log
         self._queues = queues
         self._appender = appender
         self._write = write
         self._refusal = refusal
         self._deleted = deleted
-        self._delete = delete
         self._topics = TopicNumbers()
         #: Counts the queues that came with what was taken.
         self.new_queues = 0
@@ -284,7 +277,7 @@ class Mirroring:
                 # Those before it have to be in the queue first.
                 taking.at = start
                 self._store(taking)
-                queue = self._fitting(queue, number, base + start)
+                _make_fit(queue, number, base + start)
             queue.next_offset = number + 1
             taking.arrivals.append((queue, number, code, base + start, size))
         taking.at = end
@@ -299,24 +292,6 @@ class Mirroring:
                 stored = int(records.store_ms[index])
                 codes[index] = self._appender.entry_code(SCHEDULE_TOPIC, raw, stored)
         return codes
-
-    def _fitting(self, queue: ConsumeQueue, number: int, at: int) -> ConsumeQueue:
-        """The queue that goes on at `number`."""
-        if number < queue.max_offset:
-            log.info(
-                "a queue of the master begins anew",
-                extra={"topic": queue.topic, "queue": queue.queue_id, "offset": number},
-            )
-            if number == 0:
-                self._delete({queue.topic: queue.last_end})
-            if (queue.topic, queue.queue_id) not in self._queues.by_key:
-                queue = self._queues.create(queue.topic, queue.queue_id)
-            else:
-                queue.restart()
-        if number > queue.max_offset:
-            queue.push(b"", number, at)
-        queue.next_offset = number
-        return queue
 
     def _new(self, topic: str, queue_id: int, at: int) -> ConsumeQueue | None:
         # Queues that are there have no such messages: they went when the deletion became known.
@@ -360,3 +335,16 @@ class _Taking:
     @property
     def offset(self) -> int:
         return self.base + self.at
+
+
+def _make_fit(queue: ConsumeQueue, number: int, at: int) -> None:
+    """Let the queue go on at `number`."""
+    if number < queue.max_offset:
+        log.info(
+            "a queue of the master begins anew",
+            extra={"topic": queue.topic, "queue": queue.queue_id, "offset": number},
+        )
+        queue.restart()
+    if number > queue.max_offset:
+        queue.push(b"", number, at)
+    queue.next_offset = number

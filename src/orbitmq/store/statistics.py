@@ -13,7 +13,6 @@ class QueueState:
     queue_id: int
     min_offset: int
     max_offset: int
-    last_end: int  #: where in the log its last message ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

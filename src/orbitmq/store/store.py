@@ -99,7 +99,6 @@ class Store:
             self.write,
             parts.refusal,
             deleted=parts.deletions.by_topic,
-            delete=self.follow_deletions,
         )
         # Called for every message: without a detour.
         self.append = self._appender.append
@@ -271,9 +270,7 @@ class Store:
     def queues(self) -> list[QueueState]:
         """All queues and their bounds."""
         return [
-            QueueState(
-                queue.topic, queue.queue_id, queue.min_offset, queue.max_offset, queue.last_end
-            )
+            QueueState(queue.topic, queue.queue_id, queue.min_offset, queue.max_offset)
             for queue in self._queues.by_key.values()
         ]
 

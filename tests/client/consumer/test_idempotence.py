@@ -469,6 +469,31 @@ def test_a_file_of_what_was_seen_can_be_sent_to_another_process_and_a_memory_can
         pickle.dumps(Idempotence())
 
 
+class Watched(Idempotence):
+    """Somebody's own."""
+
+
+class WatchedSqlite(SeenInSqlite):
+    """Somebody's own."""
+
+
+def test_what_somebody_made_of_it_is_the_same_in_another_process(tmp_path: Path) -> None:
+    with contextlib.closing(WatchedSqlite(tmp_path / "seen.sqlite")) as here:
+        there = pickle.loads(pickle.dumps(Watched(here)))  # noqa: S301  # our own
+
+        with contextlib.closing(there.store):
+            assert (type(there), type(there.store)) == (Watched, WatchedSqlite)
+
+
+@pytest.mark.parametrize("path", [":memory:", Path(":memory:"), ""])
+def test_a_database_without_a_file_cannot_be_sent_to_another_process(path: Path | str) -> None:
+    with (
+        contextlib.closing(SeenInSqlite(path)) as store,
+        pytest.raises(WrongUse, match="give Idempotence a SeenInSqlite with the path"),
+    ):
+        pickle.dumps(store)
+
+
 class SeenMachine(RuleBasedStateMachine):
     """Both stores against a model: a key is free, claimed until, or seen until."""
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbitmq.broker.retries import PUT_OFF
 from orbitmq.client.consumer.sendback import NO_LIMIT, SendingBack, level_for
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Verdict
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SendFailed
@@ -176,7 +177,20 @@ async def test_what_never_reached_its_handler_waits_in_the_retry_topic_at_no_cos
     assert int(properties[MAX_RECONSUME_TIMES]) == NO_LIMIT
     assert properties[DELAY] == "2", "five seconds"
     assert "DLQ_REASON" not in properties
+    assert properties[PUT_OFF] == "true", "else locks of the group would make it a dead letter"
     assert not broker.asked, "a broker that takes it back counts an attempt"
+
+
+async def test_what_was_put_off_once_can_be_given_up() -> None:
+    resender = Resender()
+
+    assert await sending_back(Broker(), resender).give_up(
+        received(7, properties={PUT_OFF: "true", "mine": "x"}), Failure(reason="no")
+    )
+
+    ((_, _, properties),) = resender.sent
+    assert PUT_OFF not in properties
+    assert properties["mine"] == "x"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from orbitmq.broker.outcomes import refusal_code
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.permissions import may_write
-from orbitmq.broker.retries import given_up_properties
+from orbitmq.broker.retries import PUT_OFF, given_up_properties
 from orbitmq.broker.sentproperties import unique_id_of, waits_for_flush
 from orbitmq.errors import OrbitError
 from orbitmq.message.batch import split_batch
@@ -90,6 +90,8 @@ class Sending:
         for mark in (_POP_CK, _INNER_NUM):
             parts.turns.transformations.notice(mark)
         self._count = parts.counters.topic
+        #: Told of every single message that was taken, if there are accounts.
+        self._note_sent = parts.access.note_sent if parts.access.is_on else None
         #: The beginning of every offset id.
         self._id_prefix = parts.store_host.hex().upper()
         #: By topic, and for which revision of the topics.
@@ -122,12 +124,6 @@ class Sending:
                 (CLUSTER, settings.cluster),
             )
         )
-        #: Whether something about the broker itself has to be looked at for every send.
-        self._is_restricted = (
-            settings.is_slave
-            or not may_write(settings.permission)
-            or settings.send.accept_from > self._parts.clock.now()
-        )
         self._courses.clear()
 
     def send(self, connection: Connection, request: Command) -> Result:
@@ -138,6 +134,8 @@ class Sending:
                 self._take_batch(connection, request, header)
             else:
                 self._take(connection, request, header)
+                if self._note_sent is not None:
+                    self._note_sent(request, header.properties or "")
         except UnicodeEncodeError as error:
             problem = f"properties that UTF-8 cannot express: {error.reason}"
             return self._refuse(request, PropertiesRefused(problem))
@@ -310,7 +308,8 @@ class Sending:
         topic = config.topic_name
         is_special = bool(config.attributes) or topic.startswith(_RETRY)
         course = _Course(config, config.write_queue_nums, self._count(topic), is_special)
-        if not self._is_restricted:
+        # A slave, or a broker that does not accept messages yet, has not come so far.
+        if may_write(self._parts.settings.permission):
             self._courses[topic] = course
         return course
 
@@ -381,8 +380,12 @@ class Sending:
         if request.version >= Gate.MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
             most = header.max_reconsume_times
         is_dead = (header.reconsume_times or 0) > most
+        is_put_off = property_value(properties, PUT_OFF) is not None
+        if is_put_off:
+            properties = remove_properties(properties, (PUT_OFF,))
         # A group with order locks consumes in order, and its clients come here only to give up.
-        if is_dead or parts.locks.group_has_lock(name, parts.clock.monotonic()):
+        is_given_up = not is_put_off and parts.locks.group_has_lock(name, parts.clock.monotonic())
+        if is_dead or is_given_up:
             config = parts.topics.ensure_dead_letter(name, now=now)
             origin = property_value(properties, RETRY_TOPIC) or header.topic
             parts.counters.group(origin, name).dead_letters += 1

@@ -8,9 +8,8 @@ is parked for it. The master is asked where its log ends before it is asked for 
 messages of that topic below are among those that were deleted; also those that this log has yet to
 get. Beyond, the topic may have been made again, and the next round decides. Nothing is deleted
 while this log is not known to go on in the master's: a master that came back with an empty disk
-knows no topic, and what is here may be all that is left. A topic may have been made again before
-anybody looked: a master of ours tells how far its deletions reached, and the ends of the master's
-queues are looked at whenever its table has changed (`formerlives`).
+knows no topic, and what is here may be all that is left. A master of ours also tells how far its
+deletions reached; of a topic that was made again before anybody looked, nothing else would show it.
 
 Progress of delay levels and of timers must not be ahead of the log: the master has delivered a
 message and says so, and if this broker took over before that message has come, nobody would deliver
@@ -30,7 +29,6 @@ from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.groups import consumption
 from orbitmq.broker.outward import outward_channels
 from orbitmq.broker.parts import Parts
-from orbitmq.broker.replication.formerlives import Ends, former_life
 from orbitmq.broker.replication.master import MasterPlace
 from orbitmq.broker.timerfile import TIMER_PROGRESS, TimerFile, from_apache
 from orbitmq.broker.topics import reading
@@ -41,11 +39,8 @@ from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.wire.bodies.base import Body, decode_body
 from orbitmq.wire.bodies.offsets import ConsumerOffsets, DelayOffsets
 from orbitmq.wire.bodies.route import KVTable
-from orbitmq.wire.bodies.stats import TopicStats
-from orbitmq.wire.bodies.topics import DataVersion, SubscriptionGroupTable, TopicConfigTable
+from orbitmq.wire.bodies.topics import SubscriptionGroupTable, TopicConfigTable
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.base import Header
-from orbitmq.wire.headers.topics import TopicRequest
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +48,6 @@ B = TypeVar("B", bound=Body)
 
 _TIMEOUT = 5.0
 _LOG_END = "commitLogMaxOffset"
-_BEHIND = "dispatchBehindBytes"
 
 
 class Copying:
@@ -77,8 +71,6 @@ class Copying:
         #: Topics that the master had, and those of them that it has no longer and that are here.
         self._mastered = {each.topic_name for each in parts.topics}
         self._doomed: set[str] = set()
-        #: The version of the master's topics when its queues were last compared with those here.
-        self._compared: DataVersion | None = None
         #: Where the log must end before these may be taken over.
         self._delivered: tuple[int, DelayOffsets, TimerFile | None] | None = None
         #: How often everything was copied.
@@ -125,21 +117,18 @@ class Copying:
         """Copy everything; whether all of it could be had."""
         parts = self._parts
         try:
-            ends = Ends.of(parts.store)
-            log_end = _number((await self._state(address)).get(_LOG_END))
-            topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
-            self._take_topics(topics, log_end)
+            log_end = await self._log_end(address)
+            self._take_topics(
+                await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable),
+                log_end,
+            )
             parts.progress.replace(
                 await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsets)
             )
             delays = await self._ask(address, RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsets)
             timers = await self._timers(address)
-            state = await self._state(address)
-            self._delivered = (_number(state.get(_LOG_END)), delays, timers)
+            self._delivered = (await self._log_end(address), delays, timers)
             self._take_delivered()
-            # Its queues have at least so much of the log, which ended there or later.
-            if ends.log <= log_end - _number(state.get(_BEHIND)):
-                await self._compare_queues(address, topics, ends)
             self._take_groups(
                 await self._ask(
                     address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable
@@ -181,23 +170,6 @@ class Copying:
                 parts.counters.forget_topic(name)
                 log.info("topic deleted, as on the master", extra={"topic": name})
 
-    async def _compare_queues(self, address: Address, topics: TopicConfigTable, ends: Ends) -> None:
-        """Find topics that were deleted and made again, if their table has changed."""
-        if topics.data_version == self._compared or not self._is_in_step():
-            return
-        if topics.deleted_topics:
-            return  # the master says so itself, and exactly
-        for name, queues in ends.queues.items():
-            if name not in topics.topic_config_table or self._parts.topics.is_system(name):
-                continue
-            code = RequestCode.GET_TOPIC_STATS_INFO
-            there = await self._ask(address, code, TopicStats, TopicRequest(topic=name))
-            below = former_life(queues, there)
-            if below and self._is_in_step():
-                self._parts.store.follow_deletions({name: below})
-                log.info("topic was made again on the master", extra={"topic": name})
-        self._compared = topics.data_version
-
     def _take_groups(self, master: SubscriptionGroupTable) -> None:
         groups, held = self._parts.groups, self._parts.held
         before = {each.group_name: consumption(each) for each in groups}
@@ -211,18 +183,17 @@ class Copying:
             if group is None or consumption(group) != rule:
                 held.wake(group=name)
 
-    async def _ask(
-        self, address: Address, code: RequestCode, kind: type[B], header: Header | None = None
-    ) -> B:
-        answer = await self._channels.request(address, code, header, timeout=_TIMEOUT)
+    async def _ask(self, address: Address, code: RequestCode, kind: type[B]) -> B:
+        answer = await self._channels.request(address, code, timeout=_TIMEOUT)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(
                 f"the master answers {code.name} with {answer.code}: {answer.remark or 'no remark'}"
             )
         return decode_body(kind, answer.body)
 
-    async def _state(self, address: Address) -> dict[str, str]:
-        return (await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
+    async def _log_end(self, address: Address) -> int:
+        state = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)
+        return _number(state.table.get(_LOG_END))
 
     async def _timers(self, address: Address) -> TimerFile | None:
         """The progress of timers; None from a master that knows none, such as Apache's 4.x."""

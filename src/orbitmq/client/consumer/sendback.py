@@ -11,11 +11,13 @@ queues. The attempts were counted in memory only, and that way they are told.
 
 A message that never reached its handler, because middleware holds it, is none that failed: sent
 back, it would lose an attempt. Where it cannot stay (in a task of Spark), a copy with the attempts
-that it has goes to the retry topic.
+that it has goes to the retry topic. Should some member of the group consume in order, or have done
+so a minute ago, its locks would make that a dead letter; so the copy is marked, and a broker of
+ours has it wait. Apache's do not know the mark: what runs there needs a group of its own.
 
-Beyond what Apache's clients send: the reason of the failure, which ends up in dead letters, and an
-exact delay. Brokers of Apache do not know the two fields and take the delay level, which is the
-first one that is not shorter.
+Beyond what Apache's clients send: the mark, the reason of the failure, which ends up in dead
+letters, and an exact delay. Brokers of Apache do not know the two fields and take the delay level,
+which is the first one that is not shorter.
 """
 
 from __future__ import annotations
@@ -55,13 +57,20 @@ DEFAULT_RETRIES: Final = 16
 #: What "no limit" is on the wire.
 NO_LIMIT: Final = 2**31 - 1
 
-#: Fields of a send-back, and the property of a copy, that OrbitMQ's broker knows.
+#: Fields of a send-back, and properties of a copy, that OrbitMQ's broker knows.
 _REASON_FIELD: Final = "reason"
 _DELAY_FIELD: Final = "delayMs"
 _REASON_PROPERTY: Final = "DLQ_REASON"
+_PUT_OFF_PROPERTY: Final = "__ORBIT_PUT_OFF"
 
 #: What must not count once more in a copy.
-_SPENT: Final = (TRANSACTION_PREPARED, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
+_SPENT: Final = (
+    TRANSACTION_PREPARED,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    _PUT_OFF_PROPERTY,
+)
 
 
 class Resending(Protocol):
@@ -143,7 +152,7 @@ class SendingBack:
         """Have a message delivered again with the attempts that it has."""
         return await self._resend(
             message,
-            Failure(),
+            Failure(is_held=True),
             attempts=message.reconsume_times,
             level=level_for(failure.delay or 0.0),
             # A group may be allowed more than what is known here.
@@ -224,6 +233,8 @@ class SendingBack:
         }
         if failure.reason:
             properties[_REASON_PROPERTY] = _one_value(failure.reason)
+        if failure.is_held:
+            properties[_PUT_OFF_PROPERTY] = "true"
         try:
             await self._producer.forward(
                 retry_topic(self._group),
