@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -15,16 +16,18 @@ import pytest
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark import judged
 from orbitmq.spark.pipelines import Run, archive, backfill, statistics, transform, triage
 from orbitmq.spark.pipelines.archive import day
 from orbitmq.spark.pipelines.errors import PipelineRefused
-from orbitmq.spark.pipelines.targets import StreamTarget
+from orbitmq.spark.pipelines.targets import StreamTarget, started
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.sparking import DEADLINE, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def run_in(
@@ -171,6 +174,44 @@ def test_statistics_say_what_they_left_out(
     to_the_end(query)
 
     assert StreamTarget(query, run).look().late == 1
+
+
+def test_what_goes_back_is_counted_for_the_stream_that_gave_it(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """Streams of one run, at the same time: Spark says whose batch a thread works on."""
+    for topic in ("bad", "good"):
+        orbit_cluster.create_topic(topic, queues=1)
+        orbit_cluster.send(topic, *[b"%d" % number for number in range(8)])
+    run = run_in(spark, orbit_cluster, tmp_path)
+    are_watched = threading.Event()
+
+    def refuse(message: ReceivedMessage) -> None:
+        if message.topic == "bad" or message.text() == "3":
+            raise ValueError("no account")
+
+    def writer(topic: str) -> DataStreamWriter:
+        def each(batch: DataFrame, number: int) -> None:
+            assert are_watched.wait(DEADLINE)
+            with judged(batch, refuse, group=topic) as rows:
+                run.settle(rows, topic)
+
+        return run.stream(topic, startingOffsets="earliest").writeStream.foreachBatch(each)
+
+    targets, _ = started({topic: writer(topic) for topic in ("bad", "good")}, run)
+    are_watched.set()
+    try:
+        until(lambda: all(target.is_over for target in targets), "both are over", DEADLINE)
+    finally:
+        for target in targets:
+            target.stop()
+
+    seen = {each.query: each for each in (target.look() for target in targets)}
+    assert {name: (each.error, each.rows, each.retried) for name, each in seen.items()} == {
+        "bad": (None, 8, 8),
+        "good": (None, 8, 1),
+    }
+    assert (seen["bad"].failed_share, seen["good"].failed_share) == (1.0, 1 / 8)
 
 
 def test_statistics_go_to_one_place(

@@ -145,7 +145,7 @@ def test_a_run_tells_the_console_of_its_groups_and_one_whose_messages_all_fail_i
     assert seen["error"] == "ValueError: no account"
     (fault,) = seen["faults"]
     assert "100 % of what it handled lately failed (12 retried" in fault["text"]
-    assert fault["command"] == "orbitmq pipeline status doom"
+    assert fault["command"] == "orbitmq pipeline status doom --console URL"
     assert fault in faults
     assert (own.state, own.failed_share, own.retried) == ("failing", 1.0, 12)
     assert stage.until("doom", state="stopped")["faults"] == []

@@ -401,8 +401,8 @@ def _tell_end(report: Report, given: Given, out: Printer, screen: Screen) -> Non
                 pipeline=given.name,
                 state=report.end.value,
                 rows=sum(each.rows for each in report.progress),
-                retried=max((each.retried for each in report.progress), default=0),
-                dead=max((each.dead for each in report.progress), default=0),
+                retried=sum(each.retried for each in report.progress),
+                dead=sum(each.dead for each in report.progress),
                 restarts=report.restarts,
                 is_clean=report.is_clean,
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,8 +26,8 @@ from orbitmq.spark.consolelink import (
     QueryReport,
 )
 from orbitmq.spark.errors import SourceError
-from orbitmq.spark.failing import FailureWatch
 from orbitmq.spark.lags import lag_of
+from orbitmq.spark.streamreturns import ReturnCounts, StreamHealth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
         QueryStartedEvent,
         QueryTerminatedEvent,
     )
-
-    from orbitmq.spark.pipelines.run import Returned
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +50,14 @@ def report_queries(
     *,
     token: str | None = None,
     groups: Mapping[str, str] | None = None,
-    returned: Callable[[], Returned] | None = None,
+    returned: ReturnCounts | None = None,
 ) -> QueryReports:
     """Report every streaming query that starts from now on, until `stop` of what is returned.
 
     Without `console` and `token` they are taken from ORBITMQ_CONSOLE and ORBITMQ_CONSOLE_TOKEN.
     Queries are named by their `queryName`; `groups` says which group each of them reports to, so
-    that the console can show them together. `returned` says how many rows went back so far, for
-    those that give rows back: `Run.returned`.
+    that the console can show them together. `returned` counts the rows that went back, for those
+    that give rows back: `Run.returned`.
     """
     reports = QueryReports(spark, console_link(console, token), groups or {}, returned)
     spark.streams.addListener(reports.listener)
@@ -82,7 +80,7 @@ class QueryReports:
         spark: SparkSession,
         link: ConsoleLink,
         groups: Mapping[str, str],
-        returned: Callable[[], Returned] | None = None,
+        returned: ReturnCounts | None = None,
         *,
         clock: Clock | None = None,
     ) -> None:
@@ -96,8 +94,7 @@ class QueryReports:
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._reports: dict[str, QueryReport] = {}
-        self._rows: dict[str, int] = {}
-        self._failures: dict[str, FailureWatch] = {}
+        self._health: dict[str, StreamHealth] = {}
         self.listener = _Listener(self)
 
     def stop(self) -> None:
@@ -111,8 +108,8 @@ class QueryReports:
         name = event.name or f"query {event.id}"
         with self._lock:
             self._names[str(event.id)] = name
-            self._rows[name] = 0
-            self._failures[name] = FailureWatch()
+            if self._returned is not None:
+                self._health[name] = StreamHealth(self._returned, str(event.id))
         self._say(name, self._begun(name))
         self.link.watch(name, lambda: self._look(name))
 
@@ -124,8 +121,12 @@ class QueryReports:
         found = lag_of(progress.sources)
         topics = tuple(sorted({queue.topic for queue in found}))
         lag = {str(queue): waiting for queue, waiting in found.items()}
+        now, rows = self._clock.monotonic(), max(0, progress.numInputRows or 0)
         with self._lock:
             before = self._reports[name]
+            health = self._health.get(name)
+            if health is not None and rows:
+                health.batch_ended(now, progress.batchId, rows)
         seconds = progress.durationMs.get("triggerExecution")
         self._say(
             name,
@@ -140,7 +141,7 @@ class QueryReports:
                 lag=lag,
                 **{
                     "state": "running" if any(lag.values()) else "waiting",
-                    **self._handled(name, max(0, progress.numInputRows or 0)),
+                    **self._handled(name, now),
                 },
             ),
         )
@@ -150,7 +151,7 @@ class QueryReports:
         if name is not None:
             with self._lock:
                 before = self._reports[name]
-            counts = self._handled(name, 0)
+            counts = self._handled(name, self._clock.monotonic())
             self._say(name, msgspec.structs.replace(before, **{"state": "waiting", **counts}))
 
     def terminated(self, event: QueryTerminatedEvent) -> None:
@@ -163,23 +164,20 @@ class QueryReports:
         state = "stopped" if error is None else "failed"
         self._say(name, msgspec.structs.replace(before, state=state, error=error))
 
-    def _handled(self, name: str, rows: int) -> dict[str, Any]:
+    def _handled(self, name: str, now: float) -> dict[str, Any]:
         """What became of rows, where somebody counts those that went back."""
-        if self._returned is None:
-            return {}
-        returned, now = self._returned(), self._clock.monotonic()
-        failed = returned.retried + returned.dead
         with self._lock:
-            self._rows[name] += rows
-            watch, done = self._failures[name], max(0, self._rows[name] - failed)
-            watch.add(now, done, failed)
+            health = self._health.get(name)
+            if health is None:
+                return {}
+            returned = health.returned
             counts = {
-                "done": done,
+                "done": health.done,
                 "retried": returned.retried,
                 "dead": returned.dead,
-                "failed_share": watch.share(now),
+                "failed_share": health.share(now),
             }
-            return counts | ({"state": "failing"} if watch.is_failing(now) else {})
+            return counts | ({"state": "failing"} if health.is_failing(now) else {})
 
     # ---- what is told
 

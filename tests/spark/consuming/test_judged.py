@@ -63,7 +63,7 @@ def test_a_row_is_written_or_given_back_by_one_verdict(
         during = set(kept_blocks(spark))
 
     assert written == [0, 1, 2, 4, 5]
-    assert settled == Settled(retried=1, dead=0)
+    assert settled == Settled(retried=1, dead=0, failures={0: 1})
     assert during > before
     assert set(kept_blocks(spark)) == before
 

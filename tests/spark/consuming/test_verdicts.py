@@ -160,14 +160,18 @@ def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
 def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
     spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
+    from pyspark.sql.functions import expr  # only where Spark is
+
     orbit_cluster.create_topic("orders", queues=4)
     filled(orbit_cluster, "orders", 4)
     server = orbit_cluster.name_server
+    given_up = "CASE WHEN body = '3' THEN 'dead' ELSE outcome END"
     with (
         contextlib.closing(SeenInSqlite(tmp_path / "seen.sqlite")) as elsewhere,
         contextlib.closing(SeenInSqlite(tmp_path / "seen.sqlite")) as here,
     ):
-        elsewhere.claim("billing\x00orders\x00id-2", time.time(), lease=3600)
+        for number in (2, 3):
+            elsewhere.claim(f"billing\x00orders\x00id-{number}", time.time(), lease=3600)
         once = Idempotence(here, retry=30)
 
         with judged(
@@ -180,13 +184,17 @@ def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
                 int(bytes(row.body)): (row.outcome, row.isHeld, row.retryAfter)
                 for row in rows.collect()
             }
-            settled = settle(rows, "billing", name_server=server)
+            # Who does not want to wait for one of them has the last word.
+            changed = rows.withColumn("outcome", expr(given_up))
+            settled = settle(changed, "billing", name_server=server)
     orbit_cluster.advance(30)
     until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
 
-    done = ("ok", False, None)
-    assert verdicts == {0: done, 1: done, 2: ("retry", True, 30.0), 3: done}
-    assert settled == Settled(retried=1, dead=0)
+    done, held = ("ok", False, None), ("retry", True, 30.0)
+    assert verdicts == {0: done, 1: done, 2: held, 3: held}
+    assert settled == Settled(retried=0, dead=1, held=1, failures={0: 1})
+    until(lambda: orbit_cluster.messages("%DLQ%billing"), "the other one is given up")
+    assert [each.body for each in orbit_cluster.messages("%DLQ%billing")] == [b"3"]
     (again,) = orbit_cluster.messages("%RETRY%billing")
     assert (again.body, again.unique_id, again.reconsume_times) == (b"2", "id-2", 0)
 
@@ -219,7 +227,7 @@ def test_a_row_whose_message_is_gone_is_sent_as_it_is(
     orbit_cluster.advance(10)
     until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again", DEADLINE)
 
-    assert settled == Settled(retried=1, dead=0)
+    assert settled == Settled(retried=1, dead=0, failures={0: 1})
     (copy,) = orbit_cluster.messages("%RETRY%billing")
     assert (copy.body, copy.properties["RETRY_TOPIC"], copy.reconsume_times) == (
         b"bad",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +13,13 @@ from orbitmq.client.consumer.locks import QueueLocks
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.engine import Engine
+from orbitmq.client.idempotence import Idempotence
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.ranges import QueueRange
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.seenstores import SeenInMemory
 from orbitmq.spark.consuming.definition import Definition, Handled
 from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.worker import Worker
@@ -35,7 +38,13 @@ def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
     orbit_cluster.create_topic("orders", queues=2)
     made: list[Worker] = []
 
-    def make(handler: Callable[..., Any], *, ordered: bool = False, **consume: Any) -> Worker:
+    def make(
+        handler: Callable[..., Any],
+        *,
+        ordered: bool = False,
+        middleware: tuple[object, ...] = (),
+        **consume: Any,
+    ) -> Worker:
         found = Worker(
             Definition(
                 group="billing",
@@ -43,7 +52,7 @@ def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
                 namespace=None,
                 access=RangeAccess(name_servers=(orbit_cluster.name_server,), timeout=1.0),
                 handled=(Handled(topic="orders", function=handler),),
-                middleware=(),
+                middleware=middleware,
                 consume=ConsumeSettings(send_back_timeout=1.0, **consume),
                 ordered=ordered,
                 client_id=DRIVER,
@@ -146,6 +155,58 @@ def test_in_order_a_failure_ends_the_work_on_its_queue(
         (0, 7, 2),
     ]
     assert (again.finished, again.attempts) == (7, 2)
+    # By the attempts before: it is seen that both are failures of one message.
+    assert (failing.failures, fine.failures, again.failures) == ({0: 1}, {}, {1: 1})
+
+
+def test_failures_are_told_by_the_attempts_before(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 20)
+
+    def fail(message: ReceivedMessage) -> None:
+        if message.queue_offset < 3:
+            raise ValueError("not yet")
+        if message.queue_offset == 3:
+            raise DeadLetter("never")
+
+    (report,) = worker(fail, workers=2).handle([(0, piece(0, 20))], 10)
+
+    assert (report.done, report.retried, report.dead) == (16, 3, 1)
+    assert report.failures == {0: 4}
+
+
+def test_in_order_a_message_that_is_given_up_has_failed_once(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 3)
+
+    def fail(message: ReceivedMessage) -> None:
+        if message.queue_offset == 0:
+            raise DeadLetter("never")
+
+    busy = worker(fail, ordered=True)
+    (report,) = busy.handle([(0, piece(0, 3))], 10)
+
+    assert (report.done, report.dead, report.failures) == (2, 1, {0: 1})
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_message_that_middleware_holds_has_not_failed(
+    worker: Made, orbit_cluster: EmbeddedCluster, ordered: bool
+) -> None:
+    sent(orbit_cluster, 3)
+    store = SeenInMemory()
+    store.claim("billing\x00orders\x00id-1", time.time(), lease=3600)
+    once = Idempotence(store, retry=30)
+
+    (report,) = worker(lambda message: None, ordered=ordered, middleware=(once,)).handle(
+        [(0, piece(0, 3))], 1.0
+    )
+
+    assert (report.finished, report.held) == (1, 1)
+    assert (report.failures, report.retried, report.dead, report.kept) == ({}, 0, 0, 0)
+    assert (report.attempts, report.pause) == (0, 30.0 if ordered else None)
 
 
 def test_in_order_nothing_is_done_without_the_lock(

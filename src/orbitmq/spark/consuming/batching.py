@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 #: How long a cancelled batch has to end.
 _CANCELLED: Final = 10.0
+#: So many jobs that fail one after the other make a pipeline ill, whatever becomes of messages.
+#: One alone does not: its messages come again at once.
+_ILL: Final = 3
 #: Of what Spark says about a failed job; the rest is stacks of the JVM.
 _SHOWN: Final = 500
 
@@ -67,8 +71,8 @@ class Batching:
         self._looks = 0
         self._idle_look = 0
         self._counts = {"batches": 0, "done": 0, "retried": 0, "dead": 0}
-        self._failed = 0
         self._failures = FailureWatch()
+        self._lost_jobs = 0  #: jobs that failed one after the other, up to now
         self._last: BatchReport | None = None
         self._last_error: str | None = None
         self.failure: PipelineFailed | None = None
@@ -140,7 +144,8 @@ class Batching:
                 last_batch=self._last,
                 last_error=self._last_error,
                 failed_share=self._failures.share(now),
-                is_failing=state is PipelineState.RUNNING and self._failures.is_failing(now),
+                is_failing=state is PipelineState.RUNNING
+                and (self._lost_jobs >= _ILL or self._failures.is_failing(now)),
                 **self._counts,
             )
 
@@ -212,8 +217,11 @@ class Batching:
         finally:
             self._driver.settle(planned, reports)
         errors = [report.error for report in reports if report.error]
+        failures: Counter[int] = Counter()
+        for report in reports:
+            failures.update(report.failures)
         self._tell(
-            lost=0 if failure is None else planned.messages,
+            is_lost=failure is not None,
             report=BatchReport(
                 number=self._counts["batches"] + 1,
                 began_at=began_at,
@@ -223,7 +231,8 @@ class Batching:
                 retried=sum(report.retried for report in reports),
                 dead=sum(report.dead for report in reports),
                 kept=sum(report.kept for report in reports),
-                held=sum(report.pause is not None for report in reports),
+                held=sum(report.held for report in reports),
+                failures=dict(failures),
                 tasks=len(tasks),
                 lag=self._driver.lag(),
                 error=failure or (errors[-1] if errors else None),
@@ -250,15 +259,15 @@ class Batching:
         self._jobs.begin()
         return run_batch(self._spark, packed, tasks, self._settings.seconds)
 
-    def _tell(self, report: BatchReport, lost: int) -> None:
-        """Take in what became of a batch; `lost` are the messages of a job that failed."""
+    def _tell(self, report: BatchReport, *, is_lost: bool) -> None:
+        """Take in what became of a batch; one whose job failed is lost, and comes again."""
         with self._news:
             self._last = report
             self._counts["batches"] += 1
             for name in ("done", "retried", "dead"):
                 self._counts[name] += getattr(report, name)
-            self._failed += report.failed + lost
-            self._failures.add(self._clock.monotonic(), self._counts["done"], self._failed)
+            self._lost_jobs = self._lost_jobs + 1 if is_lost else 0
+            self._failures.add(self._clock.monotonic(), report.done, report.failures)
         if report.error is not None:
             self._note(report.error)
         if self._on_batch is not None:

@@ -10,7 +10,9 @@ again after the pause, so that no task sits and waits.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -29,18 +31,35 @@ if TYPE_CHECKING:
     from orbitmq.spark.consuming.returning import Returns
 
 
+@dataclass(slots=True)
+class Remarks:
+    """What did not go well with the messages of a queue in this task."""
+
+    reason: str | None = None  #: of the last failure
+    held: int = 0  #: times that middleware kept a message from its handler
+    #: Messages that failed, by the attempts that were before. In order, most of them stay in their
+    #: place, and are sent nowhere where they could be counted.
+    failures: Counter[int] = field(default_factory=Counter)
+    #: In order: the pause that a failure asked for, which ended the work on the queue.
+    pause: float | None = None
+
+    def take(self, outcome: Outcome) -> None:
+        if outcome.failure is not None and outcome.failure.reason:
+            self.reason = outcome.failure.reason
+        self.held += len(outcome.held)
+        self.failures.update(message.reconsume_times for message in outcome.tried)
+
+
 class ConcurrentInTask(ConcurrentConsumption):
     """Concurrent consumption that remembers what went wrong."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self.reasons: dict[OwnedQueue, str] = {}
-        self.pauses: dict[OwnedQueue, float | None] = {}
+        self.remarks: defaultdict[OwnedQueue, Remarks] = defaultdict(Remarks)
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
         super()._log_failure(owned, outcome, handler)
-        if outcome.failure is not None and outcome.failure.reason:
-            self.reasons[owned] = outcome.failure.reason
+        self.remarks[owned].take(outcome)
 
 
 class OrderlyInTask(OrderlyConsumption):
@@ -48,18 +67,15 @@ class OrderlyInTask(OrderlyConsumption):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self.reasons: dict[OwnedQueue, str] = {}
-        #: Queues that a failure ended the work on, and the pause that it asked for.
-        self.pauses: dict[OwnedQueue, float | None] = {}
+        self.remarks: defaultdict[OwnedQueue, Remarks] = defaultdict(Remarks)
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
         super()._log_failure(owned, outcome, handler)
-        if outcome.failure is not None and outcome.failure.reason:
-            self.reasons[owned] = outcome.failure.reason
+        self.remarks[owned].take(outcome)
 
     def _pause(self, line: _Line, seconds: float | None) -> None:
         owned = line.owned
-        self.pauses[owned] = self._settings.suspend if seconds is None else seconds
+        self.remarks[owned].pause = self._settings.suspend if seconds is None else seconds
         owned.is_draining = True
         self._close(line)
         self.has_room(owned)
@@ -169,8 +185,7 @@ class Handling:
         for work in works:
             # What still runs does not count any more.
             work.owned.drop()
-            self._consumption.reasons.pop(work.owned, None)
-            self._consumption.pauses.pop(work.owned, None)
+            self._consumption.remarks.pop(work.owned, None)
         return reports
 
     def _report(self, work: Work) -> PieceReport:
@@ -178,8 +193,8 @@ class Handling:
         reached = owned.window.commit_offset
         left = self._left(work)
         tally = self._returns.tally(whole)
-        pause = self._consumption.pauses.get(owned)
-        gone = tally.retried + tally.dead
+        remarks = self._consumption.remarks[owned]
+        gone = tally.retried + tally.dead + tally.held
         return PieceReport(
             place=work.place,
             finished=whole.start if reached is None else max(whole.start, min(reached, whole.end)),
@@ -188,9 +203,12 @@ class Handling:
             retried=tally.retried,
             dead=tally.dead,
             kept=tally.kept,
-            attempts=left[0].reconsume_times if left and pause is not None else 0,
-            pause=pause,
-            error=work.error or tally.reason or self._consumption.reasons.get(owned),
+            held=tally.held + remarks.held,
+            # Nearly all are in both, and count once. Calls that took too long were only sent back.
+            failures=dict(tally.failures | remarks.failures),
+            attempts=left[0].reconsume_times if left and remarks.pause is not None else 0,
+            pause=remarks.pause,
+            error=work.error or tally.reason or remarks.reason,
         )
 
     def _left(self, work: Work) -> list[ReceivedMessage]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
-    "kept BIGINT, attempts INT, pause DOUBLE, error STRING"
+    "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts INT, pause DOUBLE, error STRING"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 
@@ -70,10 +70,15 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
     types = {
         "beyond": pa.list_(pa.int64()),
         "place": pa.int32(),
+        "failures": pa.map_(pa.int32(), pa.int64()),
         "attempts": pa.int32(),
         "pause": pa.float64(),
         "error": pa.string(),
     }
     schema = pa.schema([(name, types.get(name, pa.int64())) for name in _COLUMNS])
-    rows = [{name: getattr(report, name) for name in _COLUMNS} for report in reports]
+    rows = [
+        {name: getattr(report, name) for name in _COLUMNS}
+        | {"failures": sorted(report.failures.items())}
+        for report in reports
+    ]
     return pa.RecordBatch.from_pylist(rows, schema=schema)

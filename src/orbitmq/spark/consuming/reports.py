@@ -33,6 +33,9 @@ class PieceReport:
     retried: int = 0  #: messages that a broker took back, to be delivered again
     dead: int = 0  #: messages given up
     kept: int = 0  #: failed messages that no broker took back
+    held: int = 0  #: times that middleware kept a message from its handler, which is no failure
+    #: Messages that failed, by the attempts that were before.
+    failures: Mapping[int, int] = field(default_factory=dict)
     #: In order: how often the message at `finished` was tried, and how long its queue pauses.
     attempts: int = 0
     pause: float | None = None
@@ -51,7 +54,10 @@ class BatchReport:
     retried: int = 0
     dead: int = 0
     kept: int = 0
-    held: int = 0  #: messages in order that failed, and are tried again in their place
+    held: int = 0  #: times that middleware kept a message from its handler, which is no failure
+    #: Messages that failed, by the attempts that were before; those of a job that failed are not
+    #: known one by one.
+    failures: Mapping[int, int] = field(default_factory=dict)
     tasks: int = 0
     #: Messages that wait in each owned queue, as far as that is known.
     lag: Mapping[Queue, int] = field(default_factory=dict)
@@ -61,11 +67,6 @@ class BatchReport:
     def handled(self) -> int:
         """Messages that were dealt with, well or badly."""
         return self.done + self.retried + self.dead
-
-    @property
-    def failed(self) -> int:
-        """Messages that went badly; those of a job that failed are not known one by one."""
-        return self.retried + self.dead + self.kept + self.held
 
     @property
     def rows_per_second(self) -> float:

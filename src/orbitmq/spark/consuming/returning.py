@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.sendback import SendingBack
@@ -22,11 +23,14 @@ _INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the failed messages of a piece."""
+    """What became of the messages of a piece that were sent back."""
 
     retried: int = 0
     dead: int = 0
     kept: int = 0
+    held: int = 0  #: put off, because middleware kept them from the handler: they did not fail
+    #: Those that failed, by the attempts that were before.
+    failures: Counter[int] = field(default_factory=Counter)
     reason: str | None = None
 
 
@@ -62,8 +66,12 @@ class Returns(SendingBack):
                 others.append(sent)
                 continue
             found.reason = failure.reason or found.reason
+            if not failure.is_held:
+                found.failures[message.reconsume_times] += 1
             if not is_taken:
                 found.kept += 1
+            elif failure.is_held:
+                found.held += 1
             elif self._is_dead(message, failure):
                 found.dead += 1
             else:
@@ -77,8 +85,6 @@ class Returns(SendingBack):
 
     def _is_dead(self, message: ReceivedMessage, failure: Failure) -> bool:
         """As far as it can be known here: the group may have another number at the broker."""
-        if failure.is_held:
-            return False
         return failure.level == DEAD or message.reconsume_times >= self._allowed
 
 

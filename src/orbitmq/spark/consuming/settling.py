@@ -12,8 +12,9 @@ itself is sent to the retry topic.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.verdict import DEAD, Failure
@@ -29,7 +30,7 @@ from orbitmq.spark.consuming.errors import ReturnFailed
 from orbitmq.spark.consuming.keeping import check_kept
 from orbitmq.spark.consuming.reaching import reach
 from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
-from orbitmq.spark.consuming.verdicts import ADDED, DEAD_LETTER, OK, check_columns
+from orbitmq.spark.consuming.verdicts import ADDED, DEAD_LETTER, OK, RETRY, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SCHEMA: Final = "retried BIGINT, dead BIGINT, kept BIGINT, error STRING"
+_SCHEMA: Final = (
+    "retried BIGINT, dead BIGINT, held BIGINT, kept BIGINT, failures MAP<INT, BIGINT>, error STRING"
+)
 _USED: Final = (*REQUIRED, "flag", "reconsumeTimes", "properties", *ADDED)
 #: A pull for one message more costs less than another pull.
 _NEIGHBOURS: Final = 8
@@ -52,6 +55,10 @@ class Settled:
 
     retried: int
     dead: int
+    #: Rows that middleware kept from the handler: they come again, and did not fail.
+    held: int = 0
+    #: Those that failed, by the attempts that were before.
+    failures: Mapping[int, int] = field(default_factory=dict)
 
 
 def settle(
@@ -78,7 +85,15 @@ def settle(
     kept = sum(row.kept for row in rows)
     if kept:
         raise ReturnFailed(kept, next(row.error for row in rows if row.kept) or "")
-    return Settled(retried=sum(row.retried for row in rows), dead=sum(row.dead for row in rows))
+    failures: Counter[int] = Counter()
+    for row in rows:
+        failures.update(row.failures)
+    return Settled(
+        retried=sum(row.retried for row in rows),
+        dead=sum(row.dead for row in rows),
+        held=sum(row.held for row in rows),
+        failures=dict(failures),
+    )
 
 
 def with_retries(
@@ -129,9 +144,10 @@ def _failures(batch: pa.RecordBatch) -> list[Failure]:
     return [
         Failure(
             DEAD if outcome == DEAD_LETTER else 0,
-            delay if isinstance(delay, float) else None,
+            # The outcome is what counts: it may have been changed since the others were made.
+            delay if isinstance(delay, float) and outcome != DEAD_LETTER else None,
             reason if isinstance(reason, str) else None,
-            is_held=is_held is True,
+            is_held=is_held is True and outcome == RETRY,
         )
         for outcome, reason, delay, is_held in zip(*map(column, ADDED), strict=True)
     ]
@@ -176,16 +192,19 @@ def _counted(
 ) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415  # tasks only
 
-    levels = [
-        failure.level for (_, failure), is_taken in zip(failed, taken, strict=True) if is_taken
-    ]
-    dead, kept = levels.count(DEAD), len(failed) - len(levels)
+    gone = [each for each, is_taken in zip(failed, taken, strict=True) if is_taken]
+    held = sum(failure.is_held for _, failure in gone)
+    dead = sum(failure.level == DEAD for _, failure in gone)
+    kept = len(failed) - len(gone)
+    failures = Counter(message.reconsume_times for message, failure in gone if not failure.is_held)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([len(levels) - dead], pa.int64()),
+            pa.array([len(gone) - dead - held], pa.int64()),
             pa.array([dead], pa.int64()),
+            pa.array([held], pa.int64()),
             pa.array([kept], pa.int64()),
+            pa.array([sorted(failures.items())], pa.map_(pa.int32(), pa.int64())),
             pa.array([error or ("no broker took it" if kept else None)], pa.string()),
         ],
-        names=["retried", "dead", "kept", "error"],
+        names=["retried", "dead", "held", "kept", "failures", "error"],
     )

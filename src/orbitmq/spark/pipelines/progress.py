@@ -44,6 +44,8 @@ class QueryWatch:
 
     def __init__(self) -> None:
         self.batch: int | None = None
+        #: The last that had rows. An idle stream reports under the number of the next one.
+        self.full_batch: int | None = None
         self.rows = 0
         self.rows_per_second: float | None = None
         self.batch_seconds: float | None = None
@@ -70,6 +72,8 @@ class QueryWatch:
             self.batch = progress.batchId
             self.batch_seconds = (progress.batchDuration or 0) / 1000
             self.rows_per_second = progress.processedRowsPerSecond if rows else None
+        if rows:
+            self.full_batch = progress.batchId
         self.rows += rows
         self.late += sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
         if lag := lag_of(progress.sources):

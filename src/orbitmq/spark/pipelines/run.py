@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orbitmq.client.durations import Duration, positive_seconds
 from orbitmq.client.errors import SettingError
 from orbitmq.spark.consuming.reaching import options_of, reach
+from orbitmq.spark.streamreturns import ReturnCounts, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,9 +56,8 @@ class Run:
         self._checkpoint = None if checkpoint is None else str(checkpoint).rstrip("/")
         self._drain_file = drain_file
         self.console = console
-        self._lock = threading.Lock()
-        self._retried = 0
-        self._dead = 0
+        #: How many rows went back so far, by stream.
+        self.returned = ReturnCounts()
 
     @property
     def options(self) -> dict[str, str]:
@@ -121,7 +119,11 @@ class Run:
     # ---- rows that fail
 
     def settle(self, frame: DataFrame, group: str, *, max_retries: int | None = None) -> Settled:
-        """As `orbitmq.spark.settle`; what goes back is counted, and shown with the progress."""
+        """As `orbitmq.spark.settle`; what goes back is counted, and shown with the progress.
+
+        It counts for the stream whose batch the calling thread works on. In a thread of your own,
+        that is known when its function is wrapped in `pyspark.inheritable_thread_target`.
+        """
         from orbitmq.spark.consuming.settling import settle  # noqa: PLC0415  # needs Spark
 
         access = self.access
@@ -133,20 +135,5 @@ class Run:
             tls=access.tls,
             max_retries=max_retries,
         )
-        with self._lock:
-            self._retried += settled.retried
-            self._dead += settled.dead
+        self.returned.add(batch_of(frame), settled)
         return settled
-
-    def returned(self) -> Returned:
-        """How many rows went back so far."""
-        with self._lock:
-            return Returned(self._retried, self._dead)
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """Rows that `Run.settle` gave back."""
-
-    retried: int = 0
-    dead: int = 0

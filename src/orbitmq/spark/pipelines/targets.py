@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.spark.failing import FailureWatch
 from orbitmq.spark.pipelines.errors import PipelineRefused
 from orbitmq.spark.pipelines.progress import Progress, QueryWatch
+from orbitmq.spark.streamreturns import StreamHealth
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,10 +54,9 @@ class StreamTarget:
     def __init__(self, query: StreamingQuery, run: Run, *, clock: Clock | None = None) -> None:
         self.name = query.name or str(query.id)
         self._query = query
-        self._run = run
         self._clock = clock or SystemClock()
         self._watch = QueryWatch()
-        self._failures = FailureWatch()
+        self._health = StreamHealth(run.returned, str(query.id))
         self._was_stopped = False
         self._late_told = 0
 
@@ -80,16 +79,16 @@ class StreamTarget:
         return not (status["isDataAvailable"] and status["isTriggerActive"])
 
     def look(self) -> Progress:
+        now, before = self._clock.monotonic(), self._watch.rows
         self._watch.look(self._query)
         self._tell_late(self._watch.late)
-        returned = self._run.returned()
-        failed = returned.retried + returned.dead
-        now = self._clock.monotonic()
-        self._failures.add(now, max(0, self._watch.rows - failed), failed)
-        failure = self.failure
+        rows, batch = self._watch.rows - before, self._watch.full_batch
+        if rows and batch is not None:
+            self._health.batch_ended(now, batch, rows)
+        returned, failure = self._health.returned, self.failure
         return Progress(
             query=self.name,
-            state=self._state(failure, is_failing=self._failures.is_failing(now)),
+            state=self._state(failure, is_failing=self._health.is_failing(now)),
             batch=self._watch.batch,
             rows=self._watch.rows,
             rows_per_second=self._watch.rows_per_second,
@@ -97,7 +96,7 @@ class StreamTarget:
             lag=dict(self._watch.lag),
             retried=returned.retried,
             dead=returned.dead,
-            failed_share=self._failures.share(now),
+            failed_share=self._health.share(now),
             late=self._watch.late,
             error=failure,
         )

@@ -1,0 +1,290 @@
+"""How streams are that give rows back, as a run and as the console see them; no Spark is needed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orbitmq.spark.consolelink import QueryReport
+from orbitmq.spark.consuming.settling import Settled
+from orbitmq.spark.failing import WINDOW
+from orbitmq.spark.pipelines.progress import Progress
+from orbitmq.spark.pipelines.run import Run
+from orbitmq.spark.pipelines.targets import StreamTarget
+from orbitmq.spark.reporting import QueryReports
+from orbitmq.spark.streamreturns import Batch, ReturnCounts, Returned, batch_of
+from tests.support.store import HandClock
+
+
+class Link:
+    """A console that asks when it is told to."""
+
+    def __init__(self) -> None:
+        self.looks: dict[str, Callable[[], Any]] = {}
+
+    def watch(self, name: str, look: Callable[[], Any]) -> None:
+        self.looks[name] = look
+
+    def news(self) -> None:
+        return
+
+
+class Stream:
+    """A stream of Spark that reports what it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = f"id of {name}"
+        self.isActive = True
+        self.status = {"isDataAvailable": True, "isTriggerActive": True}
+        self.lastProgress: Any = None
+        self.recentProgress: list[Any] = []
+        self._moments = itertools.count()
+
+    def report(self, batch: int, rows: int) -> Any:
+        self.lastProgress = SimpleNamespace(
+            id=self.id,
+            batchId=batch,
+            numInputRows=rows,
+            timestamp=f"2026-01-01T00:{next(self._moments):04}",
+            batchDuration=500,
+            durationMs={"triggerExecution": 500},
+            processedRowsPerSecond=rows * 2.0,
+            inputRowsPerSecond=rows * 2.0,
+            sources=[],
+            stateOperators=[],
+        )
+        self.recentProgress = [*self.recentProgress[-99:], self.lastProgress]
+        return self.lastProgress
+
+
+#: What a run and a console say of a stream; both have its state and its counts.
+Seen = Progress | QueryReport
+
+
+class Watched:
+    """A run whose streams are looked at."""
+
+    def __init__(self, clock: HandClock) -> None:
+        spark: Any = SimpleNamespace()
+        self.clock = clock
+        self.run = Run(spark, name="tested", name_server="127.0.0.1:9876")
+
+    def started(self, stream: Stream) -> None:
+        raise NotImplementedError
+
+    def batch(self, stream: Stream, number: int, rows: int) -> None:
+        """A batch has ended."""
+        raise NotImplementedError
+
+    def look(self, stream: Stream) -> Seen:
+        raise NotImplementedError
+
+    def settled(self, stream: Stream, number: int, **counts: Any) -> None:
+        """Rows of a batch went back, in the middle of it; they had failed for the first time."""
+        failed = counts.get("retried", 0) + counts.get("dead", 0)
+        settled = Settled(**{"retried": 0, "dead": 0, "failures": {0: failed}, **counts})
+        self.run.returned.add(Batch(stream.id, number), settled)
+
+
+class ByTheRun(Watched):
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__(clock)
+        self._targets: dict[str, StreamTarget] = {}
+
+    def started(self, stream: Stream) -> None:
+        query: Any = stream
+        self._targets[stream.name] = StreamTarget(query, self.run, clock=self.clock)
+
+    def batch(self, stream: Stream, number: int, rows: int) -> None:
+        stream.report(number, rows)
+        self.look(stream)
+
+    def look(self, stream: Stream) -> Seen:
+        return self._targets[stream.name].look()
+
+
+class ByTheConsole(Watched):
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__(clock)
+        link: Any = Link()
+        self._link = link
+        self._reports = QueryReports(
+            self.run.spark,
+            link,
+            {},
+            self.run.returned,
+            clock=clock,
+        )
+
+    def started(self, stream: Stream) -> None:
+        event: Any = SimpleNamespace(id=stream.id, name=stream.name)
+        self._reports.started(event)
+
+    def batch(self, stream: Stream, number: int, rows: int) -> None:
+        event: Any = SimpleNamespace(progress=stream.report(number, rows))
+        self._reports.progressed(event)
+
+    def look(self, stream: Stream) -> Seen:
+        event: Any = SimpleNamespace(id=stream.id)
+        self._reports.idle(event)
+        found: Seen = self._link.looks[stream.name]()
+        return found
+
+
+@pytest.fixture(params=[ByTheRun, ByTheConsole])
+def watched(request: pytest.FixtureRequest) -> Watched:
+    made: Watched = request.param(HandClock())
+    return made
+
+
+def test_a_stream_whose_rows_come_back_is_failing(watched: Watched) -> None:
+    stream = Stream("bad")
+    watched.started(stream)
+
+    watched.settled(stream, 0, retried=6, dead=2)
+    watched.batch(stream, 0, 10)
+    seen = watched.look(stream)
+
+    assert (seen.state, seen.failed_share) == ("failing", 0.8)
+    assert (seen.retried, seen.dead) == (6, 2)
+
+
+def test_a_stream_is_not_judged_by_what_another_one_gives_back(watched: Watched) -> None:
+    good, bad = Stream("good"), Stream("bad")
+    watched.started(good)
+    watched.started(bad)
+
+    watched.settled(bad, 0, retried=1000)
+    watched.batch(bad, 0, 1000)
+    watched.batch(good, 0, 900)
+
+    assert watched.look(bad).state == "failing"
+    seen = watched.look(good)
+    assert (seen.state != "failing", seen.failed_share) == (True, 0.0)
+    assert (seen.retried, seen.dead) == (0, 0)
+
+
+def test_what_was_before_a_restart_is_forgotten(watched: Watched) -> None:
+    stream = Stream("restarted")
+    watched.started(stream)
+    watched.settled(stream, 0, retried=500)
+    watched.batch(stream, 0, 500)
+    assert watched.look(stream).state == "failing"
+    # The next batch gives rows back and is lost with the stream.
+    watched.settled(stream, 1, retried=90)
+
+    again = Stream("restarted")
+    watched.started(again)
+    watched.settled(again, 1, retried=3)
+    watched.batch(again, 1, 400)
+
+    seen = watched.look(again)
+    assert (seen.state != "failing", seen.failed_share) == (True, 3 / 400)
+    assert seen.retried == 3
+
+
+def test_a_batch_that_has_not_ended_says_nothing_yet(watched: Watched) -> None:
+    stream = Stream("busy")
+    watched.started(stream)
+    watched.batch(stream, 0, 5000)
+    watched.clock.advance(WINDOW + 100)
+    # Spark says now and then that nothing came, under the number of the next batch.
+    watched.batch(stream, 1, 0)
+
+    watched.settled(stream, 1, retried=10)
+    during = watched.look(stream)
+    watched.batch(stream, 1, 5000)
+    after = watched.look(stream)
+
+    assert (during.state != "failing", during.failed_share) == (True, None)
+    assert (after.state != "failing", after.failed_share) == (True, 10 / 5000)
+    assert (during.retried, after.retried) == (10, 10)
+
+
+def test_what_the_next_batch_gave_back_meanwhile_waits_for_its_report(watched: Watched) -> None:
+    stream = Stream("quick")
+    watched.started(stream)
+    watched.settled(stream, 0, retried=1)
+    watched.settled(stream, 1, retried=100)
+
+    watched.batch(stream, 0, 10)
+    first = watched.look(stream).failed_share
+    watched.batch(stream, 1, 390)
+
+    assert first == 0.1
+    assert watched.look(stream).failed_share == 101 / 400
+
+
+def test_rows_that_middleware_held_are_no_failures(watched: Watched) -> None:
+    stream = Stream("idempotent")
+    watched.started(stream)
+
+    watched.settled(stream, 0, held=6)
+    watched.batch(stream, 0, 6)
+    held = watched.look(stream)
+    watched.settled(stream, 1, held=6)
+    watched.batch(stream, 1, 8)
+    seen = watched.look(stream)
+
+    assert (held.state != "failing", held.failed_share, held.retried) == (True, None, 0)
+    assert (seen.state != "failing", seen.failed_share, seen.retried) == (True, 0.0, 0)
+
+
+def test_one_row_that_fails_again_and_again_makes_no_stream_ill(watched: Watched) -> None:
+    stream = Stream("poisoned")
+    watched.started(stream)
+    for attempt in range(8):
+        watched.settled(stream, attempt, retried=1, failures={attempt: 1})
+        watched.batch(stream, attempt, 1)
+        watched.clock.advance(10)
+
+    assert watched.look(stream).state != "failing"
+
+
+def test_what_went_back_outside_of_any_batch_is_of_no_stream() -> None:
+    counts = ReturnCounts()
+
+    counts.add(None, Settled(retried=2, dead=1))
+    counts.add(Batch("a", 4), Settled(retried=1, dead=0))
+
+    assert counts.total() == Returned(retried=3, dead=1)
+    assert counts.of("a") == Returned(retried=1)
+    assert (counts.of("a", upto=3), counts.of("b")) == (Returned(), Returned())
+
+
+def test_counts_of_long_streams_take_no_more_room_and_stay_whole() -> None:
+    counts = ReturnCounts()
+    for number in range(1000):
+        counts.add(Batch("a", number), Settled(retried=1, dead=0))
+
+    assert counts.of("a").retried == 1000
+    assert counts.of("a", upto=990).retried == 991
+    assert sum(map(len, counts._upto.values())) < 200
+
+
+@pytest.mark.parametrize(
+    ("properties", "batch"),
+    [
+        ({"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}, Batch("q", 7)),
+        ({"sql.streaming.queryId": "q"}, None),
+        ({}, None),
+    ],
+)
+def test_the_batch_is_that_of_the_calling_thread(
+    properties: dict[str, str], batch: Batch | None
+) -> None:
+    context = SimpleNamespace(getLocalProperty=properties.get)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+
+    assert batch_of(frame) == batch
+
+
+def test_a_connect_session_does_not_know_the_batch() -> None:
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace())
+
+    assert batch_of(frame) is None
