@@ -18,6 +18,7 @@ from orbitmq.cli import sparkchecks
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
+from orbitmq.console.pipelines import LOST_AFTER
 from orbitmq.console.samples import STALLED_AFTER
 from orbitmq.console.serving import Console
 from orbitmq.console.settings import ConsoleSettings
@@ -182,17 +183,14 @@ def test_a_python_for_workers_and_a_java_that_do_not_fit_are_found(
     assert "PYSPARK_PYTHON" not in fitting.stdout
 
 
-def test_a_group_whose_handlers_hang_is_found_although_it_never_finished_anything(
+def test_a_watch_that_is_too_short_says_so_instead_of_calling_a_group_stalled(
     nursery: Nursery,
 ) -> None:
     with EmbeddedCluster() as cluster:
         cluster.create_topic("orders", queues=1)
-        cluster.create_topic("others", queues=1)
         cli = Cli(cluster.name_server, nursery)
         has_begun, may_end = threading.Event(), threading.Event()
         consumer = Consumer("hanging", name_server=cluster.name_server, consume_from="first")
-        # Subscribed to a topic that is not there, too.
-        consumer.on("missing")(lambda _message: None)
 
         @consumer.on("orders")
         def hang(_message: ReceivedMessage) -> None:
@@ -205,17 +203,66 @@ def test_a_group_whose_handlers_hang_is_found_although_it_never_finished_anythin
             assert has_begun.wait(30)
             cluster.advance(STALLED_AFTER + 30)
             listed = cli.record("group", "list")
-            found = findings(cli, "--no-spark", "--watch", "1500ms")
+            record = cli.record("doctor", "--no-spark", "--watch", "500ms")
         finally:
             may_end.set()
             consumer.stop()
 
     assert (listed["group"], listed["lag"]) == ("hanging", 2)
     assert listed["lag_seconds"] >= STALLED_AFTER
-    (stuck,) = found["stuck queues"]
-    assert "none was finished for" in stuck["problem"]
-    assert "2 messages wait" in stuck["problem"]
-    assert stuck["command"] == "orbitmq group member hanging --stack"
+    about = {each["check"]: each["about"] for each in record["checks"]}
+    assert about["stuck queues"] == "1 group, 1 not judged, which takes --watch 10s"
+    assert about["falling behind"] == "1 group, 1 not judged, which takes --watch 30s"
+    assert about["dead letters"] == "1 group"
+
+
+def test_a_topic_that_may_not_be_read_is_left_out_of_the_clock_check_and_named(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    cluster.create_topic("sealed")
+    cluster.send("sealed", b"x")
+    cluster.create_topic("open")
+    cluster.send("open", b"x")
+    cli.record("topic", "update", "sealed", "--permission", "w", "--yes")
+
+    record = cli.record("doctor", *QUICK)
+
+    (clocks,) = [each for each in record["checks"] if each["check"] == "clocks"]
+    assert clocks["about"].startswith("the latest messages of ")
+    assert "topics that could not be read: sealed (" in clocks["about"]
+
+
+def test_one_group_is_looked_at_alone_and_has_to_be_there(
+    cluster: EmbeddedCluster, cli: Cli, consumers: list[Consumer]
+) -> None:
+    cluster.create_topic("orders", queues=2)
+    consume(cluster, consumers, "differing", tags="a")
+    consume(cluster, consumers, "differing", tags="b")
+    consume(cluster, consumers, "billing")
+
+    assert findings(cli).keys() == {"subscriptions"}
+    assert cli.record("doctor", *QUICK, "--group", "billing")["is_well"]
+    assert findings(cli, *QUICK, "--group", "differing").keys() == {"subscriptions"}
+    mistyped = cli.run("doctor", *QUICK, "--group", "biling")
+    assert mistyped.returncode == 1
+    assert "no broker knows group 'biling'; do you mean billing?" in mistyped.stderr
+
+
+def test_a_console_that_does_not_answer_is_one_finding_among_the_others(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    cli.record("topic", "create", "dark", "--write-queues", "4", "--read-queues", "2")
+
+    found = findings(cli, *QUICK, "--console", "http://127.0.0.1:1")
+    cli.record("topic", "update", "dark", "--read-queues", "4")
+    refused = cli.run("doctor", *QUICK, "--console", "127.0.0.1:8090")
+
+    assert found.keys() == {"topics", "pipelines"}
+    (silent,) = found["pipelines"]
+    assert "no console answers at http://127.0.0.1:1" in silent["problem"]
+    assert "--console" in silent["remedy"]
+    assert refused.returncode == 2
+    assert "begins with http://" in refused.stderr
 
 
 def test_it_finds_what_the_console_finds_and_says_it_with_the_same_words(
@@ -262,11 +309,14 @@ async def shown_by_a_console(cluster: EmbeddedCluster, many: int) -> list[Any]:
 def test_pipelines_are_looked_at_when_a_console_is_named(
     cluster: EmbeddedCluster, cli: Cli, nursery: Nursery
 ) -> None:
-    async def told() -> tuple[Any, Any, Any]:
+    async def told() -> tuple[str, Any, Any, Any]:
         settings = ConsoleSettings(
             client=ClientSettings(name_servers=(cluster.name_server,)), port=0
         )
-        async with Console(settings) as console:
+        # Nobody is lost because this machine's clock is ahead of the console's.
+        clock = MovableClock()
+        clock.advance(-LOST_AFTER - 60)
+        async with Console(settings, clock=clock) as console:
             report = {"state": "failing", "failed_share": 1.0, "retried": 9, "error": "KeyError"}
             browser = Browser(console)
             await browser.post("/pipelines/enrich", report, 204)
@@ -274,12 +324,13 @@ def test_pipelines_are_looked_at_when_a_console_is_named(
             address = ("--console", console.url)
             run = asyncio.to_thread
             return (
+                console.url,
                 await run(lambda: cli.record("doctor", *QUICK, *address, code=1)),
                 await run(lambda: cli.records("pipeline", "status", *address, code=1)),
                 await run(lambda: cli.run("pipeline", "status", "enrich", *address)),
             )
 
-    found, states, page = asyncio.run(told())
+    url, found, states, page = asyncio.run(told())
     nowhere = cli.run("pipeline", "status", "--console", "http://127.0.0.1:1")
 
     (ill,) = found["findings"]
@@ -289,7 +340,8 @@ def test_pipelines_are_looked_at_when_a_console_is_named(
         ("archive", "waiting"),
         ("enrich", "failing"),
     ]
-    assert states[1]["findings"][0]["command"] == "orbitmq pipeline status enrich"
+    command = states[1]["findings"][0]["command"]
+    assert command == ill["command"] == f"orbitmq pipeline status enrich --console {url}"
     assert page.returncode == 1
     assert "failing" in page.stdout
     assert "KeyError" in page.stdout

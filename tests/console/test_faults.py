@@ -203,7 +203,7 @@ def test_a_pipeline_whose_messages_come_back_is_ill_with_its_error() -> None:
     )
     assert ill["a/b"].link == "/pipelines/a%2Fb"
     assert ill["a/b"].command == "orbitmq dlq summary billing"
-    assert ill["young"].command == "orbitmq pipeline status young"
+    assert ill["young"].command == "orbitmq pipeline status young --console URL"
     assert all(fault.weight is Weight.BAD for fault in faults)
 
 
@@ -218,6 +218,34 @@ def test_a_group_is_stalled_only_when_its_oldest_message_has_waited() -> None:
     assert is_stalled(90.0, 1.5, 1.0)
     assert not is_stalled(3.0, 1.5, 1.0)
     assert not is_stalled(90.0, 0.5, 1.0)
+
+
+def test_a_broker_is_started_again_with_the_folder_and_the_port_that_it_has() -> None:
+    full = BrokerStatus(NODE, True, runtime_info({"commitLogDiskRatio": "0.93"}, 0))
+    down = BrokerStatus(NODE, False, None, "refused")
+
+    (disk,) = faults_of(cluster=ClusterStatus((full,), ()))
+    (gone,) = faults_of(cluster=ClusterStatus((down,), ()))
+
+    for fault in (disk, gone):
+        assert fault.command is not None
+        # Without them it would open the store of another.
+        assert "--name a --data FOLDER --port 10911" in fault.command
+    assert disk.command is not None
+    assert "broker.store.retention.keep=86400" in disk.command
+
+
+def test_what_a_broker_says_of_groups_that_were_not_asked_about_is_left_out() -> None:
+    texts = [f"members of group {name!r} subscribe differently" for name in ("billing", "mailer")]
+    raw = {f"groupFinding_{place}": text for place, text in enumerate(texts)}
+    cluster = ClusterStatus((BrokerStatus(NODE, True, runtime_info(raw, 0)),), ())
+    seen = snapshot(group("billing"), cluster=cluster)
+
+    everything = find_faults(Seen(snapshot=seen, now=0.0))
+    chosen = find_faults(Seen(snapshot=seen, now=0.0, only=frozenset({"billing"})))
+
+    assert len(everything) == 2
+    assert [fault.subject for fault in chosen] == ["billing"]
 
 
 def test_an_advertised_loopback_is_found_when_the_name_server_is_elsewhere() -> None:

@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin import RunningInfo
-from orbitmq.client.admin.membervalues import TopicConsumption
+from orbitmq.client.admin import AsyncAdmin, RunningInfo
+from orbitmq.client.admin.membervalues import FindingKind, TopicConsumption
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.console.handlers import HandlerTimes, times_of
+from orbitmq.console.handlers import MOST_MEMBERS, Handlers, HandlerTimes, times_of
+from orbitmq.remoting.connection import Connection
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.command import Command
 from tests.console.conftest import Desk
 from tests.support.client import quick_settings
+from tests.support.client_admin import FakeConsumer, World
 
 
 async def ignore(_message: ReceivedMessage) -> None:
@@ -108,6 +112,57 @@ async def test_a_group_that_retries_for_ever_is_a_fault_with_a_remedy(desk: Desk
     assert "max_retries" in fault["remedy"]
     assert fault["command"] == "orbitmq group member strict"
     assert [each["kind"] for each in shown["faults"]] == ["endless retries"]
+
+
+class CountedConsumer(FakeConsumer):
+    """Counts how often it is asked what it does."""
+
+    asked = 0
+
+    def _running_info(self, connection: Connection, request: Command) -> Command:
+        self.asked += 1
+        return super()._running_info(connection, request)
+
+
+@pytest.mark.parametrize("most", [MOST_MEMBERS, 100])
+async def test_members_of_a_group_are_asked_once_each_and_no_more_than_the_limit(
+    most: int,
+) -> None:
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
+    ):
+        await cluster.create_topic("orders", queues=1)
+        world = World(cluster, admin)
+        queue = Queue("orders", "broker-a", 0)
+        await world.send(queue)
+        members = [CountedConsumer(f"client-{number:02}") for number in range(MOST_MEMBERS + 3)]
+        try:
+            for member in members:
+                await member.start(broker.address for broker in cluster.brokers)
+            await world.report(queue, 0)
+            clients = {"billing": tuple(member.client_id for member in members)}
+            behind: list[str] = []
+            handlers = Handlers(
+                admin, lambda: clients, lambda: behind, cluster.clock, budget=9, members=most
+            )
+
+            await handlers.ask()
+            first = handlers.inside["billing"]
+            behind.append("billing")
+            await handlers.ask()
+            second = handlers.inside["billing"]
+        finally:
+            for member in members:
+                await member.stop()
+            await world.close()
+
+    asked = min(most, len(members))
+    assert [member.asked for member in members] == [2] * asked + [0] * (len(members) - asked)
+    assert first.findings == ()
+    # Whether nobody has a queue is known when all have said what they have.
+    kinds = [each.kind for each in second.findings]
+    assert kinds == ([FindingKind.UNOWNED_QUEUE] if asked == len(members) else [])
 
 
 @pytest.mark.feature("L6")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orbitmq.client.admin import GroupSettings
-from orbitmq.console.rates import Meter
+from orbitmq.console.rates import WINDOW, Meter
 from orbitmq.console.samples import GroupSample, Pace, TopicPart
 
 
@@ -55,6 +57,28 @@ def test_a_group_s_pace_tells_a_stall_from_a_backlog_that_drains() -> None:
     assert group(lag=10, members=0).pace is Pace.SILENT
     assert group(lag=0, members=0).pace is Pace.DONE
     assert group(settings=GroupSettings("g", is_enabled=False)).pace is Pace.PAUSED
+
+
+@pytest.mark.parametrize("seconds", [6.0, 10.0, 30.0, 33.0, 60.0])
+@pytest.mark.parametrize("interval", [5.0, 5.2])
+def test_a_group_that_keeps_up_is_never_called_falling_behind_whenever_it_reports(
+    seconds: float, interval: float
+) -> None:
+    def seen(phase: float, share: float) -> Pace:
+        """A hundred messages each second, and a member that reports now and then."""
+        meter = Meter()
+        for at in (0.0, seconds):
+            reported = (at + phase) // interval * interval
+            meter.add(at, end=100_000 + int(100 * at), done=int(100 * share * reported))
+        came, went = meter.rates
+        return group(lag=5000, came=came, went=went, members=1, measured=meter.seconds).pace
+
+    phases = [interval * each / 50 for each in range(50)]
+
+    assert Pace.GROWING not in {seen(phase, 1.0) for phase in phases}
+    # One that finishes half of it falls behind; a few seconds cannot show that.
+    expected = Pace.GROWING if seconds >= WINDOW else Pace.KEEPING
+    assert {seen(phase, 0.5) for phase in phases} == {expected}
 
 
 def test_the_time_until_nothing_waits_follows_from_both_rates() -> None:

@@ -8,13 +8,16 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import typer
 
 from orbitmq.cli.errors import CommandError, Misused
-from orbitmq.console.pipelines import Pipeline, PipelineReport
+from orbitmq.console import commandlines
+from orbitmq.console.checks.faults import Fault
+from orbitmq.console.pipelines import PipelineReport
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
 
 _TIMEOUT = 5.0
@@ -30,20 +33,51 @@ ConsoleAddress: TypeAlias = Annotated[
 ]
 
 
-def reported_pipelines(console: str) -> list[Pipeline]:
-    """What pipelines said last to a console. Raises `Misused` or `CommandError`."""
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A pipeline as its console sees it now, by the console's clock."""
+
+    name: str
+    #: What it said last; the state is the console's word.
+    report: PipelineReport
+    reported_at: float
+    faults: tuple[Fault, ...]
+
+
+def checked_address(console: str) -> str:
+    """The address of a console. Raises `Misused`."""
     parts = urllib.parse.urlsplit(console)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise Misused(f"the address of a console begins with http:// or https://, got {console!r}")
-    found = _asked(f"{parts.scheme}://{parts.netloc}/api/v1/pipelines")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def reported_pipelines(console: str) -> list[Reported]:
+    """What pipelines said last to a console. Raises `Misused` or `CommandError`."""
+    found = _asked(f"{checked_address(console)}/api/v1/pipelines")
     try:
         return [
-            # What is shown has all that was reported.
-            Pipeline(each["name"], msgspec.convert(each, PipelineReport), each["reported_at"])
+            Reported(
+                each["name"],
+                # What is shown has all that was reported.
+                msgspec.convert(each, PipelineReport),
+                each["reported_at"],
+                tuple(
+                    _with_address(fault, console)
+                    for fault in msgspec.convert(each["faults"], tuple[Fault, ...])
+                ),
+            )
             for each in found["pipelines"]
         ]
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise CommandError(f"{console} answers something else than a console would") from error
+
+
+def _with_address(fault: Fault, console: str) -> Fault:
+    """A console does not know by which name it is reached; who asked it does."""
+    if fault.command != commandlines.show_pipeline(fault.subject):
+        return fault
+    return replace(fault, command=commandlines.show_pipeline(fault.subject, console))
 
 
 def _asked(url: str) -> Any:

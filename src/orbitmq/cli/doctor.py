@@ -10,21 +10,21 @@ import typer
 
 from orbitmq.cli import sparkchecks
 from orbitmq.cli.choosing import seconds
-from orbitmq.cli.consoleasking import ConsoleAddress, reported_pipelines
+from orbitmq.cli.consoleasking import ConsoleAddress, checked_address, reported_pipelines
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.diagnosis import Diagnosis, DiagnosisRecord, FindingRecord
-from orbitmq.cli.errors import FAILED
+from orbitmq.cli.errors import FAILED, CommandError
 from orbitmq.cli.session import Session
 from orbitmq.cli.wording import harmless, several
 from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.errors import NoNameServer
 from orbitmq.console import commandlines
-from orbitmq.console.checks.examining import examine
+from orbitmq.console.checks.examining import PATIENCE, Examination, examine
 from orbitmq.console.checks.faults import Check, Fault, Weight
 from orbitmq.console.checks.groups import OF_GROUPS
-from orbitmq.console.checks.pipelines import of_pipelines
 from orbitmq.console.checks.seen import find_faults
 from orbitmq.console.checks.servers import of_servers
+from orbitmq.console.rates import WINDOW
 
 app = section("Find the usual mistakes.")
 
@@ -50,9 +50,10 @@ async def doctor(
         typer.Option(
             "--watch",
             metavar="DURATION",
-            help="How long to look at groups that seem to stand still.",
+            help="How long to look at groups that seem to stand still; 30s and more tells also "
+            "whether they fall behind.",
         ),
-    ] = "6s",
+    ] = f"{PATIENCE:g}s",
     console: ConsoleAddress = None,
     spark: Annotated[
         bool | None,
@@ -61,16 +62,19 @@ async def doctor(
 ) -> None:
     """Look for the usual mistakes; the exit code is 1 when something is wrong.
 
-    The console shows the same. Pipelines are looked at when a console is named, and what this
-    machine has for Spark when that is installed here, unless told otherwise.
+    The console shows the same, and has more time: what a short watch cannot tell is not judged.
+    Pipelines are looked at when a console is named, and what this machine has for Spark when that
+    is installed here, unless told otherwise.
     """
     pause = seconds(watch, "--watch")
+    if console is not None:
+        checked_address(console)
     diagnosis = Diagnosis()
     cluster = await _look_at_name_servers(session, diagnosis)
     if cluster is not None:
         await _look_at_cluster(session, diagnosis, cluster, frozenset(group or ()), pause)
     if console is not None:
-        await _look_at_pipelines(session, diagnosis, console)
+        await _look_at_pipelines(diagnosis, console)
     if sparkchecks.has_spark() if spark is None else spark:
         diagnosis.made("for Spark", Check.JAVA, Check.WORKERS)
         diagnosis.found(sparkchecks.java(os.environ))
@@ -122,16 +126,40 @@ async def _look_at_cluster(
     found = await examine(session.engine, session.admin, clock, watch=watch, only=only)
     snapshot = found.seen.snapshot
     diagnosis.made(several(len(snapshot.topics), "topic"), Check.TOPICS)
-    diagnosis.made(f"the latest messages of {several(found.queues, 'queue')}", Check.CLOCKS)
+    diagnosis.made(_clocks_seen(found), Check.CLOCKS)
     groups = several(len(snapshot.groups), "group")
     diagnosis.made(groups, *(check for check in Check if check in OF_GROUPS))
+    for check, needed in ((Check.STUCK_QUEUES, PATIENCE), (Check.FALLING_BEHIND, WINDOW)):
+        if found.watched and found.seconds < needed:
+            short = f"{len(found.watched)} not judged, which takes --watch {needed:g}s"
+            diagnosis.made(f"{groups}, {short}", check)
     diagnosis.found(find_faults(found.seen))
 
 
-async def _look_at_pipelines(session: Session, diagnosis: Diagnosis, console: str) -> None:
-    pipelines = await asyncio.to_thread(reported_pipelines, console)
+def _clocks_seen(found: Examination) -> str:
+    text = f"the latest messages of {several(found.queues, 'queue')}"
+    reasons = [f"{topic} ({why})" for topic, why in found.left_out.items()]
+    return f"{text}; topics that could not be read: {', '.join(reasons)}" if reasons else text
+
+
+async def _look_at_pipelines(diagnosis: Diagnosis, console: str) -> None:
+    try:
+        pipelines = await asyncio.to_thread(reported_pipelines, console)
+    except CommandError as error:
+        diagnosis.made(console, Check.PIPELINES)
+        fault = Fault(
+            check=Check.PIPELINES,
+            kind="console does not answer",
+            weight=Weight.BAD,
+            subject=console,
+            text=str(error),
+            remedy="start it, or say where it is with --console or ORBITMQ_CONSOLE",
+            command=commandlines.command("console"),
+        )
+        diagnosis.found((fault,))
+        return
     diagnosis.made(several(len(pipelines), "pipeline"), Check.PIPELINES)
-    diagnosis.found(of_pipelines(pipelines, session.out.clock.now()))
+    diagnosis.found(fault for each in pipelines for fault in each.faults)
 
 
 def _print(session: Session, record: DiagnosisRecord) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orbitmq.cli.consoleasking import ConsoleAddress, reported_pipelines
+from orbitmq.cli.consoleasking import ConsoleAddress, Reported, reported_pipelines
 from orbitmq.cli.declaring import AsJson
 from orbitmq.cli.diagnosis import FindingRecord
 from orbitmq.cli.errors import FAILED, CommandError, Misused
@@ -16,8 +16,6 @@ from orbitmq.cli.printing import Printer
 from orbitmq.cli.suggesting import closest
 from orbitmq.cli.tables import Columns
 from orbitmq.cli.wording import NOTHING, count, duration, moment, rate, share
-from orbitmq.console.checks.pipelines import of_pipelines
-from orbitmq.console.pipelines import Pipeline
 
 EPILOG = (
     "Examples:\n\n"
@@ -52,11 +50,11 @@ class PipelineStatusRecord:
     findings: tuple[FindingRecord, ...]  #: what is wrong, and what to do
 
     @classmethod
-    def of(cls, pipeline: Pipeline, now: float) -> PipelineStatusRecord:
+    def of(cls, pipeline: Reported) -> PipelineStatusRecord:
         report = pipeline.report
         return cls(
             pipeline=pipeline.name,
-            state=pipeline.state_at(now).value,
+            state=report.state.value,
             reported_at=pipeline.reported_at,
             group=report.group,
             topics=report.topics,
@@ -65,14 +63,14 @@ class PipelineStatusRecord:
             rows_per_second=report.rows_per_second,
             batch_seconds=report.batch_seconds,
             lag=report.lag,
-            lag_total=pipeline.total_lag,
+            lag_total=sum(report.lag.values()),
             done=report.done,
             retried=report.retried,
             dead=report.dead,
             failed_share=report.failed_share,
             error=report.error,
             url=report.url,
-            findings=tuple(map(FindingRecord.of, of_pipelines((pipeline,), now))),
+            findings=tuple(map(FindingRecord.of, pipeline.faults)),
         )
 
 
@@ -88,7 +86,7 @@ def status(
         raise Misused("say which console with --console URL, or set ORBITMQ_CONSOLE")
     out = Printer(as_json)
     found = reported_pipelines(console)
-    records = [PipelineStatusRecord.of(each, out.clock.now()) for each in found]
+    records = [PipelineStatusRecord.of(each) for each in found]
     if name is not None:
         records = [each for each in records if each.pipeline == name]
         if not records:
@@ -109,7 +107,8 @@ def _print_one(record: PipelineStatusRecord, out: Printer) -> None:
     out.facts(
         ("pipeline", record.pipeline),
         ("state", record.state),
-        ("reported", moment(record.reported_at, out.clock.now())),
+        # By the console's clock, which need not be this one.
+        ("reported", moment(record.reported_at, out.clock.now(), exact=True)),
         ("group", record.group or NOTHING),
         ("topics", ", ".join(record.topics) or NOTHING),
         ("batch", count(record.batch)),

@@ -172,7 +172,7 @@ class Collector:
     def _group(self, name: str, totals: Totals) -> GroupSample:
         questions, summary = self._questions, self._groups[name]
         monotonic = self._clock.monotonic()
-        parts, still = [], []
+        parts, still, measured = [], [], []
         for topic, (_, _, lag, count) in sorted(totals.items()):
             meter = self._meters[(name, topic)]
             came, went = meter.rates
@@ -180,6 +180,7 @@ class Collector:
             parts.append(TopicPart(topic, lag, count, came, went, age))
             if lag and meter.moved_at is not None:
                 still.append(monotonic - meter.moved_at)
+                measured.append(meter.seconds)
         members, model = questions.members.get(name, (None, ""))
         dead, recent = questions.dead.get(name, (0, 0))
         return GroupSample(
@@ -196,6 +197,7 @@ class Collector:
             dead_last_hour=recent,
             findings=questions.findings.get(name, ()),
             patience=self._patience,
+            measured=min(measured, default=0.0),
         )
 
     def _all_topics(self, groups: Mapping[str, GroupSample]) -> dict[str, TopicSample]:

@@ -214,8 +214,9 @@ def _time(moment: Moment | None) -> str | None:
     return text.replace("+00:00", "Z")
 
 
-def show_pipeline(name: str) -> str:
-    return command("pipeline", "status", name)
+def show_pipeline(name: str, console: str = "URL") -> str:
+    """`console` is where it reports to; a console does not know by which name it is reached."""
+    return command("pipeline", "status", name, console=console)
 
 
 def start_name_server(port: int) -> str:
@@ -226,13 +227,17 @@ def start_broker(
     name: str | None,
     name_servers: Iterable[str],
     *,
+    data: str | None = None,
+    port: int | None = None,
     advertise: str | None = None,
     keep: float | None = None,
 ) -> str:
-    """`keep` is for how many seconds messages are kept."""
+    """`data` is where its messages are; `keep`, for how many seconds they are kept."""
     return command(
         "broker",
         name=name,
+        data=data,
+        port=port,
         name_server=list(name_servers),
         advertise=advertise,
         set=None if keep is None else f"broker.store.retention.keep={keep:g}",

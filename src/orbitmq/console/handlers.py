@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orbitmq.client.admin import AsyncAdmin, Finding, RunningInfo
-from orbitmq.client.admin.findings import retries_for_ever
+from orbitmq.client.admin.findings import (
+    different_subscriptions,
+    queue_findings,
+    retries_for_ever,
+)
 from orbitmq.client.names import is_retry_topic
+from orbitmq.clock import Clock
 from orbitmq.console.checks.groups import Inside
 from orbitmq.console.rotation import Rotation
 from orbitmq.errors import OrbitError
@@ -23,10 +28,11 @@ log = logging.getLogger(__name__)
 
 #: Consumers of one group that are asked; all of a group do the same work.
 MOST_MEMBERS = 8
-#: Seconds that a consumer may take for its answer.
+#: Seconds that a consumer may take for its answer, and brokers for theirs about a group.
 TIMEOUT = 3.0
-#: Groups that are asked at the same time.
+#: Groups that are asked at the same time, and consumers.
 _AT_ONCE = 4
+_CONSUMERS_AT_ONCE = 32
 
 #: The client ids of the consumers of each group.
 Clients = Mapping[str, tuple[str, ...]]
@@ -51,11 +57,27 @@ class Handlers:
     """Asks consumers in turn."""
 
     def __init__(
-        self, admin: AsyncAdmin, clients: Callable[[], Clients], *, budget: int, every: float = 5.0
+        self,
+        admin: AsyncAdmin,
+        clients: Callable[[], Clients],
+        behind: Callable[[], Collection[str]],
+        clock: Clock,
+        *,
+        budget: int,
+        members: int = MOST_MEMBERS,
+        every: float = 5.0,
     ) -> None:
+        """`behind` names the groups that messages wait for: only their queues can be stuck.
+
+        `members` is how many consumers of a group are asked, each once in its turn.
+        """
         self._admin = admin
         self._clients = clients
+        self._behind = behind
+        self._clock = clock
+        self._members = members
         self._every = every
+        self._free = asyncio.Semaphore(_CONSUMERS_AT_ONCE)
         self._turn = Rotation(budget)
         self.times: dict[str, HandlerTimes] = {}
         #: What is wrong inside of groups.
@@ -70,21 +92,26 @@ class Handlers:
     async def ask(self) -> None:
         """Ask the consumers of some groups."""
         clients = dict(self._clients())
+        behind = frozenset(self._behind())
         free = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(group: str) -> None:
             async with free:
-                await self._ask(group, clients[group])
+                await self._ask(group, clients[group], is_behind=group in behind)
 
         await asyncio.gather(*map(ask, self._turn.next(clients)))
         for known in (self.times, self.inside):
             for gone in known.keys() - clients.keys():
                 known.pop(gone)
 
-    async def _ask(self, group: str, clients: Sequence[str]) -> None:
-        asked = (self._info(group, each) for each in clients[:MOST_MEMBERS])
+    async def _ask(self, group: str, clients: Sequence[str], *, is_behind: bool) -> None:
+        asked = (self._info(group, each) for each in clients[: self._members])
         infos = [info for info in await asyncio.gather(*asked) if info is not None]
-        findings = await self._findings(group)
+        running = {info.client_id: info for info in infos}
+        # What brokers say of a group, and its connections, the looks at the cluster have.
+        findings = different_subscriptions(group, running)
+        if is_behind:
+            findings += await self._stuck(group, running)
         endless = next(filter(retries_for_ever, infos), None)
         self.inside[group] = Inside(findings, None if endless is None else endless.client_id)
         self.times.pop(group, None)
@@ -93,19 +120,32 @@ class Handlers:
 
     async def _info(self, group: str, client_id: str) -> RunningInfo | None:
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with self._free, asyncio.timeout(TIMEOUT):
                 return await self._admin.consumers.running_info(group, client_id)
         except (OrbitError, TimeoutError) as error:
             log.debug("a consumer does not tell: %s", error)
             return None
 
-    async def _findings(self, group: str) -> tuple[Finding, ...]:
+    async def _stuck(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Finding, ...]:
+        """Queues that nobody has or works on.
+
+        That is known only when every member has said what it owns, which is what members that are
+        pushed to do.
+        """
         try:
-            return await self._admin.groups.findings(group)
-        except OrbitError as error:
+            async with asyncio.timeout(TIMEOUT):
+                # Asked for afterwards: who has come meanwhile may own what seems to be nobody's.
+                members, _ = await self._admin.consumers.look(group)
+                if members is None or not running.keys() >= set(members.client_ids):
+                    return ()
+                if (members.model, members.consume_type) != ("clustering", "push"):
+                    return ()
+                progress = await self._admin.groups.progress(group, owners=False)
+        except (OrbitError, TimeoutError) as error:
             # Deleted meanwhile, or its brokers do not answer, which is told elsewhere.
             log.debug("a group cannot be looked into: %s", error)
             return ()
+        return queue_findings(progress, running, self._clock.now())
 
 
 def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:

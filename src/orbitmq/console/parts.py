@@ -79,6 +79,8 @@ class Parts:
         self.handlers = Handlers(
             self.admin,
             lambda: self.collector.clients,
+            self._behind,
+            self.clock,
             budget=self.settings.budget.handlers,
             every=self.settings.every,
         )
@@ -120,6 +122,12 @@ class Parts:
                 pipelines=tuple(self.pipelines.all),
             )
         )
+
+    def _behind(self) -> list[str]:
+        """Groups that messages wait for."""
+        snapshot = self.collector.snapshot
+        groups = () if snapshot is None else snapshot.groups.values()
+        return [each.name for each in groups if each.lag]
 
     def _written(self) -> list[str]:
         """Topics that have messages, the latest first."""

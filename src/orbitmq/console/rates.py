@@ -10,6 +10,8 @@ from collections import deque
 
 #: Seconds over which a rate is measured.
 WINDOW = 30.0
+#: Seconds between two reports of a consumer's progress, as RocketMQ's clients have it.
+REPORT_INTERVAL = 5.0
 
 
 class Meter:
@@ -35,12 +37,17 @@ class Meter:
             points.popleft()
 
     @property
+    def seconds(self) -> float:
+        """Over how long the rates are measured."""
+        return self._points[-1][0] - self._points[0][0] if self._points else 0.0
+
+    @property
     def rates(self) -> tuple[float, float]:
         """Stored and finished per second."""
         if len(self._points) < 2:
             return 0.0, 0.0
         first, last = self._points[0], self._points[-1]
-        seconds = last[0] - first[0]
+        seconds = self.seconds
         if seconds <= 0:
             return 0.0, 0.0
         return max(0, last[1] - first[1]) / seconds, max(0, last[2] - first[2]) / seconds

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from orbitmq.client.admin import ClusterStatus, GroupSettings, Topic, Unreachable
 from orbitmq.client.admin.membervalues import Finding
 from orbitmq.client.names import is_retry_topic
+from orbitmq.console.rates import REPORT_INTERVAL, WINDOW
 
 #: Seconds that a message waits, and without progress, after which a group is called stalled.
 STALLED_AFTER = 60.0
+#: Seconds until the next report of a member that is a little late with it.
+_LATE_REPORT = 1.1 * REPORT_INTERVAL
 
 
 class Pace(enum.StrEnum):
@@ -59,6 +62,8 @@ class GroupSample:
     findings: tuple[Finding, ...] = ()
     #: Seconds without progress after which it is called stalled.
     patience: float = STALLED_AFTER
+    #: Seconds over which its rates were measured.
+    measured: float = WINDOW
 
     @property
     def lag(self) -> int:
@@ -103,11 +108,13 @@ class GroupSample:
         if self.still >= self.patience and (age is None or age >= STALLED_AFTER):
             return Pace.STALLED
         gain = self.out_rate - self.in_rate
-        # A tenth of the stream is the noise of commits that come every few seconds.
-        margin = max(0.5, 0.1 * self.in_rate)
+        # Members report every few seconds: what one report tells, more or less, is noise.
+        noise = self.in_rate * _LATE_REPORT / max(self.measured, _LATE_REPORT)
+        margin = max(0.5, noise)
         if gain > margin:
             return Pace.DRAINING
-        return Pace.GROWING if gain < -margin else Pace.KEEPING
+        is_judged = self.measured >= WINDOW
+        return Pace.GROWING if is_judged and gain < -margin else Pace.KEEPING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

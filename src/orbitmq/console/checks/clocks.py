@@ -25,6 +25,8 @@ TOLERANCE = 2.0
 EVERY = 60.0
 #: Topics that a console looks at each time; more would not tell more about clocks.
 _SAMPLED = 3
+#: And how many it tries until that many could be read.
+_TRIED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +37,42 @@ class Skews:
     found: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Queues whose latest message was looked at.
     looked: int = 0
+    #: Topics that could not be read, and why.
+    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
-async def compare_clocks(admin: AsyncAdmin, topics: Iterable[str], clock: Clock) -> Skews:
-    """Compare brokers' clocks with this machine's and with producers', by these topics."""
+async def compare_clocks(
+    admin: AsyncAdmin, topics: Iterable[str], clock: Clock, *, enough: int | None = None
+) -> Skews:
+    """Compare brokers' clocks with this machine's and with producers', by these topics.
+
+    `enough` is how many of them need to be read, all by default. One that cannot be (it may not be
+    read, or was deleted meanwhile) is left out.
+    """
     found: dict[str, str] = {}
-    looked = 0
+    left_out: dict[str, str] = {}
+    looked = read = 0
     for topic in topics:
-        status = await admin.topics.status(topic)
-        # All queues of a broker have its clock: the one that was written to last tells.
-        latest: dict[str, QueueStatus] = {}
-        for queue in sorted(status.queues, key=lambda each: each.last_stored_at or 0.0):
-            if queue.messages:
-                latest[queue.queue.broker] = queue
-        for broker, queue in latest.items():
-            looked += 1
-            problem = await _skew(admin, queue.queue, queue.max_offset - 1, clock)
-            if problem is not None:
-                found.setdefault(broker, problem)
-    return Skews(found, looked)
+        if read == enough:
+            break
+        try:
+            for broker, queue in (await _latest(admin, topic)).items():
+                problem = await _skew(admin, queue.queue, queue.max_offset - 1, clock)
+                looked += 1
+                if problem is not None:
+                    found.setdefault(broker, problem)
+        except OrbitError as error:
+            left_out[topic] = str(error)
+        else:
+            read += 1
+    return Skews(found, looked, left_out)
+
+
+async def _latest(admin: AsyncAdmin, topic: str) -> dict[str, QueueStatus]:
+    """The queue of each broker that was written to last: all of a broker have one clock."""
+    status = await admin.topics.status(topic)
+    written = sorted(status.queues, key=lambda each: each.last_stored_at or 0.0)
+    return {queue.queue.broker: queue for queue in written if queue.messages}
 
 
 async def _skew(admin: AsyncAdmin, queue: Queue, offset: int, clock: Clock) -> str | None:
@@ -89,14 +108,15 @@ class ClockWatch:
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            topics = self._topics()[:_SAMPLED]
+            topics = self._topics()[:_TRIED]
             if topics:
                 await self.look(topics)
             await asyncio.sleep(EVERY if topics else 1.0)
 
     async def look(self, topics: Iterable[str]) -> None:
-        """One look; what cannot be asked is left for the next one."""
-        try:
-            self.skews = await compare_clocks(self._admin, topics, self._clock)
-        except OrbitError as error:
-            log.debug("clocks cannot be compared: %s", error)
+        """One look; topics that cannot be read are left out, and named when they change."""
+        before = self.skews.left_out.keys()
+        self.skews = await compare_clocks(self._admin, topics, self._clock, enough=_SAMPLED)
+        for topic in self.skews.left_out.keys() - before:
+            reason = self.skews.left_out[topic]
+            log.warning("clocks are compared without topic %s: %s", topic, reason)

@@ -1,29 +1,32 @@
 """One thorough look at a cluster: for those who ask once, and want to know about everything.
 
 It looks as the console does, only without a budget, and twice if somebody seems to stand still.
+It has no history: what takes longer to show than its watch is not judged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from orbitmq.client.admin import TopicKind
 from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.errors import GroupNotFound
 from orbitmq.client.engine import Engine
 from orbitmq.clock import Clock
 from orbitmq.console.checks.clocks import compare_clocks
 from orbitmq.console.checks.seen import Seen
 from orbitmq.console.collecting import Collector
-from orbitmq.console.handlers import Handlers
-from orbitmq.console.pipelines import Pipeline
+from orbitmq.console.handlers import Handlers, HandlerTimes
+from orbitmq.console.rates import REPORT_INTERVAL
 from orbitmq.console.samples import STALLED_AFTER, GroupSample, Snapshot
 from orbitmq.console.settings import Budget
 from orbitmq.console.tables import BrokerTables
 
-#: Within less time a group that works may finish nothing.
-SHORTEST_WATCH = 1.0
+#: Seconds without progress after which a group is called stalled here: two reports of its members
+#: would have told of some.
+PATIENCE = 2 * REPORT_INTERVAL
 #: Topics whose latest messages are looked at for clocks.
 _SAMPLED = 20
 _EVERYTHING = 1_000_000
@@ -36,6 +39,11 @@ class Examination:
     seen: Seen
     #: Queues whose latest message was looked at.
     queues: int
+    #: Topics whose latest message could not be read, and why.
+    left_out: Mapping[str, str] = field(hash=False)
+    #: Groups that seemed to stand still, and for how many seconds they were looked at.
+    watched: frozenset[str]
+    seconds: float
 
 
 async def examine(
@@ -45,40 +53,65 @@ async def examine(
     *,
     watch: float,
     only: Collection[str] = (),
-    pipelines: tuple[Pipeline, ...] = (),
+    patience: float = PATIENCE,
 ) -> Examination:
     """Look at everything; `watch` is how long groups that seem to stand still are looked at.
 
-    `only` names the groups to look at, all by default. Raises `OrbitError` when no name server
-    answers.
+    Who has watched for less than `patience` calls no group stalled, and for less than
+    `rates.WINDOW`, none falling behind. `only` names the groups to look at, all by default. Raises
+    `GroupNotFound` for one that no broker knows, and `OrbitError` when no name server answers.
     """
     budget = Budget(
         ages=_EVERYTHING, topics=_EVERYTHING, members=_EVERYTHING, dead_letters=_EVERYTHING
     )
-    collector = Collector(admin, BrokerTables(engine), budget, clock, patience=SHORTEST_WATCH)
+    collector = Collector(admin, BrokerTables(engine), budget, clock, patience=patience)
     snapshot = _chosen(await collector.look(), only)
+    _check_known(snapshot, only)
     clients = {
         group: found for group, found in collector.clients.items() if group in snapshot.groups
     }
-    handlers = Handlers(admin, lambda: clients, budget=_EVERYTHING)
+    behind = [name for name, group in snapshot.groups.items() if group.lag]
+    handlers = Handlers(
+        admin, lambda: clients, lambda: behind, clock, budget=_EVERYTHING, members=_EVERYTHING
+    )
     began = clock.monotonic()
     await handlers.ask()
     skews = await compare_clocks(admin, _sampled(snapshot), clock)
-    if any(map(_seems_still, snapshot.groups.values())):
+    still = frozenset(name for name, group in snapshot.groups.items() if _seems_still(group))
+    if still:
         await asyncio.sleep(max(0.0, watch - (clock.monotonic() - began)))
         snapshot = _chosen(await collector.look(), only)
     seen = Seen(
-        snapshot=snapshot,
+        snapshot=_patient(snapshot, handlers.times),
         now=clock.now(),
         inside=handlers.inside,
         skews=skews.found,
-        pipelines=pipelines,
+        only=frozenset(only),
     )
-    return Examination(seen, skews.looked)
+    return Examination(seen, skews.looked, skews.left_out, still, clock.monotonic() - began)
+
+
+def _check_known(snapshot: Snapshot, only: Collection[str]) -> None:
+    if snapshot.unreachable:
+        # Those who do not answer may know it.
+        return
+    for name in sorted(set(only) - snapshot.groups.keys()):
+        raise GroupNotFound(name)
 
 
 def _seems_still(group: GroupSample) -> bool:
     return bool(group.members) and group.lag > 0 and (group.lag_seconds or 0.0) >= STALLED_AFTER
+
+
+def _patient(snapshot: Snapshot, times: Mapping[str, HandlerTimes]) -> Snapshot:
+    """Whose members have finished something lately is slow: judged with a console's patience."""
+    groups = {
+        name: replace(group, patience=STALLED_AFTER)
+        if name in times and times[name].ok_rate > 0
+        else group
+        for name, group in snapshot.groups.items()
+    }
+    return replace(snapshot, groups=groups)
 
 
 def _chosen(snapshot: Snapshot, only: Collection[str]) -> Snapshot:

@@ -25,6 +25,8 @@ class Seen:
     #: Brokers whose clocks are wrong, in words.
     skews: Mapping[str, str] = field(default_factory=dict, hash=False)
     pipelines: tuple[Pipeline, ...] = ()
+    #: The groups that were asked about; empty: all.
+    only: frozenset[str] = frozenset()
 
 
 def find_faults(seen: Seen) -> tuple[Fault, ...]:
@@ -35,17 +37,19 @@ def find_faults(seen: Seen) -> tuple[Fault, ...]:
             *of_servers(snapshot.cluster, snapshot.unreachable),
             *of_topics(each.topic for each in snapshot.topics.values()),
             *of_clocks(seen.skews),
-            *of_groups(snapshot.groups.values(), seen.inside, _told(snapshot)),
+            *of_groups(snapshot.groups.values(), seen.inside, _told(snapshot, seen.only)),
             *of_pipelines(seen.pipelines, seen.now),
         )
     )
 
 
-def _told(snapshot: Snapshot) -> dict[str, str | None]:
+def _told(snapshot: Snapshot, only: frozenset[str]) -> dict[str, str | None]:
     """What brokers say of their groups, with the name of the group if it is known."""
     texts: dict[str, str | None] = {}
     for each in snapshot.cluster.brokers:
         for text in () if each.runtime is None else each.runtime.findings:
             match = re.search(r"group '([^']+)'", text)
-            texts[text] = match[1] if match and match[1] in snapshot.groups else None
+            group = match[1] if match and match[1] in snapshot.groups else None
+            if not only or group in only:
+                texts[text] = group
     return texts

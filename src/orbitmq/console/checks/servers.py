@@ -81,7 +81,7 @@ def of_brokers(cluster: ClusterStatus) -> Iterator[Fault]:
                 f"cannot be reached from here: {broker.problem}",
                 "if it runs, give it the address that clients reach (--advertise, brokerIP1 at "
                 "Apache's); if not, start it",
-                _start(cluster, broker.node.broker, advertise=True),
+                _start(cluster, broker.node.broker, broker.node.address.port, advertise=True),
             )
 
 
@@ -99,7 +99,7 @@ def of_addresses(cluster: ClusterStatus) -> Iterator[Fault]:
                 f"broker {broker.node} tells clients to connect to {broker.node.address}, and "
                 "clients on other machines would connect to themselves",
                 "start it with the address that they reach (--advertise, brokerIP1 at Apache's)",
-                _start(cluster, broker.node.broker, advertise=True),
+                _start(cluster, broker.node.broker, broker.node.address.port, advertise=True),
             )
 
 
@@ -114,8 +114,9 @@ def of_disks(cluster: ClusterStatus) -> Iterator[Fault]:
                 str(broker.node),
                 f"the disk of broker {broker.node} is {share(used)} full, and messages are refused "
                 "when it is full",
-                "shorten the retention (in seconds) or add space",
-                _start(cluster, broker.node.broker, retention=True),
+                "add space, or shorten the retention (in seconds): stop it, and start it again as "
+                "it was started, with its own folder and other flags",
+                _start(cluster, broker.node.broker, broker.node.address.port, retention=True),
             )
 
 
@@ -197,6 +198,7 @@ def _bad(check: Check, kind: str, subject: str, text: str, remedy: str, command:
 def _start(
     cluster: ClusterStatus,
     broker: str | None = None,
+    port: int | None = None,
     *,
     advertise: bool = False,
     retention: bool = False,
@@ -204,6 +206,9 @@ def _start(
     return commandlines.start_broker(
         broker,
         [str(server.address) for server in cluster.name_servers],
+        # One that has run has messages, and only who started it knows where.
+        data=None if broker is None else "FOLDER",
+        port=port,
         advertise="HOST" if advertise else None,
         keep=24 * 3600.0 if retention else None,
     )

@@ -1,0 +1,167 @@
+"""One thorough look: what it calls a fault, and what it leaves unjudged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.errors import GroupNotFound
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.engine import Engine
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.console.checks.clocks import ClockWatch, compare_clocks
+from orbitmq.console.checks.examining import PATIENCE, Examination, examine
+from orbitmq.console.checks.faults import Fault
+from orbitmq.console.checks.seen import find_faults
+from orbitmq.console.rates import REPORT_INTERVAL
+from orbitmq.console.samples import STALLED_AFTER
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.support.client import quick_settings
+from tests.support.client_admin import World
+
+QUEUE = Queue("orders", "broker-a", 0)
+DEADLINE = 30.0
+
+
+@dataclass
+class Practice:
+    """Where a doctor works: a cluster, and what it is examined with."""
+
+    cluster: AsyncEmbeddedCluster
+    engine: Engine
+    admin: AsyncAdmin
+    world: World
+
+    async def examine(self, **options: float) -> Examination:
+        async with asyncio.timeout(DEADLINE):
+            return await examine(self.engine, self.admin, self.cluster.clock, **options)  # type: ignore[arg-type]  # all are numbers
+
+
+@pytest.fixture
+async def practice() -> AsyncIterator[Practice]:
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(AsyncEmbeddedCluster())
+        await cluster.create_topic("orders", queues=1)
+        client = quick_settings(cluster.name_server)
+        engine = await stack.enter_async_context(Engine(client, clock=cluster.clock))
+        admin = AsyncAdmin.on(engine)
+        world = World(cluster, admin)
+        stack.push_async_callback(world.close)
+        yield Practice(cluster, engine, admin, world)
+
+
+@contextlib.asynccontextmanager
+async def hanging(practice: Practice) -> AsyncIterator[None]:
+    """A group that was given messages long ago and never finished one."""
+    client = quick_settings(practice.cluster.name_server)
+    impatient = RebalanceSettings(handover=0.2)
+    has_begun = asyncio.Event()
+    consumer = AsyncConsumer("hanging", client=client, consume_from="first", rebalance=impatient)
+
+    @consumer.on("orders")
+    async def hang(_: ReceivedMessage) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    # Subscribed to a topic that is not there, too.
+    @consumer.on("missing")
+    async def ignore(_: ReceivedMessage) -> None:
+        """Never called."""
+
+    async with consumer:
+        for _ in range(2):
+            await practice.world.send(QUEUE)
+        async with asyncio.timeout(DEADLINE):
+            await has_begun.wait()
+        practice.cluster.advance(STALLED_AFTER + 30)
+        yield
+
+
+def stalled(found: Examination) -> list[Fault]:
+    return [fault for fault in find_faults(found.seen) if fault.kind == "stalled"]
+
+
+async def test_a_group_whose_handlers_hang_is_found_although_it_never_finished_anything(
+    practice: Practice,
+) -> None:
+    async with hanging(practice):
+        found = await practice.examine(watch=0.6, patience=0.5)
+
+    (fault,) = stalled(found)
+    assert "none was finished for" in fault.text
+    assert "2 messages wait" in fault.text
+    assert fault.command == "orbitmq group member hanging --stack"
+    assert found.watched == {"hanging"}
+    assert found.seconds >= 0.6
+
+
+async def test_no_group_is_called_stalled_before_two_of_its_reports_could_have_come(
+    practice: Practice,
+) -> None:
+    async with hanging(practice):
+        found = await practice.examine(watch=0.5)
+
+    assert PATIENCE >= 2 * REPORT_INTERVAL
+    assert stalled(found) == []
+    assert found.watched == {"hanging"}
+    assert found.seconds < PATIENCE
+
+
+async def test_a_group_whose_member_says_that_it_has_finished_something_is_slow_and_not_stalled(
+    practice: Practice,
+) -> None:
+    await practice.world.send(QUEUE)
+    await practice.world.consumer("client-1")
+    await practice.world.report(QUEUE, 0)
+    practice.cluster.advance(STALLED_AFTER + 30)
+
+    found = await practice.examine(watch=0.5, patience=0.4)
+
+    assert found.watched == {"billing"}
+    assert found.seen.snapshot.groups["billing"].still >= 0.4
+    assert stalled(found) == []
+
+
+async def test_a_group_that_no_broker_knows_is_refused(practice: Practice) -> None:
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(GroupNotFound, match="tpyo"):
+            await examine(
+                practice.engine, practice.admin, practice.cluster.clock, watch=0, only=("tpyo",)
+            )
+
+
+async def test_clocks_are_compared_by_the_topics_that_can_be_read(
+    practice: Practice, caplog: pytest.LogCaptureFixture
+) -> None:
+    sealed = [f"sealed-{number}" for number in range(4)]
+    for topic in sealed:
+        await practice.cluster.create_topic(topic, queues=1)
+        await practice.world.send(Queue(topic, "broker-a", 0))
+        await practice.admin.topics.update(topic, permission="w")
+    topics = [*sealed, "gone", "orders"]
+    # By the clock of this machine the broker's messages come from the future.
+    practice.cluster.advance(3600.0)
+    await practice.world.send(QUEUE)
+    clock: Clock = SystemClock()
+
+    async with asyncio.timeout(DEADLINE):
+        found = await compare_clocks(practice.admin, topics, clock)
+        watch = ClockWatch(practice.admin, lambda: topics, clock)
+        await watch.look(topics)
+        await watch.look(topics)
+
+    assert found.left_out.keys() == {*sealed, "gone"}
+    assert "ahead of this machine's" in found.found["broker-a"]
+    assert found.looked == 1
+    assert watch.skews.found.keys() == {"broker-a"}
+    # Each is named once, and not with every look.
+    named = [each for each in caplog.messages if "without topic" in each]
+    assert len(named) == 5
