@@ -45,7 +45,7 @@ format: $(READY) ## Apply the formatter and the safe fixes
 demo: $(READY) ## See it work
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-bench: $(READY) ## Measure against floors and peers; QUICK=1 ends within 3 minutes
+bench: $(READY) ## Measure against floors and peers; QUICK=1 ends within 12 minutes
 	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 features: $(READY) ## Which capabilities are proven by a passing test

@@ -46,9 +46,10 @@ requests, unless the line is about waiting, and the figure is the rate that clie
 on the same event loop as the broker. Apache's broker, where it can be had, gets the same requests
 in turns with ours, and is compared twice: by what clients see, and by what it costs.
 
-`make bench` runs everything and takes several minutes, `make bench QUICK=1` takes fewer rounds and
-ends within three. Both write `build/bench.json`, which holds the figures of every round, and the
-same as a page with plots in `build/bench`. `make bench ARGS="--only growth"` measures a part.
+`make bench` runs everything and takes about half an hour, `make bench QUICK=1` takes fewer rounds,
+smaller sizes and at most twelve minutes; what it has no time for is named below. Both write
+`build/bench.json`, which holds the figures of every round, and the same as a page with plots in
+`build/bench`. `make bench ARGS="--only growth"` measures a part.
 """
 
 _GROWTH = """\
@@ -72,7 +73,7 @@ def write_page(report: Report, docs: Path) -> list[Path]:
     images.mkdir(parents=True, exist_ok=True)
     page = docs / "performance.md"
     written = [page]
-    parts = [_METHOD, _machine_text(report)]
+    parts = [_METHOD, _machine_text(report), _missing_text(report)]
     for room, results in by_room(report.results):
         parts.append(f"## {room.capitalize()}\n")
         if any(result.ratio is not None for result in results):
@@ -112,6 +113,21 @@ def _machine_text(report: Report) -> str:
         f"with {machine.python}{build}; {packages}; commit {machine.commit}{changes}. "
         f"{machine.load:.1f} other processes wanted these cores in the minutes before.\n"
     )
+
+
+def _missing_text(report: Report) -> str:
+    """What the tables below do not hold, and what in them is not as it should be."""
+    targets = sum(result.target is not None for result in report.results)
+    judged = f"{targets} targets" + (f" and {len(report.curves)} curves" if report.curves else "")
+    parts = [f"Of {judged}, {len(report.missed) or 'none'} missed what is wanted"]
+    parts[0] += f": {'; '.join(report.missed)}.\n" if report.missed else ".\n"
+    if report.failures:
+        lines = "".join(f"- {failure}\n" for failure in report.failures)
+        parts.append(f"Not measured, because the line failed:\n\n{lines}")
+    if report.left_out:
+        lines = "".join(f"- {title}\n" for title in report.left_out)
+        parts.append(f"Not measured, because the time was up:\n\n{lines}")
+    return "\n".join(parts)
 
 
 def _growth_table(curves: list[Grown]) -> str:

@@ -23,6 +23,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     results: list[Result]
     curves: list[Grown] = []
     only: str = ""  #: what was asked for, when that was not everything
+    failures: list[str] = []  #: lines that raised, and what
+    left_out: list[str] = []  #: lines for which there was no time
+
+    @property
+    def missed(self) -> list[str]:
+        """Targets that were not met, and curves that rise without a reason."""
+        lines = [f"{each.room}: {each.name}" for each in self.results if each.ok is False]
+        return lines + [f"{each.axis}: {each.name}" for each in self.curves if not each.ok]
 
 
 def write_json(report: Report, path: Path) -> None:

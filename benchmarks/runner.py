@@ -9,6 +9,7 @@ and half with the floor, so that neither always finds the warmer cache.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +65,8 @@ class Scale:
     #: Wall time after which no further round of a bench begins, once there were `LEAST_ROUNDS`: on
     #: a busy machine a second of CPU time may take many.
     patience: float = 15.0
+    #: Wall time after which no further line begins: what is left then is said to be left out.
+    longest: float = math.inf
     may_fetch: bool = True  #: whether peers may be fetched from the network
     is_quick: bool = False  #: curves have fewer points, and the largest sizes are smaller
 
@@ -74,6 +77,7 @@ class Scale:
             round_seconds=0.06,
             megabytes=48,
             patience=3.0,
+            longest=630.0,
             may_fetch=False,
             is_quick=True,
         )

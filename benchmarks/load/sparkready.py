@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 class ReadySource(DataSource):
     """The rows of a file again and again, as record batches that are read once, or as tuples.
 
-    As a stream it has one row for every batch, at once. Options: `file` with one record batch of
-    all columns of a topic, `rows`, `partitions`, `as` (batches or tuples).
+    As a stream it has the row whose number stands in another file, as soon as it does. Options:
+    `file` with one record batch of all columns of a topic, `rows`, `partitions`, `as` (batches or
+    tuples), and `there`, the other file.
     """
 
     @classmethod
@@ -44,7 +46,7 @@ class ReadySource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> ReadyStreamReader:  # noqa: N802  # Spark's name
-        return ReadyStreamReader(self.options["file"])
+        return ReadyStreamReader(self.options["file"], self.options["there"])
 
 
 class ReadyReader(DataSourceReader):
@@ -69,22 +71,23 @@ class ReadyReader(DataSourceReader):
 
 
 class ReadyStreamReader(DataSourceStreamReader):
-    """A stream that always has one more row."""
+    """A stream whose rows are there when somebody says so."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, there: str) -> None:
         self._file = file
+        self._there = there
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return {"at": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        return {"at": start["at"] + 1}
+        return {"at": int(Path(self._there).read_text())}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [InputPartition(None)]
+        return [InputPartition(end["at"] - start["at"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return iter((_ready(self._file).slice(0, 1),))
+        return iter((_ready(self._file).slice(0, partition.value),))
 
 
 def _batches(ready: pa.RecordBatch, left: int) -> Iterator[pa.RecordBatch]:

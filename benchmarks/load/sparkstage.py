@@ -30,6 +30,8 @@ _ROOT = Path(__file__).parents[2]
 _READY_ROWS = 10_000
 #: Messages in a request when a topic is filled.
 _PER_REQUEST = 32
+#: Milliseconds. By default a producer that gets no answer goes on for two minutes.
+_KAFKA_PATIENCE = {"kafka.request.timeout.ms": "15000", "kafka.delivery.timeout.ms": "45000"}
 
 T = TypeVar("T")
 
@@ -229,6 +231,7 @@ class SparkStage:
         if isinstance(jars, NotAtHand):
             raise jars
         broker = self._once("kafka broker", lambda: KafkaBroker(jars))
+        spark = self.spark  # expressions need a session that is there
         from pyspark.sql import functions as sql  # noqa: PLC0415
 
         headers = sql.expr(
@@ -239,9 +242,14 @@ class SparkStage:
             sql.col("keys").alias("key"), sql.col("body").alias("value"), headers.alias("headers")
         )
         topic = filled.topic
-        frame.write.format("kafka").option("kafka.bootstrap.servers", broker.address).option(
-            "topic", topic
-        ).save()
+        options = {"kafka.bootstrap.servers": broker.address, "topic": topic, **_KAFKA_PATIENCE}
+        frame.write.format("kafka").options(**options).save()
+        wanted = filled.rows // QUEUES * QUEUES
+        address = {"kafka.bootstrap.servers": broker.address, "subscribe": topic}
+        found = spark.read.format("kafka").options(**address).load().count()
+        if found != wanted:
+            # A task that was repeated has written twice: not the same messages any more.
+            raise ChildProcessError(f"Kafka's topic has {found} messages instead of {wanted}")
         return broker.address, topic
 
     def _once(self, name: str, make: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks.load.sparkstage import Filled, SparkStage
@@ -94,57 +96,83 @@ class Streaming:
 
 @contextmanager
 def one_by_one(stage: SparkStage, count: int) -> Iterator[Callable[[], float]]:
-    """A stream that gets single messages; measures how long they take to arrive, in seconds."""
+    """A stream that gets single messages; measures how long they take to arrive, in seconds.
+
+    From the call that sends one to the row that `foreachBatch` has collected, median.
+    """
     from orbitmq import Message, Producer  # noqa: PLC0415
 
     topic = stage.new_topic()
-    arrived: dict[bytes, float] = {}
+    with Producer("bench-singles", name_server=stage.cluster.name_server) as producer:
+        producer.send(Message(topic, b"makes the topic"))
+        stream = stage.spark.readStream.format("rocketmq").options(
+            **stage.source(topic), startingOffsets="earliest"
+        )
+
+        def add() -> None:
+            producer.send(Message(topic, b"%032x" % time.perf_counter_ns()))
+
+        with _arrivals(stage, stream.load(), add, already=1) as one:
+            yield lambda: statistics.median(one() for _ in range(count))
+
+
+@contextmanager
+def ready_rows(stage: SparkStage, filled: Filled, count: int) -> Iterator[Callable[[], float]]:
+    """The same of single rows of a source that has them at once.
+
+    From the call that says that there is one more to the row that `foreachBatch` has collected.
+    """
+    there = Path(stage.checkpoint()) / "there"
+    there.write_text("0")
+    numbers = itertools.count(1)
+
+    def add() -> None:
+        fresh = there.with_suffix(".new")
+        fresh.write_text(str(next(numbers)))
+        fresh.replace(there)
+
+    stream = stage.spark.readStream.format("ready").options(
+        file=str(filled.sample), there=str(there)
+    )
+    with _arrivals(stage, stream.load(), add, already=0) as one:
+        yield lambda: statistics.median(one() for _ in range(count))
+
+
+@contextmanager
+def _arrivals(
+    stage: SparkStage, stream: DataFrame, add: Callable[[], None], *, already: int
+) -> Iterator[Callable[[], float]]:
+    """A stream that gets single rows; measures how long one takes to be collected, in seconds."""
+    arrived: list[float] = []
     news = threading.Condition()
     chance = random.Random(1)
 
     def handle(frame: DataFrame, _: int) -> None:
         rows = frame.select("body").collect()
         with news:
-            arrived.update((bytes(row["body"]), time.perf_counter()) for row in rows)
+            arrived.extend([time.perf_counter()] * len(rows))
             news.notify_all()
 
-    with Producer("bench-singles", name_server=stage.cluster.name_server) as producer:
-        producer.send(Message(topic, b"makes the topic"))
-        stream = stage.spark.readStream.format("rocketmq").options(
-            **stage.source(topic), startingOffsets="earliest"
-        )
-        with running(stage, stream.load().writeStream.foreachBatch(handle)):
+    def until(count: int) -> None:
+        with news:
+            if not news.wait_for(lambda: len(arrived) >= count, _DEADLINE):
+                raise TimeoutError(f"a row did not arrive within {_DEADLINE:g} s")
 
-            def one() -> float:
-                body = b"%032x" % chance.getrandbits(128)
-                began = time.perf_counter()
-                producer.send(Message(topic, body))
-                with news:
-                    if not news.wait_for(lambda: body in arrived, _DEADLINE):
-                        raise TimeoutError(f"a message did not arrive within {_DEADLINE:g} s")
-                    taken = arrived[body] - began
-                    # The next one comes at any moment of Spark's polling, not right behind.
-                    news.wait_for(lambda: False, chance.uniform(0.1, 0.2))
-                return taken
+    def one() -> float:
+        before = len(arrived)
+        began = time.perf_counter()
+        add()
+        until(before + 1)
+        with news:
+            # The next one comes at any moment of Spark's polling, not right behind.
+            news.wait_for(lambda: False, chance.uniform(0.1, 0.2))
+        return arrived[before] - began
 
-            for _ in range(_COLD):
-                one()
-            yield lambda: statistics.median(one() for _ in range(count))
-
-
-@contextmanager
-def ready_batches(stage: SparkStage, filled: Filled, count: int) -> Iterator[Callable[[], float]]:
-    """Measures batches of one row of a source that has it at once, in seconds."""
-
-    def handle(frame: DataFrame, _: int) -> None:
-        frame.select("body").collect()
-
-    def measure() -> float:
-        stream = stage.spark.readStream.format("ready").option("file", str(filled.sample)).load()
-        with running(stage, stream.writeStream.foreachBatch(handle)) as query:
-            return _median_batch(query, count)
-
-    yield measure
+    with running(stage, stream.writeStream.foreachBatch(handle)):
+        until(already)
+        for _ in range(_COLD):
+            one()
+        yield one
 
 
 @contextmanager

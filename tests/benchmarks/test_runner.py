@@ -179,7 +179,49 @@ def test_one_failing_bench_does_not_hide_the_others(
 
     assert status == 1
     assert "arithmetic: broken: ValueError: out of luck" in capsys.readouterr().err
-    assert [result.name for result in read_json(out).results] == ["counting"]
+    report = read_json(out)
+    assert [result.name for result in report.results] == ["counting"]
+    assert report.failures == ["arithmetic: broken: ValueError: out of luck"]
+    write_page(report, tmp_path / "docs")
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    assert "- arithmetic: broken: ValueError: out of luck" in page
+
+
+def test_what_missed_its_target_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    benches = [
+        bench(counting_to(10, 10), target=1e9, name="slow"),
+        bench(counting_to(10, 10), target=1e-9, name="fast"),
+    ]
+
+    status = main(["--json", str(out)], benches=benches, curves=[], scale=SMALL)
+
+    assert status == 0
+    assert "1 targets missed or curves that rise: arithmetic: slow" in capsys.readouterr().err
+    write_page(read_json(out), tmp_path / "docs")
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    assert "Of 2 targets, 1 missed what is wanted: arithmetic: slow." in page
+
+
+def test_what_there_is_no_time_for_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    hurried = replace(SMALL, longest=0.0)
+
+    status = main(
+        ["--json", str(out)], benches=[bench(counting_to(10, 10))], curves=[], scale=hurried
+    )
+
+    assert status == 0
+    assert "the time was up: arithmetic: counting" in capsys.readouterr().err
+    report = read_json(out)
+    assert (report.results, report.left_out) == ([], ["arithmetic: counting"])
+    write_page(report, tmp_path / "docs")
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    assert "because the time was up:\n\n- arithmetic: counting" in page
 
 
 def test_a_name_that_no_bench_has_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

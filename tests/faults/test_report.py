@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,13 @@ from tools.chaos.checker import (
     Analysis,
 )
 from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
+from tools.chaos.history import Assigned, Event, Fault, Invoked, Read, Value, now
+from tools.chaos.plan import Part
 from tools.chaos.promises import PROMISES
 from tools.chaos.report import Outcome, Run, as_markdown, by_rows, last, put_into_docs, write
-from tools.chaos.suites import SUITES
+from tools.chaos.scenarios.later import punctuality
+from tools.chaos.scenarios.rebalancing import are_shared
+from tools.chaos.suites import SUITES, Suite, have_all_passed, run_suite
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,13 +169,42 @@ def test_the_documentation_gets_the_table_and_keeps_the_rest(tmp_path: Path) -> 
     assert "`abc123`" in page.read_text()
 
 
-def test_scenarios_have_names_of_their_own_and_a_run_takes_as_long_as_it_says() -> None:
+def test_a_row_of_which_nothing_was_judged_has_no_mark() -> None:
+    left_out = Outcome("x", "", "R19", figures=[told("R19", "a small disk", "left out")])
+
+    assert _row("R19", left_out)[-1] == ""
+
+
+def test_scenarios_have_names_of_their_own_and_a_usual_run_fits_its_time() -> None:
     names = [each.name for each in SCENARIOS] + [each.name for each in SUITES]
-    scenarios = sum(each.seconds(USUAL_MINUTES) + each.beside for each in SCENARIOS)
-    suites = sum(each.usual for each in SUITES if not each.is_extra)
+    scenarios = sum(each.seconds(1.0) + each.beside for each in SCENARIOS)
+    suites = sum(each.seconds(1.0) for each in SUITES if not each.is_extra)
 
     assert len(set(names)) == len(names)
     assert 0.8 <= (scenarios + suites) / 60 / USUAL_MINUTES <= 1.1
+
+
+@pytest.mark.parametrize("minutes", [20.0, 40.0, 480.0])
+def test_a_run_takes_the_time_that_it_is_given(
+    minutes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def run_part(part: Part, scale: float, _: object) -> Outcome:
+        # All take somewhat longer than they say; the later ones make up for it.
+        clock[0] += 1.1 * part.seconds(scale)
+        return Outcome(part.name, "", part.rows)
+
+    monkeypatch.setattr("tools.chaos.__main__._run_part", run_part)
+    monkeypatch.setattr("tools.chaos.__main__._FOLDER", tmp_path)
+    monkeypatch.setattr("tools.chaos.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("tools.chaos.__main__.time.monotonic", lambda: clock[0])
+
+    assert main(["--minutes", str(minutes)]) == 0
+
+    run = last(tmp_path, is_whole=True)
+    assert run is not None
+    assert 0.85 * minutes <= run.minutes <= 1.1 * minutes
 
 
 def test_the_command_lists_what_it_has() -> None:
@@ -233,6 +267,7 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
 
         return Scenario(name, "R1", "", run, 1.0, 1.0)
 
+    commit = ["abc123"]
     scenarios = (scenario("one"), scenario("two", breaks=True), scenario("three"))
     for name, value in {
         "SCENARIOS": scenarios,
@@ -240,13 +275,23 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
         "_FOLDER": tmp_path,
         "ROOT": tmp_path,
         "Stage": contextlib.nullcontext,
+        "commit_of": lambda: commit[0],
     }.items():
         monkeypatch.setattr(f"tools.chaos.__main__.{name}", value)
     with pytest.raises(KeyboardInterrupt):
         main([])
     cut = last(tmp_path, is_whole=False)
 
+    assert main(["--resume", "--seconds", "5"]) == 2
+    assert main(["--resume", "--seed", "5"]) == 2
+    assert main(["--resume", "--minutes", "5"]) == 2
+    for commit[0] in ("another", "abc123-dirty", "unknown"):
+        assert main(["--resume"]) == 2
+    assert lived == ["one", "two"]
+
+    commit[0] = "abc123"
     assert main(["--resume"]) == 0
+    assert main(["--resume"]) == 2
 
     whole = last(tmp_path, is_whole=True)
     assert lived == ["one", "two", "two", "three"]
@@ -270,3 +315,89 @@ def test_the_command_refuses_a_scenario_that_it_does_not_have() -> None:
 
     assert refused.returncode == 2
     assert "earthquake" in refused.stdout
+
+
+@pytest.mark.parametrize(
+    ("summary", "have_passed"),
+    [
+        ("12 passed", True),
+        ("12 passed, 3 warnings", True),
+        ("12 passed, 1 skipped", False),
+        ("12 skipped", False),
+        ("11 passed, 1 failed", False),
+        ("1 xfailed", False),
+        ("nothing was run", False),
+    ],
+)
+def test_a_suite_has_passed_when_some_tests_did_and_all_others_too(
+    summary: str, have_passed: bool
+) -> None:
+    assert have_all_passed(summary) is have_passed
+
+
+@pytest.mark.parametrize(
+    ("body", "is_kept"),
+    [
+        ("pass", True),
+        ("pytest.skip('not here')", False),
+        (None, False),
+    ],
+)
+def test_a_suite_counts_what_it_tried_only_when_it_passed(
+    body: str | None, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.chaos.suites.ROOT", tmp_path)
+    if body is not None:
+        (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    {body}\n")
+    suite = Suite("it", "R4", "a test", ("test_it.py",), 50, "rounds", at_once=1)
+
+    outcome = Outcome("it", "", "R4", figures=run_suite(suite, 1.0, 1, tmp_path / "log"))
+
+    assert outcome.is_kept is is_kept
+    assert _row("R4", outcome)[-1] == ("yes" if is_kept else "**no**")
+    assert sum(figure.amount for figure in outcome.figures) == (50 if is_kept else 0)
+
+
+def test_delayed_messages_are_judged_apart_when_the_broker_was_away() -> None:
+    date = time.time() - now()
+
+    def due(at: float) -> str:
+        return str(Value("p", int(at), f"0-{round((date + at) * 1000)}"))
+
+    def came(value: str, at: float) -> list[Event]:
+        return [Invoked(0.0, value), Read(at, "g", "c", "q", 0, value)]
+
+    events: list[Event] = [
+        Fault(20.0, "kill broker", "b", False),
+        Fault(22.0, "kill broker", "b", True),
+        *came(due(10), 10.5),
+        *came(due(15), 14.0),
+        *came(due(21), 24.0),
+        *came(due(23), 24.5),
+        *came(due(40), 40.25),
+    ]
+
+    times = punctuality(events, catching_up=3.0)
+
+    assert len(times.early) == 1
+    assert sorted(times.late) == pytest.approx([-1.0, 0.25, 0.5], abs=0.02)
+    assert sorted(times.behind) == pytest.approx([1.5, 2.0], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("owned", "is_shared"),
+    [
+        ({"a": ("0", "1"), "b": ("2",)}, True),
+        ({"a": ("0", "1", "2")}, False),
+        ({"a": ("0", "1", "2"), "b": ()}, False),
+        ({"a": ("0", "1"), "b": ("1",)}, False),
+        ({"a": ("0", "1", "2"), "b": ("2",)}, False),
+        ({"a": ("0",), "b": ("1",)}, False),
+    ],
+)
+def test_queues_are_shared_when_every_member_has_some_and_no_two_the_same(
+    owned: dict[str, tuple[str, ...]], is_shared: bool
+) -> None:
+    events = [Assigned(1.0, "g", name, queues) for name, queues in owned.items()]
+
+    assert are_shared(events, {"a", "b"}, 3) is is_shared

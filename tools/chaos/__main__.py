@@ -8,8 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.table import Table
 from tools.chaos.catalogue import SCENARIOS, USUAL_MINUTES, Scenario
 from tools.chaos.effort import Effort
 from tools.chaos.figures import Figure
+from tools.chaos.plan import Part, scale_for, taken
 from tools.chaos.programs import ROOT, Stage
 from tools.chaos.report import (
     Outcome,
@@ -29,6 +29,7 @@ from tools.chaos.report import (
     last,
     machine_of,
     put_into_docs,
+    why_not_resumed,
     write,
 )
 from tools.chaos.suites import SUITES, Suite, run_suite
@@ -53,6 +54,9 @@ def main(words: Sequence[str] | None = None) -> int:
         console.print(f"no scenario is called {' or '.join(wanted.only)}; see --list")
         return 2
     run = _begin(wanted)
+    if isinstance(run, str):
+        console.print(f"cannot go on with the last run: {run}", markup=False)
+        return 2
     _go_through(parts, run, console)
     kept = write(run, _FOLDER)
     for table in _tables(run):
@@ -74,7 +78,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], help="these, by names or their beginnings")
     parser.add_argument("--seed", type=int, default=1, help="repeats what the nemesis does")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the last run, which was cut short"
+        "--resume",
+        action="store_true",
+        help="go on with the last run, which was cut short: the same commit, seed and lengths",
     )
     parser.add_argument(
         "--docs",
@@ -85,45 +91,33 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A scenario or a suite, ready to be run."""
-
-    name: str
-    rows: str
-    about: str
-    seconds: float  #: that it takes, about
-    is_extra: bool
-    run: Callable[[Path], list[Figure]]  #: in a folder that is kept when a rule was broken
-
-
-def _parts(wanted: argparse.Namespace) -> list[_Part]:
+def _parts(wanted: argparse.Namespace) -> list[Part]:
     scenarios = [_of_scenario(each, wanted) for each in SCENARIOS]
     return scenarios + [_of_suite(each, wanted) for each in SUITES]
 
 
-def _of_scenario(scenario: Scenario, wanted: argparse.Namespace) -> _Part:
-    effort = Effort(wanted.seconds or scenario.seconds(wanted.minutes), wanted.seed)
+def _of_scenario(scenario: Scenario, wanted: argparse.Namespace) -> Part:
+    def faults(scale: float) -> float:
+        return wanted.seconds or scenario.seconds(scale)
 
-    def run(folder: Path) -> list[Figure]:
+    def run(folder: Path, scale: float) -> list[Figure]:
         with Stage(folder / "stage") as stage:
-            return scenario.run(stage, effort)
+            return scenario.run(stage, Effort(faults(scale), wanted.seed))
 
-    seconds = effort.seconds + scenario.beside
-    return _Part(scenario.name, scenario.rows, scenario.about, seconds, False, run)
+    def seconds(scale: float) -> float:
+        return faults(scale) + scenario.beside
+
+    return Part(scenario.name, scenario.rows, scenario.about, False, seconds, run)
 
 
-def _of_suite(suite: Suite, wanted: argparse.Namespace) -> _Part:
-    scale = wanted.minutes / USUAL_MINUTES
-
-    def run(folder: Path) -> list[Figure]:
+def _of_suite(suite: Suite, wanted: argparse.Namespace) -> Part:
+    def run(folder: Path, scale: float) -> list[Figure]:
         return run_suite(suite, scale, wanted.seed, folder / "output.log")
 
-    seconds = suite.usual * (scale if suite.of else 1)
-    return _Part(suite.name, suite.rows, suite.about, seconds, suite.is_extra, run)
+    return Part(suite.name, suite.rows, suite.about, suite.is_extra, suite.seconds, run)
 
 
-def _is_wanted(part: _Part, only: Sequence[str]) -> bool:
+def _is_wanted(part: Part, only: Sequence[str]) -> bool:
     """Whether it is among those that were named, by their names or only by their beginnings."""
     if not only:
         return not part.is_extra
@@ -143,19 +137,19 @@ def _put_into_docs(console: Console) -> int:
     return 0
 
 
-def _begin(wanted: argparse.Namespace) -> Run:
-    """A new run, or the last one when it is to be gone on with and is of the same kind."""
+def _begin(wanted: argparse.Namespace) -> Run | str:
+    """A new run, or the last one when it is to be gone on with; or why that is not possible."""
     began = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    fresh = Run(began, commit_of(), machine_of(), wanted.seed, wanted.minutes)
-    before = last(_FOLDER, is_whole=False) if wanted.resume else None
-    if before is not None and not before.is_whole:
-        same = (before.commit, before.seed, before.asked)
-        if same == (fresh.commit, fresh.seed, fresh.asked):
-            return before
-    return fresh
+    fresh = Run(began, commit_of(), machine_of(), wanted.seed, wanted.minutes, each=wanted.seconds)
+    if not wanted.resume:
+        return fresh
+    before = last(_FOLDER, is_whole=False)
+    if before is None:
+        return "there is none"
+    return why_not_resumed(before, fresh) or before
 
 
-def _go_through(parts: Sequence[_Part], run: Run, console: Console) -> None:
+def _go_through(parts: Sequence[Part], run: Run, console: Console) -> None:
     """Run what the run does not have yet, and keep it after every part."""
     done = {outcome.name for outcome in run.outcomes}
     left = [part for part in parts if part.name not in done]
@@ -164,24 +158,25 @@ def _go_through(parts: Sequence[_Part], run: Run, console: Console) -> None:
     before = run.minutes
     began = time.monotonic()
     while left:
-        minutes = sum(part.seconds for part in left) / 60
+        scale = scale_for(left, (run.asked - run.minutes) * 60, run.asked / USUAL_MINUTES)
+        minutes = taken(left, scale) / 60
         part = left.pop(0)
         at = f"{len(parts) - len(left)}/{len(parts)}, about {minutes:.0f} min left"
         console.print(f"[bold]{part.name}[/] ({at}): {part.about}", highlight=False)
-        outcome = _run_part(part, console)
+        outcome = _run_part(part, scale, console)
         run.outcomes.append(outcome)
         run.minutes = before + (time.monotonic() - began) / 60
         run.is_whole = whole <= {each.name for each in run.outcomes}
         write(run, _FOLDER)
 
 
-def _run_part(part: _Part, console: Console) -> Outcome:
+def _run_part(part: Part, scale: float, console: Console) -> Outcome:
     outcome = Outcome(part.name, part.about, part.rows)
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"orbitmq-{part.name}-"))
     try:
-        with console.status(f"{part.name}, about {part.seconds:.0f} s"):
-            outcome.figures = part.run(folder)
+        with console.status(f"{part.name}, about {part.seconds(scale):.0f} s"):
+            outcome.figures = part.run(folder, scale)
     except Exception as error:  # noqa: BLE001  # the other scenarios are run all the same
         outcome.failure = f"{type(error).__name__}: {error}"
         console.print(traceback.format_exc(), markup=False)

@@ -18,6 +18,7 @@ from tools.chaos.promises import PROMISES, Promise
 
 _BEGIN = "<!-- figures: written by `make chaos ARGS=--docs` -->"
 _END = "<!-- end of figures -->"
+_DIRTY, _UNKNOWN = "-dirty", "unknown"
 
 
 @dataclass(slots=True)
@@ -48,17 +49,35 @@ class Run:
     minutes: float = 0.0  #: that it took
     is_whole: bool = False  #: whether nothing was left out
     outcomes: list[Outcome] = field(default_factory=list)
+    each: float = 0.0  #: seconds that every scenario was given instead of its own; 0: none
 
     @property
     def is_kept(self) -> bool:
         return all(outcome.is_kept for outcome in self.outcomes)
 
 
+def why_not_resumed(before: Run, fresh: Run) -> str:
+    """Why a run cannot go on where an earlier one ended; empty when it can."""
+    if before.is_whole:
+        return "nothing was left out"
+    if fresh.commit == _UNKNOWN or fresh.commit.endswith(_DIRTY):
+        return "there are changes without a commit, and nothing says whether they are the same"
+    for what, then, asked in (
+        ("commit", before.commit, fresh.commit),
+        ("--seed", before.seed, fresh.seed),
+        ("--minutes", before.asked, fresh.asked),
+        ("--seconds", before.each, fresh.each),
+    ):
+        if then != asked:
+            return f"its {what} was {then}, and not {asked}"
+    return ""
+
+
 def commit_of() -> str:
     """The commit that is checked out, and whether anything was changed since."""
     try:
         told = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            ["git", "describe", "--always", f"--dirty={_DIRTY}", "--abbrev=12"],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -66,7 +85,7 @@ def commit_of() -> str:
             timeout=30,
         )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("ORBITMQ_COMMIT", "unknown")
+        return os.environ.get("ORBITMQ_COMMIT", _UNKNOWN)
     return told.stdout.strip()
 
 
@@ -156,13 +175,17 @@ def _done(promise: Promise, run: Run) -> str:
 
 
 def _mark_of(promise: Promise, run: Run) -> str:
+    """Whether a row was kept; nothing where no figure with a rule says so."""
     theirs = [each for each in run.outcomes if promise.row in each.rows.split()]
-    if not theirs:
-        return ""
+    if any(each.failure is not None for each in theirs):
+        return _mark(False)
     figures = [
-        figure for each in theirs for figure in each.figures if promise.row in figure.row.split()
+        figure
+        for each in theirs
+        for figure in each.figures
+        if figure.rule and promise.row in figure.row.split()
     ]
-    return _mark(all(each.failure is None for each in theirs) and are_kept(figures))
+    return _mark(are_kept(figures)) if figures else ""
 
 
 def by_scenarios(run: Run) -> list[tuple[str, ...]]:

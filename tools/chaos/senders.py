@@ -75,8 +75,8 @@ def produce_later(worker: Worker) -> None:
     levels = {1: 1.0, 2: 5.0, 3: 10.0, 4: 30.0}
 
     def acked(value: Value, sent: SendResult) -> None:
-        # The offset is that of a queue which nobody reads.
-        queue = f"%DELAY%{sent.queue}-{value.key.partition('-')[0]}"
+        # The offset is that of a queue which nobody reads; this place is the producer's own.
+        queue = f"%DELAY%{value.producer}"
         worker.recorder.write(Acked(now(), str(value), queue, value.sequence))
 
     with Producer("chaos-later", client=worker.client, sending=settings) as producer:

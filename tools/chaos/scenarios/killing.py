@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
 from tools.chaos.figures import Figure, at_most, judged, none_of, told, tried
@@ -84,7 +86,7 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
             row,
             "opened after a kill, from settings to listening",
             max(openings),
-            2 * max(size, 1.0),
+            2 * max(size, 1.0),  # 2 s, and 2 s for each GB after the first
             "s",
         ),
         told(row, "opened after a kill, p50", quantile(sorted(openings), 0.5), "s"),
@@ -93,12 +95,16 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         at_most(
             row,
             "producers went on after",
-            max((each.stored for each in gone_on), default=0),
+            max((each.stored for each in gone_on), default=inf),
             5,
             "s",
         ),
         at_most(
-            row, "consumers went on after", max((each.read for each in gone_on), default=0), 5, "s"
+            row,
+            "consumers went on after",
+            max((each.read for each in gone_on), default=inf),
+            5,
+            "s",
         ),
         at_most(row, "drained after", took, 30, "s"),
         told(row, "stored twice (answer lost, sent again)", analysis.stored_twice),
