@@ -56,7 +56,7 @@ def test_the_session_with_orders_ends_with_every_order_billed_once(
     assert "80 with the filter at the broker, 80 with the filter in Spark" in said
     assert re.search(r"\| *gold\| *16\|", said)
     assert re.search(r"\| *0\| *114\|\n\| *1\| *3\|", said), "three were billed at the second try"
-    assert "Returned(retried=3, dead=3)" in said
+    assert "3 went back to be tried again, 3 were given up" in said
     assert said.count("the bank knows no account 'unknown'") >= 3
     assert re.search(r"\|3 *\|3 *\|0 *\|0 *\|", said), "three letters were sent again"
     assert "3 letters were sent before and are left alone" in said
