@@ -54,6 +54,7 @@ def expected(example: str) -> list[str]:
     return found
 
 
+@pytest.mark.feature("P7")
 @pytest.mark.parametrize("example", examples())
 def test_an_example_prints_what_its_comments_say(
     example: str, tmp_path: Path, orbit_cluster: EmbeddedCluster

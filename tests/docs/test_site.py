@@ -71,6 +71,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
 
 
+@pytest.mark.feature("P7")
 @pytest.mark.timeout(400)
 def test_every_link_inside_the_site_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
     broken = []
@@ -129,6 +130,7 @@ def _files(part: object) -> list[str]:
     return [name for entry in entries for name in _files(entry)]
 
 
+@pytest.mark.feature("P7")
 def test_the_reference_shows_what_the_code_says(site: Path) -> None:
     text = (site / "reference" / "sending.html").read_text()
 

@@ -13,6 +13,7 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 PATIENCE = 300.0
 
 
+@pytest.mark.feature("P7")
 @pytest.mark.timeout(900)
 def test_the_tutorial_can_be_followed_to_its_end(tmp_path: Path) -> None:
     page = blocks(TUTORIAL)

@@ -45,6 +45,7 @@ def printed(notebook: Any) -> str:
     )
 
 
+@pytest.mark.feature("P7")
 @pytest.mark.timeout(500)
 def test_the_session_with_orders_ends_with_every_order_billed_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
