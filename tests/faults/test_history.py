@@ -140,6 +140,24 @@ def test_recovery_counts_what_began_after_the_fault() -> None:
     assert found.read == pytest.approx(2.0)
 
 
+def test_recovery_is_not_blamed_for_the_next_fault() -> None:
+    events: list[Event] = [
+        Invoked(1.0, "p/0/k"),
+        Fault(2.0, "kill broker", "b", False),
+        Fault(5.0, "kill broker", "b", True),
+        Fault(5.5, "pause", "b", False),
+        Fault(15.5, "pause", "b", True),
+        Invoked(15.5, "p/1/k"),
+        Acked(16.0, "p/1/k", "q", 1),
+        Read(17.0, "g", "c", "q", 1, "p/1/k"),
+    ]
+
+    kill, pause = recoveries(events)
+
+    assert [kill.stored, kill.read] == pytest.approx([0.5, 0.5])
+    assert [pause.stored, pause.read] == pytest.approx([0.5, 1.5])
+
+
 def test_latency_is_that_of_the_first_delivery() -> None:
     events: list[Event] = [
         Invoked(1.0, "p/0/k"),

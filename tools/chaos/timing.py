@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +22,10 @@ class Recovery:
 def recoveries(events: Sequence[Event], group: str | None = None) -> list[Recovery]:
     """One for every fault that was mended while producers and consumers went on.
 
-    A message counts that was sent, or read, after the fault was over.
+    A message counts that was sent, or read, after the fault was over. Where the next fault began
+    before there was any, the time until then: so long it could have gone on, and had not.
     """
+    faults = sorted(event.at for event in events if isinstance(event, Fault) and not event.is_over)
     invoked = {event.value: event.at for event in events if isinstance(event, Invoked)}
     acks = sorted(
         (invoked[event.value], event.at)
@@ -42,8 +45,11 @@ def recoveries(events: Sequence[Event], group: str | None = None) -> list[Recove
         later = acks[bisect.bisect_left(starts, event.at) :]
         read_at = bisect.bisect_left(reads, event.at)
         if later and read_at < len(reads):
-            stored = min(at for _, at in later[:1000]) - event.at
-            found.append(Recovery(event.what, stored, reads[read_at] - event.at))
+            following = bisect.bisect_right(faults, event.at)
+            undisturbed = faults[following] if following < len(faults) else math.inf
+            stored = min(undisturbed, *(at for _, at in later[:1000])) - event.at
+            read = min(undisturbed, reads[read_at]) - event.at
+            found.append(Recovery(event.what, stored, read))
     return found
 
 
