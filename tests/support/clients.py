@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,28 +63,23 @@ def obtain(package: str) -> Path:
     return target
 
 
-class CppClient:
-    """A process with the C++ client, and what it has told so far."""
+class DrivenClient:
+    """A process that does with a client what it is told, and what it has told so far."""
 
-    def __init__(self, package: Path, home: Path) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.messages: list[dict[str, Any]] = []
         self.checked: list[str] = []
         self._answers: list[dict[str, Any]] = []
         self._news = threading.Condition()
         self._has_ended = False
-        # The library logs and keeps progress below the home directory.
-        environment = {
-            "HOME": str(home),
-            "PATH": os.environ.get("PATH", ""),
-            "PYTHONPATH": str(package),
-        }
+        # Clients log and keep progress below the home directory.
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(DRIVER)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env={"HOME": str(home), "PATH": os.environ.get("PATH", ""), **environment},
             cwd=home,
             text=True,
         )
@@ -190,3 +185,11 @@ class CppClient:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._errors.append(line)
+
+
+class CppClient(DrivenClient):
+    """A process with the C++ client."""
+
+    def __init__(self, package: Path, home: Path) -> None:
+        command = [sys.executable, "-W", "ignore", str(DRIVER)]
+        super().__init__(command, {"PYTHONPATH": str(package)}, home)
