@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.client.calltimes import CallTimes, property_of
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.connection import Connection
@@ -157,6 +158,7 @@ def _consumer() -> Dispatcher:
             mq_table={QUEUE: ProcessQueueInfo(commit_offset=2, cached_msg_count=1)},
             status_table={"Orders": ConsumeStatus(consume_ok_tps=1.5)},
             subscription_set=(SubscriptionData(topic="Orders", sub_string="*"),),
+            user_consumer_info={property_of("Orders"): CallTimes.of([0.25]).told()},
         )
         return request.answer(ResponseCode.SUCCESS, body=encode_body(info))
 
@@ -282,6 +284,9 @@ def test_consumers_and_producers_are_shown(session: Session) -> None:
     assert "127.0.0.1:" in session.printed["producers"]
     assert "Orders" in session.printed["status"]
     assert "#Consumer MQ Detail#" in session.printed["status"]
+    # What Apache's consumers do not tell is printed as it is.
+    (line,) = [each for each in session.printed["status"].splitlines() if "consumeTimes" in each]
+    assert line.split(": ", 1)[1].startswith("calls=1 p50=0.250000 ")
 
 
 def test_messages_are_found_by_id_key_unique_id_and_offset(session: Session) -> None:

@@ -1,0 +1,325 @@
+"""Apache's client for Go, unmodified, with our broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orbitmq import Admin, Consumer, PullConsumer, ReceivedMessage
+from orbitmq.broker.settings import AccessSettings, BrokerSettings, TransactionSettings
+from orbitmq.testing import EmbeddedCluster
+from tests.interop.goclient import GoClient, obtain_go_client
+from tests.support.maven import Unavailable
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(180)]
+
+StartClient = Callable[[], GoClient]
+
+MAKER = ("maker-key", "maker-s3cr3t")
+TAKER = ("taker-key", "taker-s3cr3t")
+ACCOUNTS = f"""
+[[accounts]]
+accessKey = "{MAKER[0]}"
+secretKey = "{MAKER[1]}"
+topicPerms = ["Orders=PUB"]
+
+[[accounts]]
+accessKey = "{TAKER[0]}"
+secretKey = "{TAKER[1]}"
+topicPerms = ["Orders=SUB"]
+groupPerms = ["readers=SUB"]
+"""
+
+#: The client rebalances every 20 s and at once when the broker says that members changed.
+JOINING = 60.0
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return obtain_go_client()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def cluster(program: Path) -> Iterator[EmbeddedCluster]:
+    del program  # where it cannot be had, no cluster is needed
+    with EmbeddedCluster(adjust=_short_times) as cluster:
+        cluster.create_topic("Orders", queues=4)
+        yield cluster
+
+
+@pytest.fixture
+def start_client(program: Path, tmp_path: Path) -> Iterator[StartClient]:
+    started: list[GoClient] = []
+
+    def start() -> GoClient:
+        client = GoClient(program, tmp_path / f"home-{len(started)}")
+        started.append(client)
+        return client
+
+    yield start
+    for client in started:
+        client.close()
+
+
+@pytest.fixture
+def client(start_client: StartClient, cluster: EmbeddedCluster) -> GoClient:
+    """A client that has a producer."""
+    client = start_client()
+    client.produce("makers", cluster.name_server)
+    return client
+
+
+def orders(count: int, first: int = 0, **more: object) -> list[dict[str, Any]]:
+    return [
+        {"topic": "Orders", "body": f"order {number}", **more}
+        for number in range(first, first + count)
+    ]
+
+
+def bodies(count: int, first: int = 0) -> list[str]:
+    return [f"order {number}" for number in range(first, first + count)]
+
+
+def consume(client: GoClient, cluster: EmbeddedCluster, group: str, **more: object) -> None:
+    settings = {"topic": "Orders", "group": group, "name_server": cluster.name_server}
+    client.ask("consume", **(settings | more))
+
+
+def test_every_way_of_sending_arrives_with_all_that_belongs_to_it(
+    client: GoClient, cluster: EmbeddedCluster
+) -> None:
+    large = "größer " * 2000  # which the client compresses
+    alone = {"topic": "Orders", "tag": "paid", "keys": ["k1", "k2"]}
+    results = client.send(
+        "sync", alone | {"body": "short"}, alone | {"body": large, "properties": {"colour": "grün"}}
+    )
+    client.send("async", *orders(5))
+    client.send("one-way", *orders(5, first=5))
+    client.send("batch", *orders(5, first=10, tag="together"))
+    wanted = {"short", large, *bodies(15)}
+
+    with PullConsumer("audit", name_server=cluster.name_server, consume_from="first") as reader:
+        reader.subscribe("Orders")
+        found: dict[str, ReceivedMessage] = {}
+        while found.keys() < wanted:
+            polled = reader.poll(timeout=10)
+            assert polled, f"only {sorted(found)} came"
+            found |= {message.text(): message for message in polled}
+
+    assert found.keys() == wanted
+    assert (found["short"].tags, found["short"].keys) == ("paid", ("k1", "k2"))
+    assert found[large].properties["colour"] == "grün"
+    assert {found[body].tags for body in bodies(5, first=10)} == {"together"}
+    _, message_id, queue, offset = results[0]
+    assert (found["short"].queue.id, found["short"].queue_offset) == (queue, offset)
+    assert found["short"].unique_id == message_id
+
+
+def test_a_sharding_key_keeps_messages_in_one_queue_and_an_orderly_consumer_in_order(
+    client: GoClient, cluster: EmbeddedCluster
+) -> None:
+    for number in range(20):
+        key = f"customer {number % 3}"
+        client.send("sync", {"topic": "Orders", "body": f"{key}: {number}", "sharding_key": key})
+
+    consume(client, cluster, "in-order", orderly=True, fail={"customer 1: 4": 2})
+    client.until(lambda: len(set(client.bodies())) == 20, "all of them")
+
+    by_customer: dict[str, list[str]] = {}
+    for message in client.messages:
+        by_customer.setdefault(message["body"].split(":")[0], []).append(message["body"])
+    for customer, came in by_customer.items():
+        numbers = [int(body.rpartition(" ")[2]) for body in came]
+        assert numbers == sorted(numbers), f"{customer} came as {numbers}"
+    assert client.bodies().count("customer 1: 4") == 3
+    places = {(message["body"].split(":")[0], message["queue"]) for message in client.messages}
+    assert len(places) == 3
+
+
+def test_its_consumer_gets_the_backlog_and_what_comes_later_and_keeps_its_progress(
+    client: GoClient, cluster: EmbeddedCluster, start_client: StartClient
+) -> None:
+    client.send("sync", *orders(10, tag="red", keys=["k"]))
+    consume(client, cluster, "billing")
+    client.until_bodies(bodies(10))
+    cluster.send("Orders", *bodies(5, first=10))
+    client.until_bodies(bodies(15))
+    first = next(message for message in client.messages if message["body"] == "order 0")
+    assert (first["topic"], first["tag"], first["keys"], first["times"]) == (
+        *("Orders", "red", "k"),
+        0,
+    )
+
+    client.ask("stop", group="billing")
+    assert sum(cluster.progress("billing", "Orders").values()) == 15
+    cluster.send("Orders", "after the stop")
+    successor = start_client()
+    consume(successor, cluster, "billing")
+    successor.until_bodies(["after the stop"], JOINING)
+
+    assert successor.bodies() == ["after the stop"]
+
+
+def test_tags_and_sql_choose_what_comes(client: GoClient, cluster: EmbeddedCluster) -> None:
+    for number, tag in enumerate(["red", "green", "blue", "red"]):
+        message = {"body": f"{tag} {number}", "tag": tag, "properties": {"size": str(number)}}
+        client.send("sync", {"topic": "Orders", **message})
+
+    consume(client, cluster, "painters", expression="red || blue")
+    consume(client, cluster, "measurers", sql="size >= 2")
+
+    def came(group: str) -> set[str]:
+        return {message["body"] for message in client.messages if message["group"] == group}
+
+    client.until(
+        lambda: (
+            came("painters") == {"red 0", "blue 2", "red 3"}
+            and came("measurers") == {"blue 2", "red 3"}
+        ),
+        "what was asked for",
+    )
+    assert "green 1" not in client.bodies()
+
+
+def test_a_message_that_fails_comes_again_and_in_the_end_is_a_dead_letter(
+    client: GoClient, cluster: EmbeddedCluster
+) -> None:
+    consume(client, cluster, "billing", fail={"order 0": 1, "order 1": 99}, retries=2)
+    client.send("sync", *orders(3))
+
+    client.until(lambda: len(cluster.messages("%DLQ%billing")) == 1, "the dead letter", JOINING)
+
+    times = {
+        body: [each["times"] for each in client.messages if each["body"] == body]
+        for body in bodies(3)
+    }
+    assert times == {"order 0": [0, 1], "order 1": [0, 1, 2], "order 2": [0]}
+    (dead,) = cluster.messages("%DLQ%billing")
+    assert dead.body == b"order 1"
+
+
+def test_a_delayed_message_comes_at_its_time(client: GoClient, cluster: EmbeddedCluster) -> None:
+    consume(client, cluster, "billing")
+    client.send("sync", {"topic": "Orders", "body": "later", "level": 3})
+    client.until_bodies(["later"])
+
+    (stored,) = [message for message in cluster.messages("Orders") if message.body == b"later"]
+    assert stored.store_ms - stored.born_ms >= 300
+
+
+def test_open_transactions_are_asked_about_and_end_as_it_says(
+    client: GoClient, cluster: EmbeddedCluster
+) -> None:
+    messages = [{"topic": "Orders", "body": body} for body in ("good", "bad")]
+    verdicts = {"good": "commit", "bad": "rollback"}
+    asked = {"group": "payers", "messages": messages, "verdicts": verdicts}
+    client.ask("transact", name_server=cluster.name_server, **asked)
+
+    client.until(lambda: {"good", "bad"} <= set(client.checked), "both checks", JOINING)
+    client.until(lambda: cluster.messages("Orders"), "what was committed")
+
+    assert [message.body for message in cluster.messages("Orders")] == [b"good"]
+
+
+def test_it_shares_a_group_with_our_consumer(client: GoClient, cluster: EmbeddedCluster) -> None:
+    ours: list[str] = []
+    consumer = Consumer("billing", name_server=cluster.name_server, consume_from="first")
+
+    @consumer.on("Orders")
+    def bill(message: ReceivedMessage) -> None:
+        ours.append(message.text())
+
+    def shares() -> bool:
+        return sum(queue.topic == "Orders" for queue in consumer.queues) == 2
+
+    with consumer:
+        consume(client, cluster, "billing")
+        client.until(shares, "two of the four queues for each")
+        # It has its two when something comes from each; what was sent before may come twice.
+        sent = 0
+
+        def holds_two() -> bool:
+            nonlocal sent
+            client.send("sync", *orders(4, first=sent))
+            sent += 4
+            return len({message["queue"] for message in client.messages}) == 2
+
+        client.until(holds_two, "messages from two queues", JOINING)
+        client.send("sync", *orders(40, first=sent))
+        last = set(bodies(40, first=sent))
+        client.until(lambda: {*ours, *client.bodies()} >= last, "all that was sent")
+        with Admin(name_server=cluster.name_server) as admin:
+            members = admin.consumers.members("billing")
+
+    assert len(members.clients) == 2
+    came = Counter(body for body in [*ours, *client.bodies()] if body in last)
+    assert set(came.values()) == {1}
+
+
+def test_broadcasting_members_all_get_everything(
+    client: GoClient, cluster: EmbeddedCluster, start_client: StartClient
+) -> None:
+    other = start_client()
+    consume(client, cluster, "screens", broadcast=True)
+    consume(other, cluster, "screens", broadcast=True)
+    client.send("sync", *orders(8))
+
+    client.until_bodies(bodies(8))
+    other.until_bodies(bodies(8))
+
+
+def test_it_goes_on_after_the_broker_was_restarted(
+    client: GoClient, cluster: EmbeddedCluster
+) -> None:
+    consume(client, cluster, "billing")
+    client.send("sync", *orders(4))
+    client.until_bodies(bodies(4))
+
+    cluster.restart_broker()
+    asked = {"group": "makers", "how": "sync", "messages": orders(4, first=4)}
+    client.until(lambda: "done" in client.try_to("send", **asked), "a send after the restart")
+
+    client.until_bodies(bodies(8), JOINING)
+
+
+def test_its_signature_is_what_the_broker_expects(
+    program: Path, tmp_path: Path, start_client: StartClient
+) -> None:
+    del program
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(ACCOUNTS)
+
+    def guarded(settings: BrokerSettings) -> BrokerSettings:
+        return replace(_short_times(settings), access=AccessSettings(accounts=accounts))
+
+    with EmbeddedCluster(adjust=guarded) as cluster:
+        cluster.create_topic("Orders", queues=4)
+        maker, taker, stranger = start_client(), start_client(), start_client()
+        maker.produce("makers", cluster.name_server, keys=MAKER)
+        maker.send("sync", {"topic": "Orders", "body": "für Jörg", "keys": ["grün"]})
+        consume(taker, cluster, "readers", keys=list(TAKER))
+        taker.until_bodies(["für Jörg"])
+
+        stranger.produce("makers", cluster.name_server, keys=(MAKER[0], "wrong"))
+        refused = stranger.try_to("send", group="makers", how="sync", messages=orders(1))
+        taker.produce("takers", cluster.name_server, keys=TAKER)
+        unauthorised = taker.try_to("send", group="takers", how="sync", messages=orders(1))
+
+        assert "failed" in refused
+        assert "failed" in unauthorised
+        assert [message.body for message in cluster.messages("Orders")] == ["für Jörg".encode()]
+
+
+def _short_times(settings: BrokerSettings) -> BrokerSettings:
+    levels = tuple(level / 10 for level in range(1, 19))
+    asking = TransactionSettings(check_interval=0.2, timeout=0.5, check_max=10_000)
+    store = replace(settings.store, delay_levels=levels)
+    return replace(settings, store=store, transactions=asking)
