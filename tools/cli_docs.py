@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import enum
 import inspect
@@ -20,6 +19,7 @@ from typing import Any
 from orbitmq.cli import jsonoutput
 from orbitmq.cli.application import WORDS, load
 from orbitmq.cli.describing import comments_of
+from tools.madepages import keep_current
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 
@@ -36,6 +36,9 @@ commands work with Apache RocketMQ 4.9 and 5.x as well.
   `127.0.0.1:9876` otherwise. Accounts: `ORBITMQ_ACCESS_KEY` and `ORBITMQ_SECRET_KEY`.
 - **Output**: tables for people; `--json` for programs. Results go to standard output, what is said
   about them to standard error. `--exact` shows times as dates instead of ages.
+- **Servers** (`up`, `broker`, `namesrv`, `console`) say with `--json` where they listen, one object
+  for each address (`event` is `listening`; `role`, `name`, `address`, `folder`), and then
+  `{"event": "ready"}`.
 - **Exit codes**: 0 done; 1 failed, incomplete, or something is wrong; 2 the words or flags cannot
   be meant like that; 130 interrupted; 141 the reader of the output left.
 - **Changes**: at a terminal the command says what will happen and asks. Without one it does nothing
@@ -48,20 +51,7 @@ commands work with Apache RocketMQ 4.9 and 5.x as well.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.cli_docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(arguments)
-    text = page()
-    is_current = PAGE.exists() and PAGE.read_text() == text
-    if options.check:
-        if not is_current:
-            print(f"{PAGE.name} is not current; python -m tools.cli_docs", file=sys.stderr)
-        return 0 if is_current else 1
-    if not is_current:
-        fresh = PAGE.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.replace(PAGE)
-    return 0
+    return keep_current(PAGE, page, "tools.cli_docs", __doc__, arguments)
 
 
 def page() -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from orbitmq.cli.describing import describe
 from orbitmq.cli.schema import SECTIONS, Setting, all_settings
 from orbitmq.cli.showing import allowed
 from orbitmq.cli.values import shown
+from tools.madepages import keep_current
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -52,20 +52,7 @@ _ON_THIS_MACHINE = {"broker.store.read.memory_distance": "40 % of the memory"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.settings_docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(arguments)
-    text = page()
-    is_current = PAGE.exists() and PAGE.read_text() == text
-    if options.check:
-        if not is_current:
-            print(f"{PAGE.name} is not current; python -m tools.settings_docs", file=sys.stderr)
-        return 0 if is_current else 1
-    if not is_current:
-        fresh = PAGE.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.replace(PAGE)
-    return 0
+    return keep_current(PAGE, page, "tools.settings_docs", __doc__, arguments)
 
 
 def page() -> str:

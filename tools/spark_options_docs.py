@@ -8,7 +8,6 @@ mean is written here. An option without a meaning, or a meaning without an optio
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from orbitmq.spark import options as declared
 from orbitmq.spark.access import ACCESS_OPTIONS
+from tools.madepages import keep_current
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "spark-options.md"
 
@@ -96,22 +96,7 @@ _LEAST = {"nameServer": "localhost:9876", "subscribe": "orders"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.spark_options_docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    chosen = parser.parse_args(arguments)
-    text = page()
-    is_current = PAGE.exists() and PAGE.read_text() == text
-    if chosen.check:
-        if not is_current:
-            print(
-                f"{PAGE.name} is not current; python -m tools.spark_options_docs", file=sys.stderr
-            )
-        return 0 if is_current else 1
-    if not is_current:
-        fresh = PAGE.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.replace(PAGE)
-    return 0
+    return keep_current(PAGE, page, "tools.spark_options_docs", __doc__, arguments)
 
 
 def page() -> str:

@@ -25,6 +25,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: E4
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
 from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
+from orbitmq.client.engine import Engine  # noqa: E402
+from orbitmq.client.settings import ClientSettings  # noqa: E402
 from orbitmq.client.tracing import Tracing  # noqa: E402
 from orbitmq.client.tracingproducers import (  # noqa: E402
     TracedAsyncProducer,
@@ -220,6 +222,23 @@ def test_a_handler_that_only_answers_no_has_failed_as_well(
     assert process.status.status_code is StatusCode.ERROR
     assert process.parent is None  # sent without a context: a trace of its own
     assert [span.name for span in recorder.spans] == ["process orders"]
+
+
+async def test_a_producer_on_connections_that_are_there_has_spans_as_well(
+    orbit_cluster: EmbeddedCluster, recorder: Recorder
+) -> None:
+    engine = Engine(ClientSettings(name_servers=(orbit_cluster.name_server,)))
+    await engine.start()
+    try:
+        producer = TracedAsyncProducer.on(engine, "shop", tracing=recorder.tracing)
+        await producer.start()
+        result = await asyncio.wait_for(producer.send("orders", b"one"), PATIENCE)
+        await producer.stop()
+    finally:
+        await engine.stop()
+
+    (span,) = recorder.named("send orders")
+    assert (span.attributes or {})["messaging.message.id"] == result.msg_id
 
 
 async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(

@@ -154,8 +154,45 @@ def test_recovery_is_not_blamed_for_the_next_fault() -> None:
 
     kill, pause = recoveries(events)
 
-    assert [kill.stored, kill.read] == pytest.approx([0.5, 0.5])
+    assert [kill.stored, kill.read] == pytest.approx([1.0, 2.0])
     assert [pause.stored, pause.read] == pytest.approx([0.5, 1.5])
+
+
+def test_who_goes_on_only_when_faults_end_needed_all_the_pauses_between_them() -> None:
+    kills: list[Event] = [
+        Fault(10.0 * number + begins, "kill broker", "b", not begins)
+        for number in range(1, 4)
+        for begins in (6, 0)  # killed for four seconds, and well for six
+    ]
+    events: list[Event] = [
+        *sorted(kills, key=lambda each: each.at),
+        Invoked(37.0, "p/0/k"),
+        Acked(43.0, "p/0/k", "q", 0),
+        Read(44.0, "g", "c", "q", 0, "p/0/k"),
+    ]
+
+    first, *_ = recoveries(events)
+
+    assert first.stored == pytest.approx(6 + 6 + 6 + 7)
+
+
+def test_faults_that_overlap_disturb_once() -> None:
+    events: list[Event] = [
+        Fault(1.0, "kill broker", "b", False),
+        Fault(2.0, "kill broker", "b", True),
+        Fault(3.0, "kill broker", "b", False),
+        Fault(4.0, "pause", "p", False),
+        Fault(6.0, "kill broker", "b", True),
+        Fault(8.0, "pause", "p", True),
+        Fault(8.5, "kill", "member", False),  # and never mended
+        Invoked(9.0, "p/0/k"),
+        Acked(10.0, "p/0/k", "q", 0),
+        Read(11.0, "g", "c", "q", 0, "p/0/k"),
+    ]
+
+    first, *_ = recoveries(events)
+
+    assert first.stored == pytest.approx((3 - 2) + (10 - 8))
 
 
 def test_latency_is_that_of_the_first_delivery() -> None:

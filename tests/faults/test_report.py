@@ -26,6 +26,7 @@ from tools.chaos.history import Assigned, Event, Fault, Invoked, Read, Value, no
 from tools.chaos.plan import Part
 from tools.chaos.promises import PROMISES
 from tools.chaos.report import Outcome, Run, as_markdown, by_rows, last, put_into_docs, write
+from tools.chaos.scenarios.backlog import steady_rates
 from tools.chaos.scenarios.later import punctuality
 from tools.chaos.scenarios.rebalancing import are_shared
 from tools.chaos.suites import SUITES, Suite, have_all_passed, run_suite
@@ -205,6 +206,23 @@ def test_a_run_takes_the_time_that_it_is_given(
     run = last(tmp_path, is_whole=True)
     assert run is not None
     assert 0.85 * minutes <= run.minutes <= 1.1 * minutes
+
+
+def test_a_run_without_time_still_tries_enough_of_everything_to_say_something() -> None:
+    """With one round, tests that wait for chance to show both sides of a thing cannot pass."""
+    amounts = {suite.name: suite.amount_in(0.0) for suite in SUITES if suite.of}
+
+    assert min(amounts.values()) >= 5
+    assert min(amount for name, amount in amounts.items() if name != "spark-kills") >= 200
+    assert amounts["simulation"] >= 2_000
+
+
+def test_a_part_of_a_backlog_counts_by_the_best_of_its_readings() -> None:
+    disturbed = [[1.0, 1.1, 3.0], [1.0, 4.0, 1.0]]
+    slow_each_time = [[1.0, 2.0], [1.1, 2.5]]
+
+    assert steady_rates(disturbed, 110) == pytest.approx([110, 100, 110])
+    assert steady_rates(slow_each_time, 110) == pytest.approx([110, 55])
 
 
 def test_the_command_lists_what_it_has() -> None:

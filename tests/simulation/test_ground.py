@@ -193,9 +193,30 @@ def test_a_dead_machine_does_nothing_any_more(run: Run) -> None:
         await asyncio.sleep(5)
 
         assert done == []
-        assert not machine.has_tasks
+        assert not machine.tasks
 
     run(live)
+
+
+def test_a_failure_that_nobody_asks_for_is_told_unless_its_machine_is_dead(run: Run) -> None:
+    async def live(loop: VirtualLoop) -> None:
+        alive, dead = Machine(loop, "alive", HERE), Machine(loop, "dead", THERE)
+
+        async def fail(what: str) -> None:
+            try:
+                await asyncio.sleep(1)
+            finally:
+                raise ValueError(what)
+
+        alive.run(fail("heard"))
+        dead.run(fail("unheard"))
+        await asyncio.sleep(0.5)
+        dead.die()
+        await asyncio.sleep(1)
+
+    loop = run(live)
+
+    assert ["heard" in each for each in loop.complaints] == [True]
 
 
 # ---- the disk

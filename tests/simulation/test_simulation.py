@@ -19,11 +19,12 @@ from tests.support.simulation_plants import PLANTS
 
 SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "100"))
 FIRST = int(os.environ.get("ORBITMQ_FIRST_SEED", "0"))
-AT_ONCE = 50
-#: A life takes a fifth of a second; whoever shares the machine may need it more.
+#: Lives of one process; it takes as long as three of them to start.
+AT_ONCE = 50 if SEEDS < 500 else 125
+#: A life takes a quarter of a second; whoever shares the machine may need it more.
 DEADLINE = 500.0
 #: By then a planted mistake has shown itself many times over.
-LIVES_OF_A_MISTAKE = 60
+LIVES_OF_A_MISTAKE = 120
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,23 +19,26 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orbitmq.errors import OrbitError
 from orbitmq.store.settings import FlushPolicy
-from tests.support.simulation_history import History
+from tests.support.simulation_history import History, Moment
 from tests.support.simulation_loop import Stuck, VirtualLoop
 from tests.support.simulation_network import Weather
 from tests.support.simulation_plants import PLANTS
 from tests.support.simulation_world import GROUPS, World, simulated_edges
 
 #: Seconds in which things go wrong, and in which all must be well again afterwards.
-TROUBLE = 30.0
+TROUBLE = 20.0
 DRAIN = 400.0
 MESSAGES = 8
-LIVES_BETWEEN_COLLECTIONS = 10
+#: From one thing that goes wrong to the next; and until it is mended, at the longest: longer than
+#: `CLIENT_LIFE`, so that members count as gone that live.
+PAUSES = (0.1, 0.5, 3.0, 6.0)
+LONG = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ def simulate(seed: int) -> Report:
         except OrbitError as error:
             history.violations.append(f"broken: {error}".replace(folder, "..."))
         finally:
+            # Failures that nobody asked for are told when their tasks are gone.
+            gc.collect()
             world.abandon_stores()
             loop.run_until_complete(world.end_machines())
             loop.close()
@@ -161,7 +166,7 @@ class _Trouble:
         world, dice = self._world, self._dice
         end = world.loop.time() + TROUBLE
         while world.loop.time() < end:
-            await asyncio.sleep(dice.choice((0.1, 1.0, 5.0, 12.0)))
+            await asyncio.sleep(dice.choice(PAUSES))
             dice.choice(self._kinds)()
         await asyncio.gather(*self._repairs)
         world.network.weather = Weather()
@@ -188,14 +193,15 @@ class _Trouble:
         abruptly = power and dice.random() < 0.5
 
         async def crash_and_return() -> None:
-            if dice.random() < 0.6:
-                # The moment at which most has been promised and least has been done.
-                await world.until_ack(node.name, 5.0)
-                await asyncio.sleep(dice.choice((0.0, 0.001, 0.05)))
+            if dice.random() < 0.9:
+                # Failures are rarer, and worth a wait.
+                moment, most = dice.choice((*((Moment.ACKED, 5.0),) * 2, (Moment.FAILED, 15.0)))
+                await world.until(moment, node.name, most)
+                await asyncio.sleep(dice.choice((0.0, 0.001, 0.01, 0.05)))
             if node.machine is None or not node.machine.is_alive:
                 return  # somebody else was quicker
             await world.crash_broker(node, power=power, abruptly=abruptly)
-            await asyncio.sleep(dice.choice((0.1, 1.0, 10.0, 40.0)))
+            await asyncio.sleep(dice.choice((0.1, 1.0, 8.0, LONG)))
             await world.start_broker(node)
 
         broker = node.broker
@@ -211,7 +217,7 @@ class _Trouble:
             member.is_stopping = True
             abruptly = dice.random() < 0.5
             self._later(lambda: world.kill(member, abruptly=abruptly), (0.0,))
-            self._later(lambda: world.join(member.group), (0.0, 3.0, 20.0))
+            self._later(lambda: world.join(member.group), (0.0, 3.0, 10.0))
 
     def _leave(self) -> None:
         world, dice = self._world, self._dice
@@ -220,7 +226,7 @@ class _Trouble:
             member = dice.choice(members)
             member.is_stopping = True
             self._later(lambda: world.leave(member), (0.0,))
-            self._later(lambda: world.join(member.group), (0.0, 3.0, 20.0))
+            self._later(lambda: world.join(member.group), (0.0, 3.0, 10.0))
 
     def _join(self) -> None:
         group = self._dice.choice(GROUPS)
@@ -232,7 +238,7 @@ class _Trouble:
         one, other = dice.sample(hosts, 2)
         world.history.note("separate", one, other)
         world.network.separate(one, other)
-        self._later(lambda: world.network.join(one, other), (0.5, 4.0, 15.0, 40.0))
+        self._later(lambda: world.network.join(one, other), (0.5, 4.0, 10.0, LONG))
 
     def _cut(self) -> None:
         connections = self._world.network.connections()
@@ -249,7 +255,7 @@ class _Trouble:
         def clear() -> None:
             network.weather = Weather()
 
-        self._later(clear, (1.0, 5.0, 15.0))
+        self._later(clear, (1.0, 5.0, 10.0))
 
     def _crash_name_server(self) -> None:
         world = self._world
@@ -290,8 +296,12 @@ def main(arguments: list[str]) -> None:
     if not chosen.log:
         logging.disable(logging.CRITICAL)
     planted = PLANTS[chosen.plant][0]() if chosen.plant else contextlib.nullcontext()
+    # Garbage is collected once in a life, at its end: what was lived before changes nothing.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     with planted:
-        for seed in _between_collections(range(chosen.first, chosen.first + chosen.count)):
+        for seed in range(chosen.first, chosen.first + chosen.count):
             report = simulate(seed)
             if chosen.trace:
                 print("\n".join(report.trace))
@@ -301,20 +311,6 @@ def main(arguments: list[str]) -> None:
             if report.violations and chosen.until_found:
                 print(json.dumps({"is_repeated": simulate(seed) == report}))
                 return
-
-
-def _between_collections(seeds: Iterable[int]) -> Iterator[int]:
-    """Seeds, with the garbage of earlier lives collected between two, and never within one.
-
-    Then no life depends on what was lived before it; and collecting costs a tenth of the time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    for number, seed in enumerate(seeds, start=1):
-        yield seed
-        if number % LIVES_BETWEEN_COLLECTIONS == 0:
-            gc.collect()
 
 
 if __name__ == "__main__":

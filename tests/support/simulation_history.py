@@ -33,6 +33,13 @@ class Outcome(enum.Enum):
     REFUSED = "refused"
 
 
+class Moment(enum.Enum):
+    """When most has been promised and least has been done: a good time for a broker to die."""
+
+    ACKED = "acked"  #: a producer was just told that the broker has its message
+    FAILED = "failed"  #: a member sends a message back, and forgets it when that is taken
+
+
 @dataclass(slots=True)
 class Sent:
     """A message, as its producer knows it."""
@@ -67,8 +74,8 @@ class History:
         self.trace: list[str] = []
         self.sent: dict[bytes, Sent] = {}
         self.violations: list[str] = []
-        #: Called with the broker of each message that was acknowledged.
-        self.on_ack: Callable[[str], None] = lambda broker: None
+        #: Called with every moment, and the broker that it is one of.
+        self.watchers: list[Callable[[Moment, str], None]] = []
         self.deliveries: dict[str, Counter[bytes]] = defaultdict(Counter)
         self.succeeded: dict[str, set[bytes]] = defaultdict(set)
         self._read: dict[Place, bytes] = {}
@@ -102,7 +109,7 @@ class History:
             if place[2] <= before:
                 self._object("reordered", f"{body!r} at {place}, behind {before} of its producer")
             self._acked_last[key] = max(before, place[2])
-            self.on_ack(place[0])
+            self._tell(Moment.ACKED, place[0])
 
     def begin_handling(
         self, group: str, member: str, body: bytes, place: Place | None, *, is_ordered: bool
@@ -144,6 +151,7 @@ class History:
         """A failed message may be passed by progress: it comes again through the retry topic."""
         if place is not None:
             self._queues[group, place[:2]].finish(place[2])
+            self._tell(Moment.FAILED, place[0])
 
     def member_died(self, member: str) -> None:
         """Whatever it had in its hands is nobody's now."""
@@ -191,6 +199,10 @@ class History:
     @property
     def duplicates(self) -> int:
         return sum(count - 1 for group in self.deliveries.values() for count in group.values())
+
+    def _tell(self, moment: Moment, broker: str) -> None:
+        for watch in self.watchers:
+            watch(moment, broker)
 
     def _object(self, kind: str, what: str) -> None:
         self.violations.append(f"{kind}: {what}")

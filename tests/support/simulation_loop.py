@@ -50,7 +50,6 @@ class Machine:
         self.context = contextvars.copy_context()
         self.context.run(_here.set, self)
         self._loop = loop
-        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._timers: dict[asyncio.TimerHandle, None] = {}
 
     def now(self) -> float:
@@ -69,19 +68,10 @@ class Machine:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        for task in tuple(self._tasks):
+        for task in self.tasks:
             task.cancel()
 
     # ---- used by the loop
-
-    def add_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks[task] = None
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if not self.is_alive and not task.cancelled():
-            task.exception()  # nobody is left to ask for it
 
     def add_timer(self, timer: asyncio.TimerHandle) -> None:
         if len(self._timers) > 256:
@@ -92,8 +82,14 @@ class Machine:
         self._timers[timer] = None
 
     @property
-    def has_tasks(self) -> bool:
-        return bool(self._tasks)
+    def tasks(self) -> list[_NumberedTask]:
+        """What has not ended, in the order in which it was begun."""
+        # Lists of our own, kept up to date, would be a tenth of all that a simulation does.
+        running = asyncio.all_tasks(self._loop)
+        return sorted(
+            (task for task in running if isinstance(task, _NumberedTask) and task.machine is self),
+            key=hash,
+        )
 
 
 def current_machine() -> Machine | None:
@@ -206,12 +202,18 @@ class _Waiting:
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on where it lies in memory."""
+    """A task of a machine, whose place in a set does not depend on where it lies in memory."""
 
     def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], *, loop: VirtualLoop, **options: Any
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        machine: Machine | None,
+        *,
+        loop: VirtualLoop,
+        **options: Any,
     ) -> None:
         self._number = next(loop.numbers)
+        self.machine = machine
         super().__init__(coroutine, loop=loop, **options)
 
     def __hash__(self) -> int:
@@ -226,17 +228,17 @@ def _make_task(
     assert isinstance(loop, VirtualLoop)
     context = options.get("context")
     machine = _here.get() if context is None else context.get(_here)
-    task = _NumberedTask(coroutine, loop=loop, **options)
-    if machine is not None:
-        machine.add_task(task)
-        if not machine.is_alive:
-            task.cancel()
+    task = _NumberedTask(coroutine, machine, loop=loop, **options)
+    if machine is not None and not machine.is_alive:
+        task.cancel()
     return task
 
 
 def _note_failure(loop: asyncio.AbstractEventLoop, details: Mapping[str, Any]) -> None:
     assert isinstance(loop, VirtualLoop)
-    machine = _here.get()
+    # A failure that nobody asked for is told when its task is gone, wherever that is.
+    task = details.get("task") or details.get("future")
+    machine = task.machine if isinstance(task, _NumberedTask) else _here.get()
     if machine is None or machine.is_alive:
         error = details.get("exception")
         loop.complaints.append(f"{details.get('message')}: {error!r}")

@@ -19,8 +19,13 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 
 def _answers_before_the_flush() -> AbstractContextManager[Any]:
+    when_flushed = Turns._answer_when_flushed
+
     def answer(self: Turns, turn: Any, end: int) -> None:
-        self._answer(turn, PutStatus.PUT_OK)
+        if turn.putters:
+            when_flushed(self, turn, end)
+        else:
+            self._answer(turn, PutStatus.PUT_OK)
 
     return mock.patch.object(Turns, "_answer_when_flushed", answer)
 

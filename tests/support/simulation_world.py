@@ -38,11 +38,17 @@ from orbitmq.remoting import server as server_module
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.store.indexfile import IndexSettings
-from orbitmq.store.settings import FlushPolicy, FlushSettings, ReadSettings, StoreSettings
+from orbitmq.store.settings import (
+    DELAY_LEVELS,
+    FlushPolicy,
+    FlushSettings,
+    ReadSettings,
+    StoreSettings,
+)
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies.topics import TopicConfig
 from tests.support.powerloss import ForgetfulFiles
-from tests.support.simulation_history import History, Outcome, Place
+from tests.support.simulation_history import History, Moment, Outcome, Place
 from tests.support.simulation_loop import Machine, VirtualLoop
 from tests.support.simulation_network import Network, SimulatedListener, speaks_no_tls
 
@@ -52,17 +58,21 @@ PLAIN, ORDERED = "plain", "ordered"
 GROUPS = (PLAIN, ORDERED)
 NAME_SERVER = "10.0.0.1"
 #: What a handler says to have a message again.
-HANDLER_FAILURES = 0.05
+HANDLER_FAILURES = 0.1
 
 #: The share of messages that are delivered a while after they were sent.
 DELAYED = 0.1
-#: Shorter than usual, so that locks lapse within a simulation.
+#: Shorter than usual, so that locks lapse, silent members count as gone and retries come within a
+#: simulation, and most of its time is not spent on waiting for them.
 LOCKS = LockSettings(life=6.0, renewal=4.0)
+CLIENT_LIFE = 15.0
+_DELAY_LEVELS = tuple(each * 0.4 for each in DELAY_LEVELS)
 
 _STORE = StoreSettings(
     file_size=16 * 1024,
     queue_file_entries=64,
     preallocate_step=0,
+    delay_levels=_DELAY_LEVELS,
     index_file=IndexSettings(slots=64, entries=512),
     read=ReadSettings(memory_distance=1 << 30),
     flush=FlushSettings(queue_tail_bytes=400, checkpoint_interval=1.0, durable_interval=5.0),
@@ -187,7 +197,7 @@ class World:
             vip=False,
             # A little longer than a client believes in a lock that a broker forgot.
             lock_pause=LOCKS.life + 1.0 if node.lives else 0.0,
-            client_life=30.0,
+            client_life=CLIENT_LIFE,
             tick=0.2,
             store=replace(_STORE, flush=flush),
             server=ServerSettings(host=node.host, port=10911),
@@ -230,7 +240,7 @@ class World:
         self.network.silence(machine, abruptly=abruptly)
         machine.die()
         for _ in range(1000):
-            if not machine.has_tasks:
+            if not machine.tasks:
                 return
             await asyncio.sleep(0)
         raise AssertionError(f"{machine.name} does not end")
@@ -344,16 +354,17 @@ class World:
 
     # ---- looking
 
-    async def until_ack(self, broker: str, most: float) -> None:
-        """Returns when a producer has just been told that this broker has a message."""
-        acked: asyncio.Future[None] = self.loop.create_future()
+    async def until(self, moment: Moment, broker: str, most: float) -> None:
+        """Returns when it is this moment at a broker, or after so many seconds."""
+        come: asyncio.Future[None] = self.loop.create_future()
 
-        def look(acking: str) -> None:
-            if acking == broker and not acked.done():
-                acked.set_result(None)
+        def look(now: Moment, where: str) -> None:
+            if (now, where) == (moment, broker) and not come.done():
+                come.set_result(None)
 
-        self.history.on_ack = look
-        await asyncio.wait((acked,), timeout=most)
+        self.history.watchers.append(look)
+        await asyncio.wait((come,), timeout=most)
+        self.history.watchers.remove(look)
 
     def check_progress(self) -> None:
         for node in self.brokers:

@@ -130,7 +130,8 @@ def _is_wanted(part: Part, only: Sequence[str]) -> bool:
 def _put_into_docs(console: Console) -> int:
     run = last(_FOLDER, is_whole=True)
     if run is None:
-        console.print("no whole run is kept here; make chaos makes one in about 40 minutes")
+        minutes = f"{USUAL_MINUTES:.0f} minutes"
+        console.print(f"no whole run is kept here; make chaos makes one in about {minutes}")
         return 2
     put_into_docs(run, _PAGE)
     console.print(f"the run of commit {run.commit} is in {_PAGE.relative_to(ROOT)}")

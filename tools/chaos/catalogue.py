@@ -23,7 +23,7 @@ from tools.chaos.scenarios import (
 )
 
 #: Minutes that a run takes when nothing else is asked for; amounts are meant for it, about.
-USUAL_MINUTES = 40.0
+USUAL_MINUTES = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ SCENARIOS: tuple[Scenario, ...] = (
         ordering.orderly_in_real_time,
         180,
         90,
-        90,
+        50,
     ),
-    Scenario("network", "R5 R8", "delay, loss, partition, half-open", network.network, 100, 35, 30),
-    Scenario("rebalance", "R9", "members and queues come and go", rebalancing.rebalance, 30, 20),
+    Scenario("network", "R5 R8", "delay, loss, partition, half-open", network.network, 100, 35, 10),
+    Scenario("rebalance", "R9", "members and queues come and go", rebalancing.rebalance, 40, 5, 8),
     Scenario("rebalance-unnoticed", "R9", "without notices", rebalancing.without_notice, 5, 5, 20),
-    Scenario("delayed", "R5 R13", "delayed messages across kill -9", later.delayed, 100, 60, 60),
+    Scenario("delayed", "R5 R13", "delayed messages across kill -9", later.delayed, 100, 60, 20),
     Scenario("transactions", "R5 R14", "crashes at every step", transactions.transactions, 60, 10),
-    Scenario("disk-full", "R5 R19", "writes fail with ENOSPC", disks.disk_full, 10),
-    Scenario("disk-tiny", "R5 R19", "a really full file system", disks.tiny_disk, 10),
-    Scenario("disk-read-only", "R5 R19", "writes fail with EROFS", disks.disk_read_only, 10),
-    Scenario("fsync", "R5 R19", "fdatasync fails", disks.failing_sync, 10),
-    Scenario("handles", "R5 R19", "too few file handles", disks.few_handles, 10),
+    Scenario("disk-full", "R5 R19", "writes fail with ENOSPC", disks.disk_full, 10, 5, 3),
+    Scenario("disk-tiny", "R5 R19", "a really full file system", disks.tiny_disk, 10, 5, 3),
+    Scenario("disk-read-only", "R5 R19", "writes fail with EROFS", disks.disk_read_only, 10, 5, 3),
+    Scenario("fsync", "R5 R19", "fdatasync fails", disks.failing_sync, 10, 5, 3),
+    Scenario("handles", "R5 R19", "too few file handles", disks.few_handles, 10, 5, 3),
     Scenario("soak", "R5 R20", "load with rolling restarts", soak.soak, 120, 60),
-    Scenario("backlog", "R21", "a large backlog, cold start", backlog.backlog, 150, 15, 0),
-    Scenario("crowd", "R23", "topics, groups, connections", crowd.crowd, 60, 60, 0),
+    Scenario("backlog", "R21", "a large backlog, cold start", backlog.backlog, 250, 30, 5),
+    Scenario("crowd", "R23", "topics, groups, connections", crowd.crowd, 10, 10, 0),
 )

@@ -55,7 +55,14 @@ _HARMLESS = frozenset({"warning", "warnings"})
 
 SUITES: tuple[Suite, ...] = (
     Suite(
-        "simulation", "R18", "deterministic simulation", ("tests/simulation",), 2_500, "seeds", 220
+        "simulation",
+        "R18",
+        "deterministic simulation",
+        ("tests/simulation",),
+        10_000,
+        "seeds",
+        1_250,  # a quarter of a second for each, on two cores
+        least=2_000,
     ),
     Suite(
         "power-loss",
@@ -65,6 +72,7 @@ SUITES: tuple[Suite, ...] = (
         1_500,
         "seeds",
         110,
+        least=300,
     ),
     Suite(
         "damage",
@@ -74,6 +82,7 @@ SUITES: tuple[Suite, ...] = (
         4_000,
         "mutations",
         80,
+        least=400,
     ),
     Suite(
         "fuzz",
@@ -83,8 +92,9 @@ SUITES: tuple[Suite, ...] = (
         2_000,
         "rounds",
         70,
+        least=200,
     ),
-    Suite("security", "R17", "what strangers can do", ("tests/security",), usual=40),
+    Suite("security", "R17", "what strangers can do", ("tests/security",), usual=10),
     Suite(
         "spark-kills",
         "R15",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,10 +21,11 @@ class Recovery:
 def recoveries(events: Sequence[Event], group: str | None = None) -> list[Recovery]:
     """One for every fault that was mended while producers and consumers went on.
 
-    A message counts that was sent, or read, after the fault was over. Where the next fault began
-    before there was any, the time until then: so long it could have gone on, and had not.
+    A message counts that was sent, or read, after the fault was over. Only the time counts in which
+    nothing was wrong: the next fault may come before there is any message, and how long that lasts
+    is not the system's doing; but who needs more than one pause between faults, needs them all.
     """
-    faults = sorted(event.at for event in events if isinstance(event, Fault) and not event.is_over)
+    calm = _Calm(events)
     invoked = {event.value: event.at for event in events if isinstance(event, Invoked)}
     acks = sorted(
         (invoked[event.value], event.at)
@@ -45,12 +45,42 @@ def recoveries(events: Sequence[Event], group: str | None = None) -> list[Recove
         later = acks[bisect.bisect_left(starts, event.at) :]
         read_at = bisect.bisect_left(reads, event.at)
         if later and read_at < len(reads):
-            following = bisect.bisect_right(faults, event.at)
-            undisturbed = faults[following] if following < len(faults) else math.inf
-            stored = min(undisturbed, *(at for _, at in later[:1000])) - event.at
-            read = min(undisturbed, reads[read_at]) - event.at
-            found.append(Recovery(event.what, stored, read))
+            stored = min(at for _, at in later[:1000])
+            found.append(
+                Recovery(
+                    event.what,
+                    calm.between(event.at, stored),
+                    calm.between(event.at, reads[read_at]),
+                )
+            )
     return found
+
+
+class _Calm:
+    """A clock that stands still from the beginning of a fault to its end."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._faults: list[tuple[float, float]] = []
+        begun: dict[tuple[str, str], float] = {}
+        for event in events:
+            if not isinstance(event, Fault):
+                continue
+            fault = (event.what, event.target)
+            if not event.is_over:
+                begun[fault] = event.at
+            elif fault in begun:
+                self._add(begun.pop(fault), event.at)
+
+    def _add(self, begin: float, end: float) -> None:
+        """In the order of their ends; those that overlap become one."""
+        while self._faults and self._faults[-1][1] >= begin:
+            begin = min(begin, self._faults.pop()[0])
+        self._faults.append((begin, end))
+
+    def between(self, since: float, until: float) -> float:
+        """Seconds in which nothing was wrong."""
+        disturbed = (min(until, end) - max(since, begin) for begin, end in self._faults)
+        return until - since - sum(each for each in disturbed if each > 0)
 
 
 def latencies(events: Sequence[Event], group: str) -> list[float]:

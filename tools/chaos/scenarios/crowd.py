@@ -28,7 +28,7 @@ _DEADLINE = 120.0
 
 def crowd(stage: Stage, effort: Effort) -> list[Figure]:
     """1,000 topics, 2,500 groups and 1,000 connections; a tenth of that in a short run."""
-    share = 1.0 if effort.seconds >= 60 else 0.1
+    share = 1.0 if effort.seconds >= 10 else 0.1
     topics, groups, clients = int(1000 * share), int(2500 * share), int(1000 * share)
     broker = stage.broker("broker-a")
     broker.start()
