@@ -192,6 +192,14 @@ def test_an_address_that_nobody_can_reach_is_refused(tmp_path: Path, advertised:
         small_settings(tmp_path, advertised=advertised)
 
 
+@pytest.mark.parametrize("advertised", ["224.0.0.1", "255.255.255.255", "[ff02::1]"])
+async def test_an_address_that_is_nobodys_own_is_refused(tmp_path: Path, advertised: str) -> None:
+    settings = small_settings(tmp_path / "broker", advertised=advertised)
+
+    with pytest.raises(SettingError, match="many machines at once"):
+        await Broker(settings).start()
+
+
 async def test_a_name_that_cannot_be_resolved_is_refused(tmp_path: Path) -> None:
     settings = small_settings(tmp_path / "broker", advertised="nobody.invalid")
 

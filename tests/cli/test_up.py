@@ -475,6 +475,18 @@ def refusal(*words: str, cwd: Path, code: int = 1) -> str:
     return sentence
 
 
+def test_one_port_for_name_server_and_broker_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    ports = ("--namesrv-port", "40911", "--broker-port", "40911")
+    said = refusal("up", *ports, cwd=tmp_path, code=2)
+    assert "namesrv.port and broker.port are both 40911" in said
+    several = ("--namesrv-port", "40921", "--broker-port", "40911", "--brokers", "2")
+    said = refusal("up", *several, cwd=tmp_path, code=2)
+    assert "lead to the same port, 40921" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def two_free_ports() -> int:
     """A port that is free, as is the one ten above it, with those beside them that brokers use.
 

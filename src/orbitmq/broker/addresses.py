@@ -17,11 +17,13 @@ log = logging.getLogger(__name__)
 #: the interface that leads out of the machine.
 _ELSEWHERE = ("198.51.100.1", 9)
 
+_EVERYBODY = ipaddress.ip_address("255.255.255.255")
+
 
 async def advertised_host(settings: BrokerSettings) -> tuple[str, int | None]:
     """The number, and the port if one was set, that clients are to be given.
 
-    Raises `SettingError` when the name cannot be resolved, or means every interface.
+    Raises `SettingError` when the name cannot be resolved, or is nobody's own.
     """
     if settings.advertised is not None:
         address = parse_address(settings.advertised, default_port=0)
@@ -42,12 +44,20 @@ async def _number(host: str) -> str:
         ) from error
     # Records and old clients know IPv4 best.
     number = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]).partition("%")[0]
-    if ipaddress.ip_address(number).is_unspecified:
+    if (meaning := _nobodys(ipaddress.ip_address(number))) is not None:
         raise SettingError(
-            f"broker.advertised: {host!r} means every interface; set it to an address that "
-            "clients can reach"
+            f"broker.advertised: {host!r} {meaning}; set it to an address that clients can reach"
         )
     return number
+
+
+def _nobodys(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+    """What an address means that no connection can be made to."""
+    if address.is_unspecified:
+        return "means every interface"
+    if address.is_multicast or address == _EVERYBODY:
+        return "means many machines at once"
+    return None
 
 
 def _own_address() -> str:

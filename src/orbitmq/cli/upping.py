@@ -24,6 +24,7 @@ def cluster_service(configuration: Configuration) -> Service:
     configuration = _with_outward_tls(configuration)
     name_server = _name_server(configuration)
     count = configuration.up.brokers
+    _check_ports(configuration, count)
     if count == 1:
         return ClusterService(name_server, _only_broker(configuration))
     for path in ("broker.root", "broker.name", "broker.broker_id"):
@@ -85,6 +86,20 @@ def _enforces(tls: ServerTls | None) -> bool:
 
 def _names(count: int) -> list[tuple[int, str]]:
     return [(place, f"broker-{string.ascii_lowercase[place]}") for place in range(count)]
+
+
+def _check_ports(configuration: Configuration, count: int) -> None:
+    """No broker may be told to listen where the name server does."""
+    names = configuration.name_server.server
+    brokers = configuration.broker.server
+    ports = {_port(brokers.port, place) for place in range(count)}
+    if names.port and names.port in ports:
+        raise SettingRefused(
+            f"namesrv.port and broker.port lead to the same port, {names.port}: the name server "
+            f"takes one port, each broker the next {PORT_STEP} from its own on"
+            if count > 1
+            else f"namesrv.port and broker.port are both {names.port}; each needs its own"
+        )
 
 
 def _name_server(configuration: Configuration) -> NameServerSettings:
