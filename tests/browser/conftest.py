@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
@@ -19,13 +20,21 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(browser: Browser) -> AsyncIterator[Stage]:
-    """A shop's cluster; needs a browser, so that nothing is started where there is none."""
-    async with lively_stage() as made:
+    """A large shop's cluster; needs a browser, so that nothing is started where there is none."""
+    async with lively_stage(is_crowded=True, every=1.0) as made:
         yield made
 
 
+@pytest.fixture(scope="module")
+def asked() -> set[tuple[str, str]]:
+    """What pages have asked consoles for, by method and path."""
+    return set()
+
+
 @pytest_asyncio.fixture(loop_scope="module")
-async def desk(browser: Browser, stage: Stage) -> AsyncIterator[Watched]:
+async def desk(
+    browser: Browser, stage: Stage, asked: set[tuple[str, str]]
+) -> AsyncIterator[Watched]:
     """A page as wide as a desk."""
-    async with watched(browser, stage.url) as page:
+    async with watched(browser, stage.url, asked=asked) as page:
         yield page

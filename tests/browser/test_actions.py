@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from playwright.async_api import Browser, expect
+from starlette.routing import Route
 
 from orbitmq.client.admin import TopicNotFound
 from orbitmq.client.message import Message
+from orbitmq.console.api.routes import PREFIX, api
 from tests.support.chromium import PHONE, Watched, watched
 from tests.support.consoles import console_of
 from tests.support.consolestage import Stage
@@ -262,10 +264,12 @@ async def test_without_rights_the_buttons_say_so_and_show_the_command(
         await expect(dialog.get_by_role("button", name="Create")).to_be_disabled()
 
 
-async def test_logging_in_and_out(browser: Browser, stage: Stage) -> None:
+async def test_logging_in_and_out(
+    browser: Browser, stage: Stage, asked: set[tuple[str, str]]
+) -> None:
     async with (
         console_of(stage.cluster, password=PASSWORD) as console,
-        watched(browser, console.console.url.rstrip("/"), viewport=PHONE) as phone,
+        watched(browser, console.console.url.rstrip("/"), viewport=PHONE, asked=asked) as phone,
     ):
         page = phone.page
         await page.goto(phone.url + "/groups/billing")
@@ -289,3 +293,29 @@ async def test_logging_in_and_out(browser: Browser, stage: Stage) -> None:
     (cookie,) = cookies
     assert cookie.get("httpOnly")
     assert cookie.get("sameSite") == "Strict"
+
+
+async def test_no_action_was_left_out(
+    request: pytest.FixtureRequest, asked: set[tuple[str, str]]
+) -> None:
+    """Every address that changes something was asked by a page, in one of the tests above."""
+    ran = {item.name for item in request.session.items if item.path == request.path}
+    if not ran >= {name for name in vars(request.module) if name.startswith("test_")}:
+        pytest.skip("not all actions were chosen to be tested")
+    changing = {
+        (method, route.path_regex)
+        for route in api.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"GET", "HEAD"}
+    }
+
+    left_out = {
+        (method, pattern.pattern)
+        for method, pattern in changing
+        if not any(
+            method == done and pattern.match(path.removeprefix(PREFIX)) for done, path in asked
+        )
+    }
+
+    # A driver reports, not a page.
+    assert left_out == {("POST", "^/pipelines/(?P<name>.*)$")}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from importlib.resources import files
+
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.support.chromium import PHONE, Watched, watched
+from tests.support.chromium import DEADLINE, PHONE, Watched, watched
 from tests.support.consolestage import Stage
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -23,6 +26,7 @@ VIEWS = {
     "/progress?group=mailer": "What was done here",
     "/consumers": "mailer",
     "/consumers/billing": "clustering",
+    "/consumers/mailer/{member}": "Mean call",
     "/charts?group=mailer": "mailer: lag",
     "/send?topic=orders": "Body",
     "/topology": "Connected producers",
@@ -34,9 +38,23 @@ VIEWS = {
 }
 
 
-async def test_every_view_is_drawn(desk: Watched) -> None:
+async def test_no_view_is_left_out() -> None:
+    script = (files("orbitmq.console") / "static" / "main.js").read_text()
+    (table,) = re.findall(r"const VIEWS = \[(.*?)\];", script, re.DOTALL)
+    views = re.findall(r'\["(/[^"]*)"', table)
+    assert len(views) > 15
+
+    def is_tested(view: str) -> bool:
+        pattern = re.sub(r":\w+", "[^/]+", view)
+        return any(re.fullmatch(pattern, path.split("?")[0]) for path in VIEWS)
+
+    assert [view for view in views if not is_tested(view)] == []
+
+
+async def test_every_view_is_drawn(desk: Watched, stage: Stage) -> None:
+    member = await stage.member("mailer")
     for path, word in VIEWS.items():
-        page = await desk.open(path)
+        page = await desk.open(path.format(member=member))
 
         await expect(page.locator("main")).to_contain_text(word)
         await expect(page.locator("h1")).to_have_count(1)
@@ -46,8 +64,9 @@ async def test_every_view_is_drawn(desk: Watched) -> None:
 
 async def test_every_view_is_readable_on_a_phone(browser: Browser, stage: Stage) -> None:
     async with watched(browser, stage.url, viewport=PHONE, color_scheme="dark") as phone:
+        member = await stage.member("mailer")
         for path, word in VIEWS.items():
-            page = await phone.open(path)
+            page = await phone.open(path.format(member=member))
             await expect(page.locator("main")).to_contain_text(word)
             assert await phone.overflow() <= 0, path
             # Nothing that is to be read is smaller than a phone shows it.
@@ -170,6 +189,38 @@ async def test_a_consumer_tells_its_queues_and_its_stack(desk: Watched) -> None:
 
     await expect(page.locator("pre")).to_contain_text("check")
     await expect(page.locator("main")).to_contain_text("--stack")
+
+
+async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(
+    desk: Watched, stage: Stage
+) -> None:
+    await stage.producer.send("orders", '{"order": 1}', tags="paid")
+    page = await desk.open("/groups/mailer")
+    handlers = page.locator("section[aria-label=Handlers]")
+    for name in ("p50", "p95", "p99", "Longest"):
+        await expect(handlers.locator(".tile", has_text=name)).to_contain_text(
+            re.compile(r"\d m?s"), timeout=DEADLINE
+        )
+
+    member = await stage.member("mailer")
+    page = await desk.open(f"/consumers/mailer/{member}")
+
+    topics = page.locator("section[aria-label=Topics] tbody tr")
+    await expect(topics.filter(has_text="orders")).to_contain_text(re.compile(r"\d m?s"))
+    await expect(topics.filter(has_text="orders")).not_to_contain_text("unknown")
+
+
+async def test_percentiles_that_other_clients_do_not_tell_are_unknown(
+    desk: Watched, stage: Stage
+) -> None:
+    await stage.world.consumer("10.0.0.9@java", group="legacy")
+
+    page = await desk.open("/consumers/legacy/10.0.0.9%40java")
+    await expect(page.locator("section[aria-label=Topics] tbody tr")).to_contain_text("unknown")
+
+    page = await desk.open("/groups/legacy")
+    handlers = page.locator("section[aria-label=Handlers]")
+    await expect(handlers.locator(".tile", has_text="p99")).to_contain_text("unknown")
 
 
 async def test_topology_draws_who_reads_what(desk: Watched) -> None:

@@ -69,6 +69,43 @@ def test_a_group_shows_lag_in_messages_and_seconds_its_members_and_its_subscript
     assert all(each["lag_seconds"] > 0 for each in behind["queues"] if each["lag"])
 
 
+def test_percentiles_of_handlers_are_those_of_the_members_that_tell(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    cluster.create_topic("timed", queues=1)
+    cluster.send("timed", *[b"x"] * 5)
+    consumer = Consumer(
+        "timing",
+        name_server=cluster.name_server,
+        consume_from="first",
+        rebalance=RebalanceSettings(persist=0.1),
+    )
+    consumer.on("timed")(lambda _message: None)
+    with consumer:
+        cluster.until_consumed("timing", "timed")
+        member = cli.record("group", "member", "timing", consumer.client_id)
+        shown = cli.record("group", "show", "timing")
+        page = cli.text("group", "show", "timing")
+        frame = cli.record("top", "--once", "--group", "timing")
+        screen = cli.text("top", "--once", "--group", "timing")
+    offline = cli.record("group", "show", "timing")
+
+    (handlers,) = shown["handlers"]
+    assert (handlers["topic"], handlers["calls"]) == ("timed", 5)
+    (topic,) = [each for each in member["topics"] if each["topic"] == "timed"]
+    (again,) = [each for each in member["topics"] if each["topic"] == "%RETRY%timing"]
+    names = ("p50_seconds", "p95_seconds", "p99_seconds", "longest_seconds")
+    times = [handlers[name] for name in names]
+    assert 0 < times[0] <= times[1] <= times[2] <= times[3] < 60
+    assert [topic[f"consume_{name}"] for name in names] == times
+    assert frame["handlers"] == [handlers]
+    assert "Handlers in the last minute" in page
+    assert "Queues of timing; calls for timed: p50 " in screen
+    # Without calls nothing is known, which is not 0.
+    assert [again[f"consume_{name}"] for name in names] == [None] * 4
+    assert offline["handlers"] == []
+
+
 def test_people_see_progress_members_and_settings(cli: Cli, billing: Consumer) -> None:
     table = cli.text("group", "list", "--state", "online").splitlines()
     page = cli.text("group", "show", "billing")

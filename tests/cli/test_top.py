@@ -49,6 +49,7 @@ def test_one_frame_has_lag_rates_and_owners(
     owners = {each["owner"] for each in frame["queues"] if each["topic"] == "orders"}
     assert owners == {busy.client_id}
     assert worst["group"] == "waiting"
+    assert worst["handlers"] == []
 
 
 def test_without_a_terminal_frames_are_printed_one_after_the_other(

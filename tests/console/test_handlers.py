@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin, RunningInfo
 from orbitmq.client.admin.membervalues import FindingKind, TopicConsumption
+from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
@@ -39,6 +41,26 @@ def info(**topics: tuple[float, float, float]) -> RunningInfo:
     )
 
 
+def timed(*seconds: float) -> TopicConsumption:
+    return TopicConsumption(1.0, 0.05, 1.0, 0.0, 0.5, 0, CallTimes.of(seconds))
+
+
+def test_percentiles_are_those_of_all_members_together_that_tell() -> None:
+    slow = replace(info(), topics={"orders": timed(*[0.001] * 5, *[8.0] * 5)})
+    quick = replace(info(), topics={"orders": timed(*[0.001] * 90)})
+    other = info(orders=(5.0, 0.5, 0.010))
+
+    found, alone = times_of([slow, quick, other]), times_of([other])
+
+    assert found is not None
+    assert alone is not None
+    # Not what one makes of 8 and 0.001, the percentiles of each.
+    assert (found.p99, found.longest) == (8.0, 8.0)
+    assert found.p50 == found.p95 == pytest.approx(0.001, rel=0.07)
+    assert (alone.p50, alone.p95, alone.p99, alone.longest) == (None, None, None, None)
+    assert alone.median == 0.010
+
+
 def test_the_middle_and_the_slowest_of_all_consumers_are_told() -> None:
     infos = [info(orders=(5.0, 0.5, 0.010)), info(orders=(5.0, 0.0, 0.030), idle=(0.0, 0.0, 9.0)),
              info(orders=(0.1, 1.0, 2.0), retry_billing=(1.0, 0.0, 50.0))]  # fmt: skip
@@ -56,7 +78,7 @@ async def test_rates_and_times_of_consumers_are_shown_by_group_and_topic_and_kep
     desk: Desk,
 ) -> None:
     client = quick_settings(desk.cluster.name_server)
-    kinds = ("ok", "failed", "pulled", "pull", "median", "slowest")
+    kinds = ("ok", "failed", "pulled", "pull", "median", "slowest", "p50", "p95", "p99")
     names = [f"group/billing/{kind}" for kind in kinds]
     consumer = AsyncConsumer("billing", client=client, consume_from="first")
 
@@ -92,6 +114,10 @@ async def test_rates_and_times_of_consumers_are_shown_by_group_and_topic_and_kep
     assert topic["pull_rate"] > topic["ok_rate"]
     assert topic["pull_time"] > 0
     assert topic["failed_last_hour"] == 1
+    for times in (handlers, topic):
+        found = [times[name] for name in ("p50", "p95", "p99", "longest")]
+        assert found == sorted(found)
+        assert 0 < found[0] <= found[-1] < 60
 
 
 async def test_a_group_that_retries_for_ever_is_a_fault_with_a_remedy(desk: Desk) -> None:

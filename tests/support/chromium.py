@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
@@ -63,6 +64,8 @@ class Watched:
     errors: list[str] = field(default_factory=list)
     #: What was answered with an error; the page's own complaint does not name it.
     refused: list[str] = field(default_factory=list)
+    #: What was asked for, by method and path.
+    asked: set[tuple[str, str]] = field(default_factory=set)
 
     def note(self, status: int, url: str) -> None:
         if status >= 400:
@@ -90,9 +93,14 @@ class Watched:
 
 @contextlib.asynccontextmanager
 async def watched(
-    browser: Browser, url: str, *, viewport: dict[str, int] | None = None, **options: Any
+    browser: Browser,
+    url: str,
+    *,
+    viewport: dict[str, int] | None = None,
+    asked: set[tuple[str, str]] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Watched]:
-    """A page in a context of its own, that must not complain."""
+    """A page in a context of its own, that must not complain. What it asks for goes to `asked`."""
     context: BrowserContext = await browser.new_context(
         viewport=viewport or DESK,  # type: ignore[arg-type]
         reduced_motion="reduce",
@@ -101,7 +109,8 @@ async def watched(
     context.set_default_timeout(DEADLINE)
     try:
         page = await context.new_page()
-        found = Watched(page, url)
+        found = Watched(page, url, asked=set() if asked is None else asked)
+        page.on("request", lambda sent: found.asked.add((sent.method, urlsplit(sent.url).path)))
         page.on("pageerror", lambda error: found.errors.append(str(error)))
         page.on("response", lambda answer: found.note(answer.status, answer.url))
         page.on(

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
@@ -24,6 +25,7 @@ from tests.support.client import quick_settings
 from tests.support.client_admin import World
 from tests.support.consoles import Browser, settings_for
 from tests.support.consuming import until
+from tests.support.crowd import crowd
 
 STEP = 30.0
 REASONS = (
@@ -59,6 +61,8 @@ class Stage:
     producer: AsyncProducer
     chance: random.Random
     step: float = STEP
+    #: The last one that the pipeline has told of.
+    batch: int = 260
 
     @property
     def url(self) -> str:
@@ -71,6 +75,7 @@ class Stage:
             "orders": [self._order(number + each) for each in range(24)],
             "payments": [Message("payments", f'{{"payment": {number}}}', tags="card")] * 3,
             "clicks": [Message("clicks", f"page={each}") for each in range(60)],
+            "orders-by-city": [Message("orders-by-city", '{"city": "Porto", "orders": 24}')] * 5,
         }
         for messages in batches.values():
             await self.producer.send_batch(messages)
@@ -78,7 +83,25 @@ class Stage:
             self.cluster.advance(self.step)
         else:
             await asyncio.sleep(1.0)
+            await self._report_batch()
         await self.looked()
+
+    async def _report_batch(self) -> None:
+        """A batch of the pipeline, like those before and after it."""
+        self.batch += 1
+        rows = self.chance.randint(4900, 5500)
+        await self.report(
+            batch=self.batch,
+            rows=rows,
+            rows_per_second=rows * 0.99,
+            input_rows_per_second=rows * 0.98,
+            batch_seconds=rows / 6400,
+            lag={
+                f"orders@{broker}:{number}": self.chance.randint(0, 40)
+                for broker in ("broker-a", "broker-b")
+                for number in range(4)
+            },
+        )
 
     def _order(self, number: int) -> Message:
         return Message(
@@ -96,6 +119,12 @@ class Stage:
         await until(
             lambda: collector.snapshot is not None and collector.snapshot.at > now, deadline=30
         )
+
+    async def member(self, group: str) -> str:
+        """The id of the only consumer of a group, as it stands in addresses."""
+        found = await self.world.admin.consumers.members(group)
+        (client_id,) = found.client_ids
+        return quote(client_id, safe="")
 
     async def report(self, name: str = "orders-by-city", **fields: Any) -> None:
         """What a driver reports."""
@@ -117,16 +146,19 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def lively_stage(
-    ticks: int = 6, *, step: float = STEP, **settings: Any
+    ticks: int = 6, *, step: float = STEP, is_crowded: bool = False, **settings: Any
 ) -> AsyncIterator[Stage]:
     """A shop: some groups keep up, one is slow, one hangs, one has nobody left.
 
-    With a `step` of 0 it runs in real time, a second for a tick: for pictures.
+    With a `step` of 0 it runs in real time, a second for a tick: for pictures. When it is crowded,
+    there are thousands of other topics and groups besides.
     """
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(AsyncEmbeddedCluster(brokers=2))
         for topic, queues in (("orders", 4), ("payments", 2), ("clicks", 4), ("orders-by-city", 2)):
             await cluster.create_topic(topic, queues=queues)
+        if is_crowded:
+            crowd(cluster.brokers[0])
         client = quick_settings(cluster.name_server)
         admin = await stack.enter_async_context(AsyncAdmin(client=client, clock=cluster.clock))
         world = World(cluster, admin)
@@ -146,7 +178,8 @@ async def lively_stage(
         await _die(world)
         for _ in range(ticks):
             await stage.tick()
-        await stage.report()
+        if step:
+            await stage.report()
         await stage.report("clicks-to-parquet", state="waiting", group=None, topics=["clicks"],
                            output=[], lag={}, rows_per_second=840.0)  # fmt: skip
         await stage.looked()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _help = re.compile(rf"# HELP ({_NAME}) (\S.*)").fullmatch
-_type = re.compile(rf"# TYPE ({_NAME}) (counter|gauge|histogram)").fullmatch
+_type = re.compile(rf"# TYPE ({_NAME}) (counter|gauge|histogram|summary)").fullmatch
 _sample = re.compile(rf"({_NAME})\{{(.*)\}} (-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)").fullmatch
 _label = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"')
 _escaped = re.compile(r"\\(.)")
@@ -20,7 +20,7 @@ class ParsedFamily:
     """One metric."""
 
     kind: str
-    #: Of a histogram, the buckets.
+    #: Of a histogram, the buckets; of a summary, the quantiles.
     samples: dict[Labels, float] = field(default_factory=dict)
     counts: dict[Labels, float] = field(default_factory=dict)
     sums: dict[Labels, float] = field(default_factory=dict)
@@ -71,10 +71,10 @@ def parse_metrics(data: bytes) -> dict[str, ParsedFamily]:
 
 def _samples(name: str, family: ParsedFamily, found: str) -> dict[Labels, float] | None:
     """Where a sample of this name belongs; None when it does not belong here."""
-    if family.kind != "histogram":
+    if family.kind not in ("histogram", "summary"):
         return family.samples if found == name else None
     tables = {
-        f"{name}_bucket": family.samples,
+        f"{name}_bucket" if family.kind == "histogram" else name: family.samples,
         f"{name}_count": family.counts,
         f"{name}_sum": family.sums,
     }

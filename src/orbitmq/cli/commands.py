@@ -17,7 +17,7 @@ from orbitmq.cli.logs import set_up_logging
 from orbitmq.cli.schema import LogLevel
 from orbitmq.cli.services import BrokerService, NameServerService
 from orbitmq.cli.serving import serve
-from orbitmq.cli.showing import show
+from orbitmq.cli.showing import SettingRecord, show
 from orbitmq.cli.upping import client_tls, cluster_service
 from orbitmq.cli.withconsole import WithConsole
 
@@ -243,7 +243,7 @@ def namesrv(
     epilog="Examples:\n\n"
     "  orbitmq config show --config orbitmq.toml\n\n"
     "  orbitmq config show broker.store.flush --describe\n\n"
-    "  ORBITMQ_BROKER_PORT=0 orbitmq config show --changed --json",
+    "  ORBITMQ_BROKER_PORT=0 orbitmq config show --changed --json | jq -r .setting",
 )
 def config_show(
     under: Annotated[
@@ -271,3 +271,6 @@ def config_show(
     )
     for line in lines:
         typer.echo(line)
+
+
+config_show.prints = SettingRecord  # type: ignore[attr-defined]  # for the documentation

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orbitmq.cli.clusters import BrokerRecord
-from orbitmq.cli.grouprecords import QueueProgressRecord
+from orbitmq.cli.grouprecords import CallTimesRecord, QueueProgressRecord, call_times_of
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.errors import AdminError
-from orbitmq.client.admin.groupvalues import GroupSummary
+from orbitmq.client.admin.groupvalues import GroupProgress, GroupSummary
 from orbitmq.client.admin.topicvalues import TopicKind, TopicStatus
 from orbitmq.clock import Clock
 
@@ -56,6 +56,7 @@ class FrameRecord:
     groups: tuple[TopGroupRecord, ...]
     group: str | None  #: whose queues these are: the one asked for, or the one with most lag
     queues: tuple[QueueProgressRecord, ...]
+    handlers: tuple[CallTimesRecord, ...]  #: how long its handlers take, as far as members tell
     problem: str | None = None  #: why a part is missing
 
 
@@ -96,7 +97,7 @@ class Frames:
         groups = [_group(each, look, before) for each in listing]
         groups.sort(key=lambda each: (-each.lag, each.group))
         shown = self._group or (groups[0].group if groups and groups[0].lag else None)
-        queues, problem = await self._queues(shown)
+        progress, problem = await self._progress(shown)
         missing = [f"{each.server}: {each.reason}" for each in listing.unreachable]
         return FrameRecord(
             at=self._clock.now(),
@@ -106,7 +107,8 @@ class Frames:
             topics=tuple(sorted(topics, key=lambda each: (-each.in_rate, each.topic))),
             groups=tuple(groups),
             group=shown,
-            queues=queues,
+            queues=() if progress is None else _queues(progress),
+            handlers=() if progress is None else call_times_of(progress),
             problem="; ".join([*missing, *([problem] if problem else [])]) or None,
         )
 
@@ -124,15 +126,18 @@ class Frames:
             # Deleted meanwhile.
             return None
 
-    async def _queues(self, group: str | None) -> tuple[tuple[QueueProgressRecord, ...], str]:
+    async def _progress(self, group: str | None) -> tuple[GroupProgress | None, str]:
         if group is None:
-            return (), ""
+            return None, ""
         try:
-            progress = await self._admin.groups.progress(group)
+            return await self._admin.groups.progress(group), ""
         except AdminError as error:
-            return (), str(error)
-        places = sorted(progress.queues, key=lambda each: (-each.lag, each.queue))
-        return tuple(map(QueueProgressRecord.of, places)), ""
+            return None, str(error)
+
+
+def _queues(progress: GroupProgress) -> tuple[QueueProgressRecord, ...]:
+    places = sorted(progress.queues, key=lambda each: (-each.lag, each.queue))
+    return tuple(map(QueueProgressRecord.of, places))
 
 
 def _topic(status: TopicStatus, now: _Look, before: _Look | None) -> TopTopicRecord:

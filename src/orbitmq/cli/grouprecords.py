@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from orbitmq.client.admin.groupvalues import (
     GroupDetails,
+    GroupProgress,
     GroupSettings,
     GroupSummary,
     QueueProgress,
@@ -18,7 +19,9 @@ from orbitmq.client.admin.membervalues import (
     GroupSubscription,
     OwnedQueueInfo,
     RunningInfo,
+    TopicConsumption,
 )
+from orbitmq.client.calltimes import CallTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +193,32 @@ class GroupFindingRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimesRecord:
+    """How long handlers took in the last minute, for a topic, by all members that tell it."""
+
+    topic: str
+    calls: int
+    p50_seconds: float | None  #: what half of the calls took at most
+    p95_seconds: float | None
+    p99_seconds: float | None
+    longest_seconds: float | None
+
+
+def call_times_of(progress: GroupProgress) -> tuple[CallTimesRecord, ...]:
+    return tuple(
+        CallTimesRecord(
+            topic=topic,
+            calls=times.calls,
+            p50_seconds=times.p50,
+            p95_seconds=times.p95,
+            p99_seconds=times.p99,
+            longest_seconds=times.longest,
+        )
+        for topic, times in progress.call_times.items()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDetailsRecord:
     """Everything about one group."""
 
@@ -207,6 +236,8 @@ class GroupDetailsRecord:
     subscriptions: tuple[SubscriptionRecord, ...]
     settings: tuple[GroupSettingsRecord, ...]
     queues: tuple[QueueProgressRecord, ...]
+    #: Empty when nobody has worked lately, and when all members consume with other clients.
+    handlers: tuple[CallTimesRecord, ...]
     findings: tuple[GroupFindingRecord, ...]
 
     @classmethod
@@ -232,6 +263,7 @@ class GroupDetailsRecord:
                 for broker, settings in sorted(found.settings.items())
             ),
             queues=tuple(map(QueueProgressRecord.of, progress.queues)),
+            handlers=call_times_of(progress),
             findings=tuple(map(GroupFindingRecord.of, found.findings)),
         )
 
@@ -272,8 +304,30 @@ class ConsumptionRecord:
     pull_seconds: float  #: from asking for messages to having some
     ok_rate: float
     failed_rate: float
-    consume_seconds: float  #: for one call of the handler
+    consume_seconds: float  #: for one call of the handler, on average
+    #: What so many of 100 calls took at most; null when it does not tell, as other clients.
+    consume_p50_seconds: float | None
+    consume_p95_seconds: float | None
+    consume_p99_seconds: float | None
+    consume_longest_seconds: float | None
     failed_last_hour: int
+
+    @classmethod
+    def of(cls, topic: str, consumption: TopicConsumption) -> ConsumptionRecord:
+        times = consumption.consume_times or CallTimes({})
+        return cls(
+            topic=topic,
+            pull_rate=consumption.pull_rate,
+            pull_seconds=consumption.pull_time,
+            ok_rate=consumption.ok_rate,
+            failed_rate=consumption.failed_rate,
+            consume_seconds=consumption.consume_time,
+            consume_p50_seconds=times.p50,
+            consume_p95_seconds=times.p95,
+            consume_p99_seconds=times.p99,
+            consume_longest_seconds=times.longest,
+            failed_last_hour=consumption.failed_last_hour,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,16 +354,7 @@ class MemberRecord:
             queues=tuple(map(OwnedQueueRecord.of, info.queues)),
             subscriptions=tuple(map(SubscriptionRecord.of, info.subscriptions)),
             topics=tuple(
-                ConsumptionRecord(
-                    topic=topic,
-                    pull_rate=each.pull_rate,
-                    pull_seconds=each.pull_time,
-                    ok_rate=each.ok_rate,
-                    failed_rate=each.failed_rate,
-                    consume_seconds=each.consume_time,
-                    failed_last_hour=each.failed_last_hour,
-                )
-                for topic, each in sorted(info.topics.items())
+                ConsumptionRecord.of(topic, each) for topic, each in sorted(info.topics.items())
             ),
             properties=dict(info.properties),
             stack=info.stack,

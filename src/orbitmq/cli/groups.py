@@ -11,6 +11,7 @@ from orbitmq.cli.choosing import GroupName
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import CommandError
 from orbitmq.cli.grouprecords import (
+    CallTimesRecord,
     ClientRecord,
     ConsumptionRecord,
     GroupDetailsRecord,
@@ -23,7 +24,7 @@ from orbitmq.cli.grouprecords import (
 )
 from orbitmq.cli.session import Session
 from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count, duration, rate
+from orbitmq.cli.wording import NOTHING, count, duration, fine, rate
 from orbitmq.client.admin.groupvalues import GroupState
 
 app = section("Look at consumer groups, and move their progress.")
@@ -141,6 +142,18 @@ def _print_details(session: Session, record: GroupDetailsRecord) -> None:
         empty="none yet",
     )
     out.table(
+        Columns[CallTimesRecord]()
+        .text("topic", lambda each: each.topic)
+        .number("calls", lambda each: count(each.calls))
+        .number("p50", lambda each: fine(each.p50_seconds))
+        .number("p95", lambda each: fine(each.p95_seconds))
+        .number("p99", lambda each: fine(each.p99_seconds))
+        .number("longest", lambda each: fine(each.longest_seconds)),
+        record.handlers,
+        title="Handlers in the last minute",
+        empty="not told" if record.members else "nobody is online",
+    )
+    out.table(
         Columns[ClientRecord]()
         .text("client", lambda each: each.client_id)
         .text("address", lambda each: each.address)
@@ -230,10 +243,14 @@ async def member(
         Columns[ConsumptionRecord]()
         .text("topic", lambda each: each.topic)
         .number("pulled/s", lambda each: rate(each.pull_rate))
-        .number("pull takes", lambda each: duration(each.pull_seconds))
+        .number("pull takes", lambda each: fine(each.pull_seconds))
         .number("ok/s", lambda each: rate(each.ok_rate))
         .number("failed/s", lambda each: rate(each.failed_rate), bad=lambda e: e.failed_rate > 0)
-        .number("handler takes", lambda each: duration(each.consume_seconds))
+        .number("handler takes", lambda each: fine(each.consume_seconds))
+        .number("p50", lambda each: fine(each.consume_p50_seconds))
+        .number("p95", lambda each: fine(each.consume_p95_seconds))
+        .number("p99", lambda each: fine(each.consume_p99_seconds))
+        .number("longest", lambda each: fine(each.consume_longest_seconds))
         .number("failed in the last hour", lambda each: count(each.failed_last_hour)),
         record.topics,
         title="Speed",

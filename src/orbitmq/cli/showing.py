@@ -5,16 +5,45 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from orbitmq.cli.configuration import DEFAULT, Configuration, Row
 from orbitmq.cli.describing import Description, describe
 from orbitmq.cli.errors import SettingRefused
+from orbitmq.cli.jsonoutput import line_of
 from orbitmq.cli.schema import all_settings
 
 #: Longer values, of which there are few, push their origin to the right.
 _VALUE_WIDTH = 24
 _TEXT_WIDTH = 96
 _INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRecord:
+    """A setting in force."""
+
+    setting: str
+    value: Any  #: null when there is none; a secret is hidden
+    origin: str  #: default, a file, a variable of the environment or a flag
+    variable: str  #: of the environment, which sets it
+    meaning: str
+    allowed: str
+    unit: str
+
+    @classmethod
+    def of(cls, row: Row) -> SettingRecord:
+        described = describe(all_settings()[row.path])
+        return cls(
+            setting=row.path,
+            value=row.value,
+            origin=row.origin,
+            variable=row.variable,
+            meaning=described.meaning,
+            allowed=described.allowed,
+            unit=described.unit,
+        )
 
 
 def show(
@@ -25,7 +54,7 @@ def show(
     with_descriptions: bool = False,
     as_json: bool = False,
 ) -> Iterator[str]:
-    """The lines to print: a table, what each setting means, or one JSON object.
+    """The lines to print: a table, what each setting means, or an object of JSON for each.
 
     `under` is a setting, or a part of its path that names several. Raises `SettingRefused`.
     """
@@ -39,7 +68,7 @@ def show(
             f"no setting is {under!r} or below it; orbitmq config show lists all of them"
         )
     if as_json:
-        yield _as_json(rows)
+        yield from (line_of(SettingRecord.of(row)) for row in rows)
     elif with_descriptions:
         yield from _as_text(rows)
     else:
@@ -48,21 +77,6 @@ def show(
 
 def _is_under(path: str, under: str) -> bool:
     return not under or path == under or path.startswith(under.rstrip(".") + ".")
-
-
-def _as_json(rows: Sequence[Row]) -> str:
-    table = {}
-    for row in rows:
-        described = describe(all_settings()[row.path])
-        table[row.path] = {
-            "value": row.value,
-            "origin": row.origin,
-            "variable": row.variable,
-            "meaning": described.meaning,
-            "allowed": described.allowed,
-            "unit": described.unit,
-        }
-    return json.dumps(table, indent=2, ensure_ascii=False)
 
 
 def _as_text(rows: Sequence[Row]) -> Iterator[str]:

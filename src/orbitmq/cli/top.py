@@ -123,7 +123,7 @@ async def _on_screen(
             # What was chosen is seen at once, and its queues after the next look.
             seen = frame
             if view.chosen not in (None, frame.group):
-                seen = replace(frame, group=view.chosen, queues=())
+                seen = replace(frame, group=view.chosen, queues=(), handlers=())
             live.update(drawn(seen, view, shutil.get_terminal_size().lines), refresh=True)
 
     shown = 0

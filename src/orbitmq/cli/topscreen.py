@@ -17,9 +17,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from orbitmq.cli.frames import FrameRecord, TopGroupRecord, TopTopicRecord
-from orbitmq.cli.grouprecords import QueueProgressRecord
+from orbitmq.cli.grouprecords import CallTimesRecord, QueueProgressRecord
 from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count, duration, harmless, moment, rate, several, share
+from orbitmq.cli.wording import (
+    NOTHING,
+    count,
+    duration,
+    fine,
+    harmless,
+    moment,
+    rate,
+    several,
+    share,
+)
+from orbitmq.client.names import is_retry_topic
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -152,7 +163,8 @@ def drawn(frame: FrameRecord, view: View, lines: int) -> RenderableType:
                    groups, fits[0], _groups(frame.group, view), first)  # fmt: skip
     parts += _part("Topics, busiest first", frame.topics, fits[1], _TOPICS)
     if frame.group is not None:
-        parts += _part(f"Queues of {frame.group}", frame.queues, fits[2], _QUEUES)
+        title = f"Queues of {frame.group}{handlers(frame.handlers)}"
+        parts += _part(title, frame.queues, fits[2], _QUEUES)
     if frame.problem is not None:
         parts += [Text(""), Text(harmless(f"! {frame.problem}"), style="red")]
     if view.is_interactive:
@@ -190,6 +202,17 @@ def drains(group: TopGroupRecord) -> str:
     if group.lag_change is None:
         return "?"
     return duration(group.lag / -group.lag_change) if group.lag_change < 0 else "never"
+
+
+def handlers(times: Sequence[CallTimesRecord]) -> str:
+    """How long calls of handlers take, for the topic with most of them."""
+    if not times:
+        return ""
+    most = max(times, key=lambda each: (not is_retry_topic(each.topic), each.calls))
+    return (
+        f"; calls for {most.topic}: p50 {fine(most.p50_seconds)}, p95 {fine(most.p95_seconds)}, "
+        f"p99 {fine(most.p99_seconds)}, longest {fine(most.longest_seconds)}"
+    )
 
 
 def _first_shown(groups: Sequence[TopGroupRecord], chosen: str | None, most: int) -> int:

@@ -11,6 +11,7 @@ __all__ = [
     "NOTHING",
     "count",
     "duration",
+    "fine",
     "harmless",
     "moment",
     "rate",
@@ -30,6 +31,15 @@ def count(number: int | None) -> str:
 def rate(per_second: float | None) -> str:
     """`1,234.5`: per second."""
     return NOTHING if per_second is None else f"{per_second:,.1f}"
+
+
+def fine(seconds: float | None) -> str:
+    """`80 µs`, `4 ms`, `1.2 s`: of what is mostly short."""
+    if seconds is None:
+        return NOTHING
+    if 0 < seconds < 0.001:
+        return f"{max(1, round(seconds * 1e6))} µs"
+    return f"{seconds * 1000:.1f} ms" if 0 < seconds < 0.01 else duration(seconds)
 
 
 def size(number: float | None) -> str:

@@ -18,6 +18,7 @@ from orbitmq.client.admin.findings import (
     queue_findings,
     retries_for_ever,
 )
+from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.names import is_retry_topic
 from orbitmq.clock import Clock
 from orbitmq.console.checks.groups import Inside
@@ -51,6 +52,12 @@ class HandlerTimes:
     pull_rate: float
     #: Mean seconds from asking a broker for messages to having some, of the slowest member.
     pull_time: float
+    #: What so many of 100 calls took at most in the last minute, of all members together that tell.
+    #: None when none does: consumers with other clients know means only.
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    longest: float | None = None
 
 
 class Handlers:
@@ -156,7 +163,10 @@ def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:
         return None
     # Messages that failed before are rare, and tell little about what a handler usually takes.
     usual = [each for name, each in working if not is_retry_topic(name)]
-    times = [each.consume_time for each in usual or [each for _, each in working]]
+    chosen = usual or [each for _, each in working]
+    times = [each.consume_time for each in chosen]
+    told = [each.consume_times for each in chosen if each.consume_times is not None]
+    calls = CallTimes.together(told)
     return HandlerTimes(
         median=statistics.median(times),
         slowest=max(times),
@@ -164,4 +174,8 @@ def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:
         failed_rate=sum(each.failed_rate for _, each in working),
         pull_rate=sum(each.pull_rate for _, each in topics),
         pull_time=max(each.pull_time for _, each in topics),
+        p50=calls.p50,
+        p95=calls.p95,
+        p99=calls.p99,
+        longest=calls.longest,
     )

@@ -146,6 +146,9 @@ class Parts:
         for group, times in self.handlers.times.items():
             values[f"group/{group}/median"] = round(times.median, 4)
             values[f"group/{group}/slowest"] = round(times.slowest, 4)
+            for name, took in (("p50", times.p50), ("p95", times.p95), ("p99", times.p99)):
+                if took is not None:
+                    values[f"group/{group}/{name}"] = round(took, 6)
             values[f"group/{group}/ok"] = round(times.ok_rate, 3)
             values[f"group/{group}/failed"] = round(times.failed_rate, 3)
             values[f"group/{group}/pulled"] = round(times.pull_rate, 3)

@@ -56,6 +56,8 @@ async def test_a_consumer_tells_what_it_holds_and_does(world: World) -> None:
     assert (owned.last_pull_at, owned.last_consume_at) == (1_700_000_000.5, None)
     assert info.cached_messages == 7
     assert (info.topics["orders"].ok_rate, info.topics["orders"].pull_time) == (2.5, 0.02)
+    # Clients other than ours have means only: what they do not tell is not 0.
+    assert info.topics["orders"].consume_times is None
     assert [each.topic for each in info.subscriptions] == ["orders"]
     assert not info.is_orderly
     assert info.stack is None

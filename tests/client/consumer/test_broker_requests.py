@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused
@@ -59,6 +61,11 @@ async def running_info(
         ),
     )
     return decode_body(ConsumerRunningInfo, answer.body)
+
+
+def _consumed(consumer: AsyncConsumer) -> int:
+    found = consumer.statistics().topics.get("orders")
+    return 0 if found is None else found.consumed
 
 
 class TestRunningInfo:
@@ -119,7 +126,8 @@ class TestRunningInfo:
             await until(lambda: consumer.statistics().sent_back == 1)
             info = await running_info(cluster, tool, consumer)
             here = consumer.statistics().topics["orders"]
-            metrics = parse_metrics(consumer.metrics().encode())
+            text = consumer.metrics()
+            metrics = parse_metrics(text.encode())
             labels = {
                 "client_id": consumer.client_id,
                 "group": consumer.group,
@@ -146,6 +154,44 @@ class TestRunningInfo:
         for name in ("consumed_per_second", "failed_per_second", "pulled_per_second"):
             assert metrics[f"orbitmq_consumer_{name}"].value(**labels) > 0
         assert metrics["orbitmq_consumer_pull_seconds"].value(**labels) > 0
+        calls = metrics["orbitmq_consumer_handler_call_seconds"]
+        assert calls.counts == {frozenset(labels.items()): 3}
+        assert calls.sums[frozenset(labels.items())] >= 0.006
+        families = {each.name: each for each in text_string_to_metric_families(text)}
+        assert families["orbitmq_consumer_handler_call_seconds"].type == "summary"
+        times = here.consume_times
+        assert times.calls == 3
+        assert 0.002 <= (times.p50 or 0) <= (times.p99 or 0) == times.longest
+        for quantile, took in (("0.5", times.p50), ("0.95", times.p95), ("0.99", times.p99)):
+            assert calls.value(quantile=quantile, **labels) == took
+        longest = metrics["orbitmq_consumer_handler_call_longest_seconds"]
+        assert longest.value(**labels) == times.longest
+        assert CallTimes.from_told(info.user_consumer_info["consumeTimes.orders"]) == times
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    async def test_calls_in_order_are_timed_one_by_one(
+        self, cluster: AsyncEmbeddedCluster, is_async: bool
+    ) -> None:
+        consumer = consumer_of(cluster, ordered=True)
+
+        async def handle_async(message: ReceivedMessage) -> None:
+            await asyncio.sleep(0.05 if message.body == b"slow" else 0)
+
+        def handle(message: ReceivedMessage) -> None:
+            if message.body == b"slow":
+                threading.Event().wait(0.05)
+
+        consumer.on("orders")(handle_async if is_async else handle)
+        bodies = ["quick"] * 10 + ["slow"] + ["quick"] * 10
+        await send(cluster, "orders", bodies, queue=Queue("orders", "broker-a", 0))
+        async with consumer:
+            await until(lambda: _consumed(consumer) == 21)
+            times = consumer.statistics().topics["orders"].consume_times
+
+        # One call took long, and those after it, which waited for it, did not.
+        assert times.calls == 21
+        assert (times.longest or 0) >= 0.05
+        assert (times.p50 or 1) < (times.longest or 0)
 
     async def test_coroutine_handlers_are_in_the_stacks(
         self, cluster: AsyncEmbeddedCluster, tool: Engine

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.consumer.statistics import Meter, Statistics
+from orbitmq.client.calltimes import CallTimes
+from orbitmq.client.consumer.meters import CallMeter, Meter
+from orbitmq.client.consumer.statistics import Statistics
 
 
 class Time:
@@ -57,10 +59,60 @@ def test_a_mean_is_the_last_known_one_when_nothing_happens() -> None:
     assert Meter(0.0, 12, 5.0).mean(5.0) == 0.0
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 40), st.lists(st.floats(0, 100), min_size=1, max_size=8),
+            st.integers(1, 200), st.booleans(),
+        ),
+        max_size=40,
+    ),
+    st.floats(0, 130),
+)  # fmt: skip
+def test_percentiles_are_those_of_the_calls_within_the_stretch(
+    events: list[tuple[float, list[float], int, bool]], later: float
+) -> None:
+    """Against a list of everything, however many calls end together and how often one looks."""
+    now, width, slots = 1000.0, 5.0, 12
+    meter = CallMeter(now, slots, width)
+    kept: list[tuple[int, list[float]]] = []
+    for pause, times, repeated, is_looked_at in events:
+        now += pause
+        meter.add_calls(now, times * repeated)
+        kept.append((int(now // width), times * repeated))
+        if is_looked_at:
+            meter.times(now)
+    now += later
+
+    found = meter.times(now)
+
+    within = [each for slot, times in kept if int(now // width) - slot < slots for each in times]
+    assert found == CallTimes.of(within)
+    assert found.calls == meter.recent(now)
+
+
+def test_a_few_slow_calls_are_seen_where_the_mean_hides_them() -> None:
+    time = Time()
+    statistics = Statistics(time)
+    statistics.consumed("orders", done=1000, failed=0, times=[0.001] * 985 + [2.0] * 15)
+
+    counted = statistics.topic("orders")
+
+    assert counted.consume_time < 0.04
+    times = counted.consume_times
+    assert times.p50 == times.p95
+    assert 0.001 <= (times.p50 or 0) < 0.0011
+    assert (times.p99, times.longest) == (2.0, 2.0)
+
+    time.now += 90
+    assert statistics.topic("orders").consume_times.p99 is None
+    assert statistics.topic("orders").calls == 1000
+
+
 def test_failures_are_remembered_for_an_hour() -> None:
     time = Time()
     statistics = Statistics(time)
-    statistics.consumed("orders", done=3, failed=2, calls=5, seconds=0.5)
+    statistics.consumed("orders", done=3, failed=2, times=[0.1] * 5)
 
     time.now += 3000
     assert statistics.topic("orders").failed_last_hour == 2
@@ -74,7 +126,7 @@ def test_failures_are_remembered_for_an_hour() -> None:
 def test_running_info_has_milliseconds() -> None:
     time = Time()
     statistics = Statistics(time)
-    statistics.consumed("orders", done=1, failed=0, calls=1, seconds=0.25)
+    statistics.consumed("orders", done=1, failed=0, times=[0.25])
     statistics.pulled("orders", 32, 0.125)
     time.now += 10
 

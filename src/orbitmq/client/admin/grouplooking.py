@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from orbitmq.client.admin import findings
 from orbitmq.client.admin.asking import Asking
@@ -12,6 +13,7 @@ from orbitmq.client.admin.membervalues import Finding, Members, RunningInfo
 from orbitmq.client.admin.progress import Progress
 from orbitmq.client.admin.topicstatus import TopicInsight
 from orbitmq.client.admin.topology import BrokerNode, Topology
+from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.names import dead_letter_topic
 from orbitmq.client.queue import Queue
 
@@ -33,13 +35,7 @@ class GroupLooking:
         """How far a group is, and with `owners`, who has each queue."""
         members, _ = await self._consumers.look(group, topology)
         running = await self._running(members, topology) if owners else {}
-        return await self._progress.of_group(
-            group,
-            topic=topic,
-            subscribed=_subscribed(members),
-            topology=topology,
-            owners=_owners(running),
-        )
+        return await self._progress_with(running, group, members, topology, topic=topic)
 
     async def describe(
         self, group: str, topology: Topology, settings: dict[str, GroupSettings]
@@ -47,12 +43,7 @@ class GroupLooking:
         """Everything about a group that is configured like this."""
         members, told = await self._consumers.look(group, topology)
         running = await self._running(members, topology)
-        progress = await self._progress.of_group(
-            group,
-            subscribed=_subscribed(members),
-            topology=topology,
-            owners=_owners(running),
-        )
+        progress = await self._progress_with(running, group, members, topology)
         return GroupDetails(
             group,
             settings,
@@ -60,7 +51,30 @@ class GroupLooking:
             self._found(members, told, running, progress),
             progress,
             await self._dead_letters(topology, group),
+            running,
         )
+
+    async def _progress_with(
+        self,
+        running: Mapping[str, RunningInfo],
+        group: str,
+        members: Members | None,
+        topology: Topology,
+        *,
+        topic: str | None = None,
+    ) -> GroupProgress:
+        """How far a group is, with what its members say of themselves."""
+        progress = await self._progress.of_group(
+            group,
+            topic=topic,
+            subscribed=_subscribed(members),
+            topology=topology,
+            owners=_owners(running),
+        )
+        times = call_times(running.values())
+        if topic is not None:
+            times = {name: each for name, each in times.items() if name == topic}
+        return replace(progress, call_times=times)
 
     def _found(
         self,
@@ -121,3 +135,13 @@ def _owners(running: Mapping[str, RunningInfo]) -> dict[Queue, str]:
         for each in info.queues
         if not each.is_dropped
     }
+
+
+def call_times(infos: Iterable[RunningInfo]) -> dict[str, CallTimes]:
+    """How long calls of handlers took, by topic, of all consumers together that tell it."""
+    told: dict[str, list[CallTimes]] = {}
+    for info in infos:
+        for topic, each in info.topics.items():
+            if each.consume_times is not None:
+                told.setdefault(topic, []).append(each.consume_times)
+    return {topic: CallTimes.together(parts) for topic, parts in sorted(told.items())}

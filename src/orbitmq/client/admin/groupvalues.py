@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orbitmq.client.admin.listing import Unreachable
-from orbitmq.client.admin.membervalues import Finding, Members
+from orbitmq.client.admin.membervalues import Finding, Members, RunningInfo
+from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.names import is_retry_topic
 from orbitmq.client.queue import Queue
 
@@ -136,6 +137,9 @@ class GroupProgress:
     #: Messages per second that it pulls.
     consume_rate: float
     unreachable: tuple[Unreachable, ...] = ()
+    #: How long calls of handlers took in the last minute, by topic: of all members together that
+    #: were asked, had calls and tell. Who consumes with another client than this one does not.
+    call_times: Mapping[str, CallTimes] = field(default_factory=dict, hash=False)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -172,6 +176,8 @@ class GroupDetails:
     progress: GroupProgress
     #: Messages in its dead-letter topic.
     dead_letters: int
+    #: What members say of themselves, by client id; those that do not answer are missing.
+    running: Mapping[str, RunningInfo] = field(default_factory=dict, hash=False)
 
     @property
     def state(self) -> GroupState:

@@ -23,6 +23,7 @@ from orbitmq.client.admin.membervalues import (
 )
 from orbitmq.client.admin.topicstatus import queue_of
 from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
+from orbitmq.client.calltimes import CallTimes, property_of
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.message.errors import MessageIdInvalid
 from orbitmq.message.ids import decode_offset_id
@@ -340,6 +341,7 @@ def _consumption(body: ConsumerRunningInfo) -> Mapping[str, TopicConsumption]:
             failed_rate=status.consume_failed_tps,
             consume_time=status.consume_rt / 1000,
             failed_last_hour=status.consume_failed_msgs,
+            consume_times=CallTimes.from_told(body.user_consumer_info.get(property_of(topic), "")),
         )
         for topic, status in body.status_table.items()
     }

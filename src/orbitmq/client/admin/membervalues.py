@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orbitmq.client.admin.listing import Unreachable
+from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.queue import Queue
 
 
@@ -103,7 +104,7 @@ class OwnedQueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicConsumption:
-    """How fast a consumer works on a topic; rates per second, times in seconds."""
+    """How fast a consumer works on a topic; rates per second, mean times in seconds."""
 
     pull_rate: float
     pull_time: float
@@ -111,6 +112,9 @@ class TopicConsumption:
     failed_rate: float
     consume_time: float
     failed_last_hour: int
+    #: How long calls of handlers took in the last minute. None: it has made none, or does not tell,
+    #: as consumers of other languages do not.
+    consume_times: CallTimes | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

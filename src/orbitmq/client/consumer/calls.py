@@ -65,7 +65,10 @@ class Call(msgspec.Struct, eq=False, gc=False):
 class Run:
     """Calls with messages of one queue, one after the other, until one fails or time is up."""
 
-    __slots__ = ("_lasts", "_monotonic", "began", "calls", "ended", "is_async", "outcomes", "owned")
+    __slots__ = (
+        "_begins", "_lasts", "_monotonic", "began", "calls", "ended", "is_async", "outcomes",
+        "owned",
+    )  # fmt: skip
 
     is_urgent = True
 
@@ -87,6 +90,13 @@ class Run:
         self.ended = 0.0
         #: Of the calls that were made, in their order.
         self.outcomes: list[Outcome] = []
+        #: When each of them began; maybe also one that was not made after all.
+        self._begins: list[float] = []
+
+    def times(self) -> list[float]:
+        """Seconds that each call took that was made."""
+        begins = self._begins[: len(self.outcomes)]
+        return [end - began for began, end in zip(begins, [*begins[1:], self.ended], strict=False)]
 
     def run(self) -> None:
         self.began = self._monotonic()
@@ -126,6 +136,7 @@ class Run:
         # The first call is made in any case, or a slice that is too short would end in nothing.
         if self.outcomes and now - self.began >= self._lasts:
             return False
+        self._begins.append(now)
         return owned.lock is None or owned.lock.is_held(now)
 
 

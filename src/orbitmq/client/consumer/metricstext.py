@@ -6,7 +6,7 @@ of the messages; a program serves this text wherever it serves its own metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ _BY_TOPIC: Final = (
             lambda topic: topic.pull_time),
 )  # fmt: skip
 
+#: A summary: what so many of all calls took at most in the last minute, and all calls ever.
+_CALLS: Final = "handler_call_seconds"
+_QUANTILES: Final = (0.5, 0.95, 0.99)
+
 _BY_GROUP: Final = (
     ("sent_back_total", "Failed messages that the broker took back.", "sent_back"),
     ("dead_letters_total", "Messages given up, as far as this consumer knows.", "dead_letters"),
@@ -58,10 +62,33 @@ def metrics_text(group: str, client_id: str, statistics: ConsumerStatistics) -> 
             _sample(name, {**member, "topic": topic}, read(counted))
             for topic, counted in sorted(statistics.topics.items())
         ]
+    lines += _calls(member, sorted(statistics.topics.items()))
     for name, about, field in _BY_GROUP:
         lines += _head(name, "counter", about)
         lines.append(_sample(name, member, getattr(statistics, field)))
     return "\n".join(lines) + "\n"
+
+
+def _calls(
+    member: Mapping[str, str], topics: Sequence[tuple[str, TopicStatistics]]
+) -> Iterator[str]:
+    called = [(topic, counted) for topic, counted in topics if counted.calls]
+    if not called:
+        return
+    yield from _head(_CALLS, "summary", "Times of handler calls; quantiles are of the last minute.")
+    for topic, counted in called:
+        labels = {**member, "topic": topic}
+        for quantile in _QUANTILES:
+            value = counted.consume_times.percentile(quantile)
+            if value is not None:
+                yield _sample(_CALLS, {**labels, "quantile": str(quantile)}, value)
+        yield _sample(f"{_CALLS}_sum", labels, counted.call_seconds)
+        yield _sample(f"{_CALLS}_count", labels, counted.calls)
+    longest = "handler_call_longest_seconds"
+    yield from _head(longest, "gauge", "The longest handler call of the last minute.")
+    for topic, counted in called:
+        if counted.consume_times.longest is not None:
+            yield _sample(longest, {**member, "topic": topic}, counted.consume_times.longest)
 
 
 def _head(name: str, kind: str, about: str) -> Iterable[str]:
@@ -71,7 +98,7 @@ def _head(name: str, kind: str, about: str) -> Iterable[str]:
     )
 
 
-def _sample(name: str, labels: dict[str, str], value: float) -> str:
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
     told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
     return f"orbitmq_consumer_{name}{{{told}}} {value}"
 

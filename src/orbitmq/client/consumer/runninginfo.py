@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from orbitmq.client.calltimes import property_of
 from orbitmq.client.consumer.sendback import DEFAULT_RETRIES
 from orbitmq.wire.bodies.membership import ConsumeType
 from orbitmq.wire.versions import OUR_VERSION, release_of
@@ -81,7 +82,11 @@ def describe(
     workers: int,
     stacks: str | None = None,
 ) -> ConsumerRunningInfo:
-    """Everything that is known, added to what `info` says about the queues."""
+    """Everything that is known, added to what `info` says about the queues.
+
+    What Apache's consumers do not have is among the user's own facts, which its tools print as they
+    are: brokers and tools of any version pass them on.
+    """
     counted = statistics.snapshot()
     own = {
         "passedOver": counted.passed_over,
@@ -96,6 +101,11 @@ def describe(
         properties=particulars.properties(workers) | info.properties,
         subscription_set=subscriptions.to_data(),
         status_table={topic: statistics.status(topic) for topic in subscriptions.topics},
-        user_consumer_info={name: str(count) for name, count in own.items()},
+        user_consumer_info={name: str(count) for name, count in own.items()}
+        | {
+            property_of(topic): each.consume_times.told()
+            for topic, each in counted.topics.items()
+            if each.consume_times.calls
+        },
         jstack=stacks,
     )

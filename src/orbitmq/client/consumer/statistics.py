@@ -1,73 +1,21 @@
 """What a consumer has done, by topic: messages, failures, times, per second and in all.
 
-Rates and mean times are those of the last minute, as Apache's tools show them. A sum over time is
-kept in slots of fixed length, of which the oldest is used again: no timer runs for it, and adding
-costs the same however much is counted.
+Rates and times are those of the last minute, as Apache's tools show them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from orbitmq.client.calltimes import CallTimes
+from orbitmq.client.consumer.meters import CallMeter, Meter
 from orbitmq.wire.bodies.stats import ConsumeStatus
 
 #: Rates are taken over so many slots of so many seconds.
 _MINUTE: Final = (12, 5.0)
 _HOUR: Final = (60, 60.0)
-
-
-class Meter:
-    """Counts events and adds values up, over a stretch of time that moves along."""
-
-    __slots__ = ("_began", "_counts", "_slot", "_slots", "_sums", "_width", "count", "total")
-
-    def __init__(self, now: float, slots: int, width: float) -> None:
-        self._slots = slots
-        self._width = width
-        self._began = now
-        self._slot = int(now // width)
-        self._counts = [0] * slots
-        self._sums = [0.0] * slots
-        #: All events ever, and their values.
-        self.count = 0
-        self.total = 0.0
-
-    def add(self, now: float, count: int = 1, value: float = 0.0) -> None:
-        self._move_to(now)
-        place = self._slot % self._slots
-        self._counts[place] += count
-        self._sums[place] += value
-        self.count += count
-        self.total += value
-
-    def recent(self, now: float) -> int:
-        """Events within the stretch."""
-        self._move_to(now)
-        return sum(self._counts)
-
-    def rate(self, now: float) -> float:
-        """Events per second within the stretch, or since the beginning if that is shorter."""
-        lasted = min(now - self._began, self._slots * self._width)
-        return self.recent(now) / max(lasted, 1.0)
-
-    def mean(self, now: float) -> float:
-        """The mean value of the events within the stretch; of all ever if there were none."""
-        count = self.recent(now)
-        if count:
-            return sum(self._sums) / count
-        return self.total / self.count if self.count else 0.0
-
-    def _move_to(self, now: float) -> None:
-        slot = int(now // self._width)
-        passed = min(slot - self._slot, self._slots)
-        for step in range(1, passed + 1):
-            place = (self._slot + step) % self._slots if passed < self._slots else step - 1
-            self._counts[place] = 0
-            self._sums[place] = 0.0
-        if passed > 0:
-            self._slot = slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +30,11 @@ class TopicStatistics:
     failed_per_second: float = 0.0
     pulled_per_second: float = 0.0
     consume_time: float = 0.0  #: mean seconds of a handler call
+    #: How long handler calls took: p50, p95, p99, longest, each None when there was no call.
+    consume_times: CallTimes = field(default_factory=lambda: CallTimes({}))
     pull_time: float = 0.0  #: mean seconds from asking for messages to having some
+    calls: int = 0  #: handler calls, ever
+    call_seconds: float = 0.0  #: that they took together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +62,7 @@ class _Topic:
         self.consumed = Meter(now, *_MINUTE)
         self.failed = Meter(now, *_MINUTE)
         self.failed_hour = Meter(now, *_HOUR)
-        self.calls = Meter(now, *_MINUTE)
+        self.calls = CallMeter(now, *_MINUTE)
         self.pulled = Meter(now, *_MINUTE)
         self.pulls = Meter(now, *_MINUTE)
 
@@ -128,11 +80,12 @@ class Statistics:
         self.timed_out = 0
         self.dead_letters = 0
 
-    def consumed(self, topic: str, *, done: int, failed: int, calls: int, seconds: float) -> None:
-        """Handlers were called `calls` times, and took `seconds` together."""
+    def consumed(self, topic: str, *, done: int, failed: int, times: Sequence[float]) -> None:
+        """Handlers were called, and took so many seconds each."""
         now = self._monotonic()
         counts = self._topic(topic, now)
-        counts.calls.add(now, calls, seconds)
+        if times:
+            counts.calls.add_calls(now, times)
         if done:
             counts.consumed.add(now, done)
         if failed:
@@ -161,7 +114,10 @@ class Statistics:
             failed_per_second=counts.failed.rate(now),
             pulled_per_second=counts.pulled.rate(now),
             consume_time=counts.calls.mean(now),
+            consume_times=counts.calls.times(now),
             pull_time=counts.pulls.mean(now),
+            calls=counts.calls.count,
+            call_seconds=counts.calls.total,
         )
 
     def snapshot(self) -> ConsumerStatistics:

@@ -8,7 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import Finding, FindingKind, GroupDetails, RunningInfo
+from orbitmq.client.admin import (
+    Finding,
+    FindingKind,
+    GroupDetails,
+    RunningInfo,
+    TopicConsumption,
+)
+from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.names import is_retry_topic
 from orbitmq.console import commandlines
 from orbitmq.console.answers import answer
@@ -16,6 +23,7 @@ from orbitmq.console.api.listing import Row, window
 from orbitmq.console.checks.faults import Check
 from orbitmq.console.checks.groups import OF_GROUPS, of_finding
 from orbitmq.console.errors import NotThere
+from orbitmq.console.handlers import times_of
 from orbitmq.console.parts import Parts, parts_of, who
 from orbitmq.console.samples import GroupSample, Pace
 
@@ -73,7 +81,7 @@ async def group(request: Request) -> Response:
     snapshot = parts.collector.snapshot
     sample = None if snapshot is None else snapshot.groups.get(name)
     faults = () if snapshot is None else parts.faults()
-    handlers = parts.handlers.times.get(name)
+    handlers = times_of(details.running.values())
     pipelines = [each.name for each in parts.pipelines.all if each.report.group == name]
     return answer(
         {
@@ -189,7 +197,7 @@ def shown_member(info: RunningInfo) -> dict[str, Any]:
             word: info.properties[key] for key, word in _LIMITS.items() if key in info.properties
         },
         "subscriptions": info.subscriptions,
-        "topics": info.topics,
+        "topics": {topic: _topic(each) for topic, each in info.topics.items()},
         "queues": [
             {
                 "topic": each.queue.topic,
@@ -207,6 +215,22 @@ def shown_member(info: RunningInfo) -> dict[str, Any]:
             for each in info.queues
         ],
         "stack": info.stack,
+    }
+
+
+def _topic(consumption: TopicConsumption) -> dict[str, Any]:
+    times = consumption.consume_times or CallTimes({})
+    return {
+        "pull_rate": consumption.pull_rate,
+        "pull_time": consumption.pull_time,
+        "ok_rate": consumption.ok_rate,
+        "failed_rate": consumption.failed_rate,
+        "failed_last_hour": consumption.failed_last_hour,
+        "consume_time": consumption.consume_time,
+        "p50": times.p50,
+        "p95": times.p95,
+        "p99": times.p99,
+        "longest": times.longest,
     }
 
 

@@ -9,7 +9,7 @@ const SHORTEST = 120;
 
 /** `series`: [{ name, points: [[time, value]...] }]; the first is the one that matters. */
 export function chart(series, { from, to, format = f.count, label }) {
-  const shown = series.filter((each) => each.points.length);
+  const shown = series.map((each, place) => ({ ...each, place })).filter((each) => each.points.length);
   // A console that has just begun shows the time that it knows, not an empty hour.
   const known = Math.min(to - SHORTEST, ...shown.map((each) => each.points[0][0]));
   if (known > from + (to - from) / 2) from = known;
@@ -20,10 +20,10 @@ export function chart(series, { from, to, format = f.count, label }) {
   const plot = h("div", { class: "plot", role: "img", "aria-label": `${label}: ${described(shown, format)}` },
     s("svg", { viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", "aria-hidden": "true" },
       [0, 0.5].map((part) => s("line", { class: "grid", x1: 0, x2: W, y1: H * part, y2: H * part })),
-      shown.map((each, place) => {
+      shown.map((each, number) => {
         const line = drawn(each.points, x, y, to);
-        return [place === 0 && s("path", { class: "area", d: `${line} L${x(to)},${H} L${x(each.points[0][0])},${H} Z` }),
-          s("path", { class: `s${place}`, d: line })];
+        return [number === 0 && s("path", { class: "area", d: `${line} L${x(to)},${H} L${x(each.points[0][0])},${H} Z` }),
+          s("path", { class: `s${each.place}`, d: line })];
       })),
     [1, 0.5].map((part) => h("span", { class: "y", style: { top: `${(1 - part) * 100}%` } }, (format === f.duration ? f.brief : format)(top * part))));
   hover(plot, shown, { from, to, format });

@@ -108,7 +108,8 @@ export function memberLink(group, client) {
 }
 
 export function drains(row) {
-  if (!row.lag) return "–";
+  // Of rates that are as good as equal, neither "never" nor a time would be true.
+  if (!row.lag || row.pace === "keeping up") return "–";
   return row.drains_in === null ? "never" : f.brief(row.drains_in);
 }
 

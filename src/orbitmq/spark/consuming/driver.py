@@ -126,7 +126,7 @@ class Driver:
             topic = planned.pieces[report.place].range.queue.topic
             failed = report.retried + report.dead + report.kept
             # How many calls there were, and how long they took, is known to the tasks only.
-            counts.consumed(topic, done=report.done, failed=failed, calls=0, seconds=0.0)
+            counts.consumed(topic, done=report.done, failed=failed, times=())
             counts.sent_back += report.retried + report.dead
             counts.dead_letters += report.dead
             counts.kept_back += report.kept

@@ -76,9 +76,13 @@ function drawn(params, content, stack, ask) {
         ["Topic", (row) => row[0], "name"],
         ["Handled well", (row) => `${f.rate(row[1].ok_rate)}/s`, "n"],
         ["Failed", (row) => h("span", { class: row[1].failed_rate ? "warn-text" : "" }, `${f.rate(row[1].failed_rate)}/s`), "n"],
-        ["Handler takes", (row) => f.fine(row[1].consume_time), "n"],
+        ["Mean call", (row) => f.fine(row[1].consume_time || null), "n"],
+        ["p50", (row) => known(row[1], "p50"), "n opt"],
+        ["p95", (row) => known(row[1], "p95"), "n opt"],
+        ["p99", (row) => known(row[1], "p99"), "n"],
+        ["Longest", (row) => known(row[1], "longest"), "n opt"],
         ["Pulled", (row) => `${f.rate(row[1].pull_rate)}/s`, "n opt"],
-        ["Pull takes", (row) => f.fine(row[1].pull_time), "n opt"],
+        ["Pull waits", (row) => f.fine(row[1].pull_time || null), "n opt"],
         ["Failed last hour", (row) => f.exact(row[1].failed_last_hour), "n opt"],
       ], Object.entries(content.topics).sort(), { empty: "It has not consumed anything yet." })),
       card("Queues", table([
@@ -95,4 +99,10 @@ function drawn(params, content, stack, ask) {
         card("Subscriptions", table([["Topic", (row) => row.topic, "name"], ["Wants", (row) => row.expression, "name"], ["As", (row) => row.expression_type]], content.subscriptions)),
         card("Settings, as it names them", h("div", { class: "body stack" }, facts(Object.entries(content.properties).sort().map(([name, value]) => [name, value])), command(content.command))))),
   ];
+}
+
+/** A time of handler calls. Other clients than ours make calls and do not tell: that is unknown, and not 0. */
+function known(topic, name) {
+  if (topic[name] !== null || !(topic.ok_rate + topic.failed_rate)) return f.fine(topic[name]);
+  return h("span", { class: "faint" }, "unknown");
 }

@@ -89,7 +89,7 @@ function drawn({ group, content, filter, trouble, running, follow }) {
   return [
     head(group, {
       crumb: link("/dead-letters", "Dead letters"),
-      sub: [`${f.plural(content.count, "message")} in ${f.plural(content.reasons.length, "pile")} ${which}`, content.is_complete ? "" : "; there are more, these are the newest", " · ", link(path("groups", group), "the group")],
+      sub: [`${f.plural(content.count, "message")} in ${f.plural(content.reasons.length, "pile")} ${which}`, content.is_complete ? "" : "; there are more, these are the newest", " · ", link(path("groups", group), "see the group")],
       actions: [
         h("a", { class: "button", href: save("jsonl"), download: "" }, "Save as JSON lines"),
         h("a", { class: "button", href: save("parquet"), download: "" }, "Save as Parquet"),
@@ -113,7 +113,7 @@ function drawnPile(group, pile, chosen, follow) {
     h("div", { class: "inner" },
       h("div", { class: "ages" },
         [["last hour", hour], ["last day", day], ["last week", week], ["older", older]].filter(([, number]) => number).map(([word, number]) => h("span", null, h("b", null, f.count(number)), ` ${word}`)),
-        h("span", null, `last ${f.ago(pile.last_died_at)}`),
+        h("span", null, `the last one ${f.ago(pile.last_died_at)}`),
         pile.resent > 0 && h("span", { class: "warn-text" }, `${f.count(pile.resent)} were sent again before and died again`),
         h("span", { class: "muted" }, topics.slice(0, 3).map(([topic, number], place) => [place ? ", " : "from ", link(path("topics", topic), topic), topics.length > 1 ? ` (${f.count(number)})` : ""]))),
       pile.sample && h("div", { class: "sample" }, pile.sample.preview),

@@ -46,7 +46,7 @@ function drawn(content, curves, map, names, ranges) {
         tile("Oldest", f.brief(content.lag_seconds), { hint: content.lag ? "has waited so long" : "nothing waits" }),
         tile("In", f.rate(sample.in_rate), { unit: "/s" }),
         tile("Out", f.rate(sample.out_rate), { unit: "/s" }),
-        tile("Empty in", drains(sample), { hint: content.lag ? "at this pace" : "" }),
+        tile("Empty in", drains(sample), { hint: !content.lag ? "" : sample.pace === "keeping up" ? "as much comes as goes" : "at this pace" }),
         tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name) })),
       card("Lag over time", h("div", { class: "body split three" },
         labelled("Lag", chart([{ name: "lag", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, label: "Lag" })),
@@ -82,13 +82,22 @@ function wrong(content) {
 function handlers(content) {
   const times = content.handlers;
   if (!times) return null;
+  // Consumers with other clients tell means only: a percentile of theirs is unknown, and not 0.
+  const calls = times.p50 === null ? [
+    tile("A call takes", f.fine(times.median), { hint: "mean, usual member" }),
+    tile("At the slowest", f.fine(times.slowest), { hint: "mean, slowest member" }),
+    tile("p99 of calls", "unknown", { hint: "its clients do not tell" }),
+    tile("Longest call", "unknown", { hint: "its clients do not tell" }),
+  ] : [
+    tile("p50 of calls", f.fine(times.p50), { hint: "half take at most that" }),
+    tile("p95 of calls", f.fine(times.p95), { hint: "95 of 100" }),
+    tile("p99 of calls", f.fine(times.p99), { hint: "99 of 100" }),
+    tile("Longest call", f.fine(times.longest), { hint: "of the last minute" }),
+  ];
   return card("Handlers", h("div", { class: "tiles plain six bare" },
     tile("Handled well", f.rate(times.ok_rate), { unit: "/s" }),
     tile("Failed", f.rate(times.failed_rate), { unit: "/s", tone: times.failed_rate ? "warn-text" : "" }),
-    tile("A call takes", f.fine(times.median), { hint: "mean, usual member" }),
-    tile("At the slowest", f.fine(times.slowest), { hint: "mean, slowest member" }),
-    tile("Pulled", f.rate(times.pull_rate), { unit: "/s" }),
-    tile("A pull takes", f.fine(times.pull_time), { hint: "mean, slowest member" })));
+    calls), h("span", { class: "small muted" }, `pulls ${f.rate(times.pull_rate)}/s, waits ${f.fine(times.pull_time)} for messages`));
 }
 
 function queues(content, own) {

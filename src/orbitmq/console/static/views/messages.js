@@ -26,7 +26,7 @@ export async function messages({ query, remember }) {
   const fields = {
     newest: [], tail: [], time: [field("Since", since), field("Until", until)], offset: [field("Queue", queue), field("Offset", offset)], key: [field("Key", key)], id: [field("Id", id)],
   };
-  const filter = [field("Filter", expression), field("as", type)];
+  const filter = [field("Filter", expression), field("As", type)];
   const place = h("div", { class: "form" });
   const button = h("button", { class: "primary" }, "Show");
   const result = h("div", { class: "stack" });

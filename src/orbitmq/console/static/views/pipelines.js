@@ -37,12 +37,20 @@ export async function pipeline({ params, go }) {
   const load = () => Promise.all([get(path("pipelines", params.name)), get("/charts", { series: names, minutes: 60 })]);
   let [content, curves] = await load();
   const forget = h("button", { type: "button" }, "Take off the list");
-  forget.onclick = () => act(forget, async () => { await remove(path("pipelines", params.name)); go("/pipelines"); });
+  let asked = null;
+  let isForgotten = false;
+  // What is asked about a pipeline that is taken off would be answered with an error.
+  forget.onclick = () => act(forget, async () => {
+    isForgotten = true;
+    await Promise.allSettled([asked]);
+    await remove(path("pipelines", params.name)).catch((error) => { isForgotten = false; throw error; });
+    go("/pipelines");
+  });
   return {
     title: params.name,
     wantsPipelines: true,
     draw: () => drawn(content, curves, names, forget),
-    refresh: async () => { [content, curves] = await load(); },
+    refresh: async () => { if (!isForgotten) [content, curves] = await (asked = load()); },
   };
 }
 

@@ -11,17 +11,19 @@ export async function topic({ params, go }) {
   const series = `topic/${name}/in`;
   const load = () => Promise.all([get(path("topics", name)), get("/charts", { series, minutes: 60 })]);
   let [content, curve] = await load();
+  let asked = null;
   let isDeleted = false;
   // What is asked about a topic while it is deleted would be answered with an error.
   const deleted = async () => {
     isDeleted = true;
+    await Promise.allSettled([asked]);
     await remove(path("topics", name)).catch((error) => { isDeleted = false; throw error; });
     go("/topics");
   };
   return {
     title: name,
     draw: () => drawn(content, curve, series, go, deleted),
-    refresh: async () => { if (!isDeleted) [content, curve] = await load(); },
+    refresh: async () => { if (!isDeleted) [content, curve] = await (asked = load()); },
   };
 }
 

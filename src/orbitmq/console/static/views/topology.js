@@ -37,7 +37,10 @@ function drawn(content) {
   ];
   if (!content.topics.length) return h("p", { class: "empty" }, "No topic matches.");
   const outputs = [...new Set(content.pipelines.flatMap((each) => each.output))];
-  const topics = content.topics.map((each) => ({ ...each, key: `t ${each.name}`, sub: `${f.rate(each.in_rate)}/s in`, href: path("topics", each.name) }));
+  // What nobody reads on is where something ends, and is shown there only.
+  const read = new Set([...content.edges.map((edge) => edge.topic), ...content.pipelines.flatMap((each) => each.topics)]);
+  const rates = new Map(content.topics.map((each) => [each.name, each.in_rate]));
+  const topics = content.topics.filter((each) => read.has(each.name) || !outputs.includes(each.name)).map((each) => ({ ...each, key: `t ${each.name}`, sub: `${f.rate(each.in_rate)}/s in`, href: path("topics", each.name) }));
   const edges = [
     ...content.edges.map((edge) => [`t ${edge.topic}`, `g ${edge.group}`, edge.rate]),
     ...content.pipelines.flatMap((each) => each.topics.map((topic) => [`t ${topic}`, `p ${each.name}`, each.rate])),
@@ -51,7 +54,7 @@ function drawn(content) {
   };
   readers.sort((a, b) => weight(a) - weight(b) || a.name.localeCompare(b.name));
   const shown = readers.slice(0, 60);
-  const columns = [topics, shown, ...(outputs.length ? [outputs.map((name) => ({ name, key: `o ${name}`, sub: "result", href: path("topics", name) }))] : [])];
+  const columns = [topics, shown, ...(outputs.length ? [outputs.map((name) => ({ name, key: `o ${name}`, sub: rates.has(name) ? `${f.rate(rates.get(name))}/s in` : "result", href: path("topics", name) }))] : [])];
   const height = Math.max(...columns.map((each) => each.length)) * ROW + 44;
   const total = outputs.length ? 1000 : 860;
   const gap = (total - WIDTH) / Math.max(1, columns.length - 1);
