@@ -7,13 +7,13 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from orbitmq.remoting.blocking import BlockingSide, Encode
+from orbitmq.remoting.blocking import BlockingSide
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
@@ -26,8 +26,9 @@ from orbitmq.remoting.errors import (
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls
-from orbitmq.wire.command import Command, command_pieces, decode_command
+from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import Bytes, FrameReader
+from tests.support.askingthreads import ask, begin, encoding, in_threads
 from tests.support.remoting import DEADLINE, serving, until
 
 #: Self-signed, for localhost and 127.0.0.1.
@@ -45,15 +46,8 @@ def _hold(_: Connection, request: Command) -> Result:
     return LATER
 
 
-def _encoding(code: int, body: bytes = b"", *, one_way: bool = False) -> Encode:
-    def encode(opaque: int) -> Sequence[Bytes]:
-        return command_pieces(Command.request(code, opaque=opaque, body=body, one_way=one_way))
-
-    return encode
-
-
 def _ask(side: BlockingSide, body: bytes, code: int = ECHO, timeout: float = DEADLINE) -> bytes:
-    return bytes(side.ask(code, _encoding(code, body), timeout).body)
+    return ask(side, code, body, timeout)
 
 
 @contextlib.asynccontextmanager
@@ -72,44 +66,15 @@ async def _connected(
         await connection.wait_closed()
 
 
-async def _in_threads(*works: Callable[[], object]) -> list[object]:
-    """Run every function on a thread of its own; their results or errors."""
-    loop = asyncio.get_running_loop()
-    outcomes: list[asyncio.Future[object]] = []
-    for work in works:
-        outcome: asyncio.Future[object] = loop.create_future()
-        outcomes.append(outcome)
-        threading.Thread(target=_run, args=(work, loop, outcome), daemon=True).start()
-    async with asyncio.timeout(2 * DEADLINE):
-        return list(await asyncio.gather(*outcomes, return_exceptions=True))
-
-
-def _begin(*works: Callable[[], object]) -> asyncio.Task[list[object]]:
-    return asyncio.get_running_loop().create_task(_in_threads(*works))
-
-
-def _run(
-    work: Callable[[], object],
-    loop: asyncio.AbstractEventLoop,
-    outcome: asyncio.Future[object],
-) -> None:
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001  # it is looked at by the test
-        loop.call_soon_threadsafe(outcome.set_exception, error)
-    else:
-        loop.call_soon_threadsafe(outcome.set_result, result)
-
-
 async def test_a_thread_is_answered() -> None:
     async with serving({ECHO: _echo}) as server, _connected(server) as connection:
         side = connection.for_threads()
 
-        (answer,) = await _in_threads(lambda: _ask(side, b"hello"))
+        (answer,) = await in_threads(lambda: _ask(side, b"hello"))
 
         assert answer == b"hello"
         assert connection.pending_requests == 0
-        assert connection.bytes_out == len(b"".join(_encoding(ECHO, b"hello")(1)))
+        assert connection.bytes_out == len(b"".join(encoding(ECHO, b"hello")(1)))
 
 
 async def test_a_thread_writes_without_the_help_of_the_loop() -> None:
@@ -129,7 +94,7 @@ async def test_a_thread_writes_without_the_help_of_the_loop() -> None:
     waiting.start()
     connection = await connect(f"127.0.0.1:{listening.getsockname()[1]}")
     side = connection.for_threads()
-    asking = threading.Thread(target=lambda: side.tell(_encoding(ECHO, b"now", one_way=True)))
+    asking = threading.Thread(target=lambda: side.tell(encoding(ECHO, b"now", one_way=True)))
 
     asking.start()
     came = arrived.wait(DEADLINE)  # the loop does nothing meanwhile
@@ -166,7 +131,7 @@ async def test_frames_of_threads_and_of_the_loop_stay_whole(buffer: int | None) 
         side = connection.for_threads()
         tasks = asyncio.gather(*(task(connection, 100 + seed) for seed in range(4)))
 
-        done = await _in_threads(*(partial(work, side, seed) for seed in range(8)))
+        done = await in_threads(*(partial(work, side, seed) for seed in range(8)))
 
         assert done == list(range(8))
         assert await tasks == [100, 101, 102, 103]
@@ -179,11 +144,11 @@ async def test_a_socket_that_was_full_is_written_by_threads_again() -> None:
         side = connection.for_threads()
         shared = connection._shared
         assert shared is not None
-        await _in_threads(*(lambda: _ask(side, b"x" * 500_000) for _ in range(4)))
+        await in_threads(*(lambda: _ask(side, b"x" * 500_000) for _ in range(4)))
         await until(lambda: not shared._belongs_to_loop, "the socket's freedom")
         before = shared.written
 
-        await _in_threads(lambda: _ask(side, b"small"))
+        await in_threads(lambda: _ask(side, b"small"))
 
         assert shared.written > before
 
@@ -192,8 +157,8 @@ async def test_a_late_answer_is_an_error_after_its_time_and_leaves_nothing_behin
     async with serving({HOLD: _hold, ECHO: _echo}) as server, _connected(server) as connection:
         side = connection.for_threads()
 
-        (error,) = await _in_threads(lambda: _ask(side, b"", HOLD, timeout=0.05))
-        (answer,) = await _in_threads(lambda: _ask(side, b"again"))
+        (error,) = await in_threads(lambda: _ask(side, b"", HOLD, timeout=0.05))
+        (answer,) = await in_threads(lambda: _ask(side, b"again"))
 
         assert isinstance(error, RequestTimedOut)
         assert (error.code, error.timeout) == (HOLD, 0.05)
@@ -204,7 +169,7 @@ async def test_a_late_answer_is_an_error_after_its_time_and_leaves_nothing_behin
 async def test_threads_that_wait_are_told_of_the_end_of_the_connection() -> None:
     async with serving({HOLD: _hold}) as server, _connected(server) as connection:
         side = connection.for_threads()
-        asking = _begin(*(partial(_ask, side, b"", HOLD) for _ in range(10)))
+        asking = begin(*(partial(_ask, side, b"", HOLD) for _ in range(10)))
         await until(lambda: connection.pending_requests == 10)
 
         connection.abort("for a test")
@@ -220,8 +185,8 @@ async def test_threads_that_come_after_the_end_are_told_at_once() -> None:
         connection.close()
         await connection.wait_closed()
 
-        asked, told = await _in_threads(
-            lambda: _ask(side, b""), lambda: side.tell(_encoding(ECHO, one_way=True))
+        asked, told = await in_threads(
+            lambda: _ask(side, b""), lambda: side.tell(encoding(ECHO, one_way=True))
         )
 
         assert isinstance(asked, ConnectionLost)
@@ -246,7 +211,7 @@ async def test_a_peer_that_dies_among_sends_leaves_nobody_waiting(buffer: int | 
     await server.start()
     async with _connected(server, buffer=buffer) as connection:
         side = connection.for_threads()
-        asking = asyncio.create_task(_in_threads(*(partial(work, side, seed) for seed in range(8))))
+        asking = asyncio.create_task(in_threads(*(partial(work, side, seed) for seed in range(8))))
         await until(lambda: connection.bytes_in > 300_000)
 
         for peer in tuple(server.connections):
@@ -262,10 +227,10 @@ async def test_more_requests_than_allowed_are_refused() -> None:
     settings = ConnectionSettings(pending_requests=2)
     async with serving({HOLD: _hold}) as server, _connected(server, settings) as connection:
         side = connection.for_threads()
-        asking = _begin(*(partial(_ask, side, b"", HOLD) for _ in range(2)))
+        asking = begin(*(partial(_ask, side, b"", HOLD) for _ in range(2)))
         await until(lambda: connection.pending_requests == 2)
 
-        (error,) = await _in_threads(lambda: _ask(side, b"", HOLD))
+        (error,) = await in_threads(lambda: _ask(side, b"", HOLD))
 
         assert isinstance(error, TooManyRequests)
         connection.abort()
@@ -279,7 +244,7 @@ async def test_a_request_that_cannot_be_encoded_waits_for_nothing() -> None:
     async with serving({ECHO: _echo}) as server, _connected(server) as connection:
         side = connection.for_threads()
 
-        (error,) = await _in_threads(lambda: side.ask(ECHO, encode, DEADLINE))
+        (error,) = await in_threads(lambda: side.ask(ECHO, encode, DEADLINE))
 
         assert str(error) == "no such request"
         assert connection.pending_requests == 0
@@ -293,7 +258,7 @@ async def test_with_tls_the_loop_writes_for_the_threads() -> None:
         side = connection.for_threads()
         bodies = [bytes([number]) * 70_000 for number in range(6)]
 
-        answers = await _in_threads(*(partial(_ask, side, body) for body in bodies))
+        answers = await in_threads(*(partial(_ask, side, body) for body in bodies))
 
         assert answers == bodies
         shared = connection._shared

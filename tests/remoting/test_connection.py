@@ -386,6 +386,55 @@ async def test_what_is_sent_outside_of_a_turn_becomes_one_write_per_step_of_the_
     assert len(transport.written) == 1
 
 
+async def test_a_request_with_no_other_in_flight_is_written_at_once() -> None:
+    connection, transport = _open(Dispatcher({}))
+
+    first = connection.submit(ECHO, None, lambda _: None)
+    alone = len(transport.written)
+    connection.submit(ECHO, None, lambda _: None)
+    connection.submit(ECHO, None, lambda _: None)
+    before = len(transport.written)
+    await asyncio.sleep(0)
+    together = len(transport.written)
+    for opaque in range(first, first + 3):
+        connection.data_received(encode_command(Command.request(ECHO, opaque=opaque).answer(0)))
+    connection.submit(ECHO, None, lambda _: None)
+
+    assert (alone, before, together) == (1, 1, 2)
+    assert len(transport.written) == 3
+    connection.abort()
+
+
+async def test_a_lone_request_is_written_with_what_was_sent_before_it_in_the_same_step() -> None:
+    connection, transport = _open(Dispatcher({}))
+
+    connection.notify(HOLD)
+    connection.submit(ECHO, None, lambda _: None)
+    before = list(transport.written)
+    await asyncio.sleep(0)
+
+    assert before == []
+    assert len(transport.written) == 1
+    connection.abort()
+
+
+async def test_a_lone_request_within_a_turn_is_written_at_its_end() -> None:
+    written: list[int] = []
+
+    def ask_back(connection: Connection, request: Command) -> Command:
+        connection.submit(ECHO, None, lambda _: None)
+        written.append(len(transport.written))
+        return request.answer(0)
+
+    connection, transport = _open(Dispatcher({HOLD: ask_back}))
+
+    connection.data_received(_requests(1, code=HOLD))
+
+    assert written == [0]
+    assert len(transport.written) == 1
+    connection.abort()
+
+
 async def test_much_output_is_written_before_the_turn_ends() -> None:
     settings = ConnectionSettings(flush_bytes=10_000)
     connection, transport = _open(Dispatcher({ECHO: _echo}), settings)

@@ -27,6 +27,7 @@ from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.remoting.pending import PendingRequests
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.sharedsocket import SharedSocket
+from orbitmq.remoting.waiter import Waiter
 from orbitmq.wire.command import Command, command_pieces
 from orbitmq.wire.frame import Bytes
 from tests.support.remoting import DEADLINE, serving, until
@@ -220,33 +221,30 @@ async def test_what_a_thread_leaves_while_the_loop_has_the_lock_is_written(by: s
         await until(lambda: told == [b"meanwhile"])
 
 
-class _HandingOver(PendingRequests):
-    """Has just taken a request off the table when its thread gives it up."""
+class _AnsweringLast(PendingRequests):
+    """Has just told a thread when that one gives up."""
 
-    def add_from_thread(
-        self,
-        opaque: int,
-        code: int,
-        timeout: float,
-        outcome: Callable[[Command], None],
-    ) -> None:
-        self.outcome = outcome
+    def add_thread(self, opaque: int, waiter: Waiter) -> None:
+        self.waiter = waiter
 
-    def give_up(self, opaque: int) -> bool:
+    def give_up_thread(self, opaque: int) -> None:
         answer = Command.request(ECHO, opaque=opaque, body=b"in the last moment")
-        handing_over = threading.Timer(0.05, lambda: self.outcome(answer))
-        handing_over.daemon = True
-        handing_over.start()
-        return False
+        self.waiter.settle(answer)
 
 
-async def test_an_answer_that_is_being_handed_over_when_the_time_is_up_is_taken() -> None:
+async def test_an_answer_that_comes_in_the_moment_when_the_time_is_up_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nobody is told that it did not come."""
+    late: list[float] = []
+    monkeypatch.setattr(Connection, "was_late_from_thread", lambda _, waited: late.append(waited))
     async with serving({}) as server, _connected(server) as connection:
         whole = connection.for_threads()
-        pending = _HandingOver(asyncio.get_running_loop(), connection.remote, 10)
-        side = BlockingSide(connection, whole._socket, pending, whole._opaques)
+        pending = _AnsweringLast(asyncio.get_running_loop(), connection.remote, 10)
+        side = BlockingSide(connection, whole._socket, None, pending, whole._opaques)
 
         answer = await _on_thread(lambda: _ask(side, b"", timeout=0.2))
 
         assert not isinstance(answer, RequestTimedOut)
         assert answer == b"in the last moment"
+        assert late == []

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from orbitmq.wire.codes import Flag, Language, RequestCode, ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
 from orbitmq.wire.errors import EncodeError, FrameError, HeaderError, WireError
 from orbitmq.wire.frame import Frame, FrameReader
+from orbitmq.wire.headers.base import NoFields
 from orbitmq.wire.headers.membership import UnregisterClientRequest
 from orbitmq.wire.headers.pull import PullMessageRequest
 from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
@@ -84,6 +86,57 @@ def test_a_pull_of_a_java_client_reads_and_writes_to_the_byte(data: bytes) -> No
     assert encode_command(command) == data
 
 
+send_fields = st.fixed_dictionaries(
+    dict.fromkeys("abc", texts),
+    optional={
+        **{name: st.integers(-3, 1 << 33).map(str) | texts for name in "defghjl"},
+        **dict.fromkeys("in", texts),
+        **{name: st.sampled_from(["true", "false", "", "1", None]) for name in "km"},
+        "AccessKey": texts,
+    },
+)
+whole_sends = st.fixed_dictionaries(
+    {name: st.just(value) for name, value in zip("abcdefgh", "gtT40010", strict=True)},
+    optional={"i": texts, "j": st.just("3"), "m": st.just("true"), "AccessKey": texts},
+)
+outer = st.fixed_dictionaries(
+    {"opaque": st.integers(0, 9)},
+    optional={
+        "code": st.sampled_from([310, 11]),
+        "flag": st.integers(0, 3),
+        "language": st.sampled_from(["JAVA", "GO", "?", 1, None]),
+        "version": st.integers(0, 500),
+        "remark": texts | st.none(),
+        "extFields": st.none() | send_fields | whole_sends,
+    },
+)
+
+
+@given(fields=send_fields | whole_sends, rest=outer)
+def test_a_send_is_read_in_one_go_to_the_same_end(
+    fields: dict[str, str | None], rest: dict[str, object]
+) -> None:
+    """A blank before the code is enough for the ordinary way."""
+    text = f'"code":310,"extFields":{json.dumps(fields)},{json.dumps(rest)[1:]}'.encode()
+
+    quick = decode_command(Frame(0, b"{" + text, b"body"))
+    usual = decode_command(Frame(0, b"{ " + text, b"body"))
+
+    assert _read(quick) == _read(usual)
+    assert quick.with_fields({"b": "x"}) == usual.with_fields({"b": "x"})
+
+
+def _read(command: Command) -> tuple[object, ...]:
+    """What somebody can know of a command: its header first, which must not need the map."""
+    try:
+        header: object = to_builtins(command.header(SendMessageRequest))
+        other: object = to_builtins(command.header(NoFields))
+        fields: object = dict(command.ext_fields)
+    except HeaderError as error:
+        return command.code, command.opaque, str(error)
+    return command, header, other, fields
+
+
 def test_an_answer_without_fields_has_no_map_of_them() -> None:
     header = (
         b'{"code":0,"flag":1,"language":"JAVA","opaque":7,'
@@ -134,6 +187,14 @@ def test_every_text_has_a_json_form_that_reads_back(text: str) -> None:
 
     assert json.loads(quoted(text)) == expected
     assert json.loads(object_of_strings({text: text})) == {expected: expected}
+
+
+def test_a_text_alone_is_escaped_as_it_is_among_fields() -> None:
+    """The two are written in different ways; every character that either treats specially."""
+    for code in (*range(0x300), *range(0x2000, 0x2100), 0xD800, 0xDFFF, 0xFFFF, 0x1F600):
+        text = f"a{chr(code)}b\\u000c"
+
+        assert object_of_strings({"k": text}) == b'{"k":%b}' % quoted(text), hex(code)
 
 
 #: What peers send that differs from what Java writes, and what it means.

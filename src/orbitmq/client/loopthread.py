@@ -98,7 +98,7 @@ class LoopThread:
         except WrongUse:
             coroutine.close()
             raise
-        call: _Call[T] = _Call()
+        call: LoopCall[T] = LoopCall()
         try:
             # An interrupt may come at any point here, and the coroutine is given up in any case.
             self._begin(coroutine, call.begin)
@@ -111,7 +111,7 @@ class LoopThread:
             raise TimeoutError
         return self._outcome(call)
 
-    def _outcome(self, call: _Call[T]) -> T:
+    def _outcome(self, call: LoopCall[T]) -> T:
         try:
             return call.outcome()
         except concurrent.futures.CancelledError:
@@ -150,7 +150,7 @@ class LoopThread:
             raise
 
 
-class _Call(Generic[T]):
+class LoopCall(Generic[T]):
     """A coroutine on the loop that a thread waits for.
 
     The loop never waits for the thread. With a `concurrent.futures.Future` it might, for ever: a
@@ -169,7 +169,11 @@ class _Call(Generic[T]):
     def begin(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         """On the loop."""
         if self._is_given_up:
-            coroutine.close()
+            try:
+                coroutine.close()
+            finally:
+                # It may have been given up by another thread than the one that waits.
+                self._gate.release()
             return
         task = loop.create_task(coroutine)
         task.add_done_callback(self._settle)
@@ -192,16 +196,20 @@ class _Call(Generic[T]):
         return self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
 
     def give_up(self) -> None:
-        """Nobody waits any more: cancel it, now or when it begins."""
+        """Cancel it, now or when it begins; who still waits is told so."""
         self._is_given_up = True
         if self._loop is not None and self._task is not None:
             # A loop that is closed has cancelled all of its tasks.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
+    def is_task(self, task: asyncio.Task[Any]) -> bool:
+        """Whether it is this task that runs the coroutine."""
+        return self._task is task
+
     def outcome(self) -> T:
-        assert self._task is not None  # noqa: S101  # somebody has waited for it
-        if self._task.cancelled():
+        """What came of it, when it was waited for."""
+        if self._task is None or self._task.cancelled():
             raise concurrent.futures.CancelledError
         return self._task.result()
 

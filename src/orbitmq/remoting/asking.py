@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,6 +20,7 @@ from orbitmq.remoting.errors import (
     RequestTimedOut,
     TooManyRequests,
 )
+from orbitmq.remoting.onloop import call_on_loop
 from orbitmq.remoting.owner import Prepare
 from orbitmq.remoting.pending import Outcome, PendingRequests, settling
 from orbitmq.remoting.settings import ConnectionSettings
@@ -130,7 +130,7 @@ class Asking(abc.ABC):
         if timeout is None:
             timeout = self._settings.request_timeout
         self._pending.add(opaque, code, timeout, outcome)
-        self.send_pieces(pieces)
+        self.send_pieces(pieces, at_once=len(self._pending) == 1)
         return opaque
 
     def give_up(self, opaque: int) -> None:
@@ -179,8 +179,11 @@ class Asking(abc.ABC):
         return command_pieces(request, limits=self._settings.limits)
 
     @abc.abstractmethod
-    def send_pieces(self, pieces: Sequence[Bytes]) -> None:
-        """Send the pieces of whole frames. Their buffers must not change any more."""
+    def send_pieces(self, pieces: Sequence[Bytes], *, at_once: bool = False) -> None:
+        """Send the pieces of whole frames. Their buffers must not change any more.
+
+        `at_once` does not wait for others of the same step, unless there are some already.
+        """
 
     @property
     @abc.abstractmethod
@@ -241,8 +244,7 @@ class Asking(abc.ABC):
     def was_late_from_thread(self, waited: float) -> None:
         """A request of a thread was not answered."""
         if self._silence is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                self._loop.call_soon_threadsafe(self._was_late, waited)
+            call_on_loop(self._loop, self._was_late, waited)
 
     def _next_opaque(self) -> int:
         return next(self._opaques) & 0x7FFFFFFF

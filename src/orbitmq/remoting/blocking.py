@@ -1,19 +1,21 @@
 """Requests of threads that block until they are answered.
 
-The thread notes that it waits, writes its request to the socket and sleeps on a lock; the loop,
-which is woken by the answer and by nothing else, releases it. Its deadline is its own: the thread
-wakes by itself, so no timer of the loop has to be set from outside.
+The thread notes that it waits, writes its request to the socket, and reads until the answer is
+there, or sleeps while another thread or the loop reads. Its deadline is its own: the thread wakes
+by itself, so no timer of the loop has to be set from outside.
 """
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from orbitmq.remoting.errors import ConnectionLost, RemotingError, RequestTimedOut
+from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut
 from orbitmq.remoting.pending import PendingRequests
+from orbitmq.remoting.sharedreading import SharedReading
 from orbitmq.remoting.sharedsocket import SharedSocket
+from orbitmq.remoting.waiter import Waiter
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 
@@ -27,19 +29,24 @@ Encode: TypeAlias = Callable[[int], Sequence[Bytes]]
 class BlockingSide:
     """What threads may do with a connection; get it with `Connection.for_threads`."""
 
-    __slots__ = ("_opaques", "_pending", "_socket", "connection")
+    __slots__ = ("_monotonic", "_opaques", "_pending", "_reading", "_socket", "connection")
 
     def __init__(
         self,
         connection: Connection,
         shared: SharedSocket,
+        reading: SharedReading | None,
         pending: PendingRequests,
         opaques: Iterator[int],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Without `reading` the loop reads for threads."""
         self.connection = connection
         self._socket = shared
+        self._reading = reading
         self._pending = pending
         self._opaques = opaques
+        self._monotonic = monotonic
 
     @property
     def is_open(self) -> bool:
@@ -50,23 +57,24 @@ class BlockingSide:
 
         Raises what `Connection.request` raises, and what `encode` does.
         """
+        deadline = self._monotonic() + timeout
         opaque = next(self._opaques) & 0x7FFFFFFF
         pieces = encode(opaque)
-        waiting = _Waiter()
+        waiter = Waiter()
         try:
-            self._pending.add_from_thread(opaque, code, timeout, waiting.settle)
+            self._pending.add_thread(opaque, waiter)
             self._write(pieces)
-            outcome = waiting.wait(timeout)
+            if self._reading is None:
+                self._sleep(waiter, deadline)
+            else:
+                self._reading.wait(waiter, deadline)
+            if waiter.outcome is None:
+                self._was_late(opaque, waiter, timeout)
         except BaseException:
             # Also a KeyboardInterrupt: nobody waits for this answer any more.
-            self._pending.give_up(opaque)
+            self._leave(opaque, waiter)
             raise
-        if outcome is None:
-            if self._pending.give_up(opaque):
-                self.connection.was_late_from_thread(timeout)
-                raise RequestTimedOut(self.connection.remote, code, timeout)
-            # It was taken off the table in this instant, and is being handed over.
-            outcome = waiting.wait(timeout)
+        outcome = waiter.outcome
         if isinstance(outcome, Command):
             return outcome
         raise outcome or RequestTimedOut(self.connection.remote, code, timeout)
@@ -83,22 +91,18 @@ class BlockingSide:
             reason = broken.strerror or str(broken)
             raise ConnectionLost(self.connection.remote, reason) from broken
 
+    def _sleep(self, waiter: Waiter, deadline: float) -> None:
+        """While the loop reads."""
+        while waiter.outcome is None and (left := deadline - self._monotonic()) > 0:
+            waiter.sleep(left)
 
-class _Waiter:
-    """A thread that waits for one outcome."""
+    def _was_late(self, opaque: int, waiter: Waiter, timeout: float) -> None:
+        """Its time is up. It may be answered in this very instant: then that counts."""
+        self._leave(opaque, waiter)
+        if waiter.outcome is None:
+            self.connection.was_late_from_thread(timeout)
 
-    __slots__ = ("_gate", "_outcome")
-
-    def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._outcome: Command | RemotingError | None = None
-
-    def settle(self, outcome: Command | RemotingError) -> None:
-        """Called once, on the loop."""
-        self._outcome = outcome
-        self._gate.release()
-
-    def wait(self, timeout: float) -> Command | RemotingError | None:
-        """The outcome, or None when it did not come in time."""
-        return self._outcome if self._gate.acquire(timeout=max(0.0, timeout)) else None
+    def _leave(self, opaque: int, waiter: Waiter) -> None:
+        self._pending.give_up_thread(opaque)
+        if self._reading is not None:
+            self._reading.leave(waiter)

@@ -5,7 +5,8 @@ owner one after the other; then the owner is told that the turn is done, and may
 collected (a broker writes the store once for all sends of a turn). Everything that was sent within
 the turn is written at its end, at once. Outside of a turn - a held pull is answered, the peer is
 asked something - what is sent waits for the end of the current step of the loop, so that several
-answers again become one write.
+answers again become one write. Only a request with no other in flight is written at once: somebody
+waits for its answer, and most likely nothing else is to be written with it.
 
 A peer can make us hold only a bounded amount. While it does not take its answers (`slow_bytes`),
 has many or large requests open (`open_requests`, `open_bytes`), or sends a long frame for which
@@ -16,7 +17,6 @@ wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends the connecti
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,10 +28,12 @@ from orbitmq.remoting.arriving import ArrivingFrame
 from orbitmq.remoting.asking import Asking
 from orbitmq.remoting.blocking import BlockingSide
 from orbitmq.remoting.occurrences import Occurrences
+from orbitmq.remoting.onloop import call_on_loop
 from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.remoting.owner import Answer, Owner, Prepare
 from orbitmq.remoting.settings import ConnectionSettings
-from orbitmq.remoting.sharedsocket import SharedSocket
+from orbitmq.remoting.sharedreading import SharedReading
+from orbitmq.remoting.sharedsocket import SharedSocket, second_descriptor
 from orbitmq.remoting.unfinished import UnfinishedFrames
 from orbitmq.wire.codes import Flag, ResponseCode
 from orbitmq.wire.command import Command, command_pieces, decode_command
@@ -71,8 +73,9 @@ class Connection(Asking, asyncio.Protocol):
         self._transport: asyncio.Transport
         self._out: Outgoing
         self._arriving: ArrivingFrame
-        # There once threads write, too.
+        # There once threads write and read, too.
         self._shared: SharedSocket | None = None
+        self._reading: SharedReading | None = None
         self._blocking: BlockingSide | None = None
         self._reader = FrameReader(self._settings.limits)
         self._places = places
@@ -111,13 +114,46 @@ class Connection(Asking, asyncio.Protocol):
             self._shared = SharedSocket(
                 self._loop, self._transport, self.flush, self.abort_from_thread
             )
-            self._blocking = BlockingSide(self, self._shared, self._pending, self._opaques)
+            descriptor = second_descriptor(self._transport)
+            if descriptor is not None:
+                self._reading = SharedReading(
+                    self._loop,
+                    self._transport,
+                    descriptor,
+                    self._reader,
+                    self._pending,
+                    self,
+                    self._settings,
+                )
+            self._blocking = BlockingSide(
+                self, self._shared, self._reading, self._pending, self._opaques
+            )
         return self._blocking
 
     def abort_from_thread(self, reason: str) -> None:
         """Have the connection aborted by the loop."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed already
-            self._loop.call_soon_threadsafe(self.abort, reason)
+        call_on_loop(self._loop, self.abort, reason)
+
+    def note_read(self, size: int) -> None:
+        """A thread has read so many bytes."""
+        self.bytes_in += size
+        self.last_active = self._last_read = self._monotonic()
+
+    def frames_received(self, frames: Sequence[Frame], broken: FrameError | None) -> None:
+        """Frames that threads read and that are not for them; `broken`: the stream ended."""
+        if not self.is_open:
+            return
+        if self._is_held_up:
+            self._backlog.extend(frames)
+        else:
+            try:
+                self._turn(frames)
+            except BaseException:
+                # As the transport does when `data_received` fails: the rest was not served.
+                self.abort("a request could not be served")
+                raise
+        if broken is not None:
+            self._fail(f"it sent bytes that are no frame: {broken}", abort=False)
 
     # Answering
 
@@ -156,16 +192,18 @@ class Connection(Asking, asyncio.Protocol):
             answer = command_pieces(answer, limits=self._settings.limits)
         self.send_pieces(answer)
 
-    def send_pieces(self, pieces: Sequence[Bytes]) -> None:
-        """Send the pieces of whole frames. Their buffers must not change any more."""
+    def send_pieces(self, pieces: Sequence[Bytes], *, at_once: bool = False) -> None:
         if not self.is_open:
             return
         self._out.add(pieces)
         if self._out.size >= self._settings.flush_bytes:
             self.flush()
         elif not self._in_turn and not self._flush_is_due:
-            self._flush_is_due = True
-            self._loop.call_soon(self.flush)
+            if at_once:
+                self.flush()
+            else:
+                self._flush_is_due = True
+                self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write what was sent now; otherwise it happens at the end of the turn."""
@@ -177,7 +215,12 @@ class Connection(Asking, asyncio.Protocol):
             # An earlier write failed; `connection_lost` comes with the next step of the loop.
             self._end("a write failed")
             return
-        self._bytes_out += shared.flush(self._out) if shared else self._out.flush()
+        if shared is None:
+            self._bytes_out += self._out.flush()
+        else:
+            self._bytes_out += shared.flush(self._out)
+            if self._reading is not None and self._pending.has_own:
+                self._reading.take_back()
         if not self._is_slow:
             self.last_active = self._monotonic()
         elif self._out.unwritten > self._settings.unwritten_bytes:
@@ -206,6 +249,8 @@ class Connection(Asking, asyncio.Protocol):
         if arriving.must_wait:
             # After the turn: what came before the long frame is not to wait for it.
             self._hold_up()
+        elif self._reading is not None and not self._is_held_up:
+            self._reading.turn_done()
 
     def check_frame(self, now: float, longest: float, rate: float) -> None:
         """Give up a peer that brought less than `rate` bytes a second of a frame that it has begun,
@@ -270,6 +315,12 @@ class Connection(Asking, asyncio.Protocol):
             self._turn(waiting)
         if not self._is_held_up:
             self._arriving.read_again()
+            if self._reading is None or not self._reading.is_lent:
+                self._transport.resume_reading()
+
+    def read_again(self) -> None:
+        """Threads have handed the reading back."""
+        if self.is_open and not self._is_held_up:
             self._transport.resume_reading()
 
     @property
@@ -414,10 +465,13 @@ class Connection(Asking, asyncio.Protocol):
         self._out.clear()
         if self._shared is not None:
             self._shared.close()
+        if self._reading is not None:
+            self._reading.close()
+        else:
+            # Whoever remembers the connection does not have to remember half a frame, too.
+            self._reader.abandon()
         self._left_open = 0
         self._arriving.leave()
-        # Whoever remembers the connection does not have to remember half a frame, too.
-        self._reader.abandon()
         self._pending.fail_all(self.reason)
         self._owner.connection_closed(self)
         if not self._closed.done():

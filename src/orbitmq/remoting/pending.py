@@ -5,9 +5,12 @@ connection. One timer serves them all. It is set for the earliest deadline; dead
 that were answered meanwhile stay in the heap and are thrown away when they make up most of it, so
 that an answer costs one lookup and nothing else.
 
-Everything happens on the loop, with one exception: threads that block may add requests of their
-own, and give them up. They watch their own deadlines. The lock is there for one moment, the end of
-the connection: a request is either failed with all others, or its thread is told at once.
+Everything happens on the loop, with one exception: threads that block have a table of their own, to
+which they add their requests and from which they give them up. They watch their own deadlines, and
+whoever reads answers them, be it the loop or one of them. The lock is there for one moment, the end
+of the connection: a request is either failed with all others, or its thread is told at once. A
+thread is told before its request leaves the table: one that is interrupted between the two leaves
+nobody behind who waits and is not known any more.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from orbitmq.remoting.errors import (
     RequestTimedOut,
     TooManyRequests,
 )
+from orbitmq.remoting.waiter import Waiter
 from orbitmq.wire.command import Command
 
 log = logging.getLogger(__name__)
@@ -56,8 +60,10 @@ class PendingRequests:
         "_lost_by",
         "_on_late",
         "_remote",
+        "_threads",
         "_timer",
         "_waiting",
+        "has_answered_thread",
     )
 
     def __init__(
@@ -75,15 +81,23 @@ class PendingRequests:
         self._deadlines: list[tuple[float, int]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
+        self._threads: dict[int, Waiter] = {}
+        #: Whether the loop has answered a thread; reset by whoever wants to know.
+        self.has_answered_thread = False
         #: Why the connection ended, once it has.
         self._lost_by: str | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._threads)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether anything on the loop waits for an answer."""
+        return bool(self._waiting)
 
     def add(self, opaque: int, code: int, timeout: float, outcome: Outcome) -> None:
         """Wait for the answer to `opaque`. Raises `TooManyRequests`."""
-        if len(self._waiting) >= self._limit:
+        if len(self) >= self._limit:
             raise TooManyRequests(self._remote, self._limit)
         self._waiting[opaque] = _Waiting(outcome, code, timeout)
         deadline = self._loop.time() + timeout
@@ -93,35 +107,64 @@ class PendingRequests:
         elif len(self._deadlines) > _SMALL_HEAP + 2 * len(self._waiting):
             self._forget_answered()
 
-    def add_from_thread(self, opaque: int, code: int, timeout: float, outcome: Outcome) -> None:
-        """Wait for the answer to `opaque` without a deadline kept here; called by any thread.
-
-        Raises `TooManyRequests`, or `ConnectionLost` when the connection has ended.
-        """
-        with self._lock:
-            if self._lost_by is not None:
-                raise ConnectionLost(self._remote, self._lost_by)
-            if len(self._waiting) >= self._limit:
-                raise TooManyRequests(self._remote, self._limit)
-            self._waiting[opaque] = _Waiting(outcome, code, timeout)
-
     def answer(self, answer: Command) -> bool:
         """Hand an answer to whoever waits for it; False when nobody does, not or no longer."""
         waiting = self._waiting.pop(answer.opaque, None)
         if waiting is None:
-            return False
+            self.has_answered_thread = is_known = self.answer_thread(answer)
+            return is_known
         _tell(waiting, answer)
         return True
 
-    def give_up(self, opaque: int) -> bool:
-        """Nobody waits for this answer any more; False when nobody did. Called by any thread."""
-        return self._waiting.pop(opaque, None) is not None
+    def give_up(self, opaque: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._waiting.pop(opaque, None)
+
+    # Threads
+
+    def add_thread(self, opaque: int, waiter: Waiter) -> None:
+        """Let a thread wait for the answer to `opaque`, without a deadline kept here.
+
+        Called by any thread. Raises `TooManyRequests`, or `ConnectionLost` when the connection has
+        ended.
+        """
+        with self._lock:
+            if self._lost_by is not None:
+                raise ConnectionLost(self._remote, self._lost_by)
+            if len(self._waiting) + len(self._threads) >= self._limit:
+                raise TooManyRequests(self._remote, self._limit)
+            self._threads[opaque] = waiter
+
+    def answer_thread(self, answer: Command) -> bool:
+        """Hand an answer to the thread that waits for it; False when none does. By any thread."""
+        waiter = self._threads.get(answer.opaque)
+        if waiter is None:
+            return False
+        waiter.settle(answer)
+        self._threads.pop(answer.opaque, None)
+        return True
+
+    def is_own(self, opaque: int) -> bool:
+        """Whether anything on the loop waits for this answer. Called by any thread."""
+        return opaque in self._waiting
+
+    def give_up_thread(self, opaque: int) -> None:
+        """A thread does not wait any more. Called by itself."""
+        self._threads.pop(opaque, None)
+
+    def last_thread(self) -> Waiter | None:
+        """The thread that came last of those that wait. Called by any thread."""
+        if not self._threads:
+            return None
+        waiters = tuple(self._threads.values())
+        return waiters[-1] if waiters else None
 
     def fail_all(self, reason: str) -> None:
         """The connection ended: nothing will be answered."""
         with self._lock:
             self._lost_by = reason
             waiting, self._waiting = self._waiting, {}
+            threads, self._threads = self._threads, {}
         self._deadlines.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -129,6 +172,8 @@ class PendingRequests:
         for each in waiting.values():
             # Each in a step of its own: one that fails must not keep the others waiting.
             self._loop.call_soon(each.outcome, ConnectionLost(self._remote, reason))
+        for waiter in threads.values():
+            waiter.settle(ConnectionLost(self._remote, reason))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

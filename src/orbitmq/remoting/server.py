@@ -22,6 +22,8 @@ from orbitmq.remoting.tls import TlsMode
 
 log = logging.getLogger(__name__)
 
+#: How long peers are kept waiting who come before the start; clients wait for 3 s.
+_PATIENCE = 2.0
 #: How long aborted sockets may take to be reported as closed.
 _ABORT_DEADLINE = 5.0
 
@@ -44,6 +46,9 @@ class Server:
         self._capacity = capacity or Capacity(self._settings, self._clock.monotonic)
         self._address: Address | None = None
         self._listener: Listener | None = None
+        self._is_open = False
+        #: Who came before the start, and when each is let go.
+        self._early: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls: ssl.SSLContext | None = None
         self._mode = TlsMode.DISABLED
         #: Tasks that still find out what a new connection speaks.
@@ -71,8 +76,12 @@ class Server:
     def connections(self) -> Collection[Connection]:
         return frozenset(self._connections)
 
-    async def start(self) -> None:
-        """Begin to listen. Raises `ListenFailed`, or `SettingError` for a bad certificate."""
+    async def listen(self) -> None:
+        """Take the address, before there is anybody to serve. Raises as `start` does.
+
+        Who connects is served after the start if that comes soon, and is else let go: peers are to
+        learn that they should go elsewhere, and what they gave up should not be done much later.
+        """
         settings = self._settings
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
             self._tls = settings.tls.context()
@@ -81,11 +90,29 @@ class Server:
         self._address = await self._listener.listen(settings.address, settings.backlog)
         log.info("listening", extra={"address": str(self._address), "tls": self._mode.value})
 
+    async def start(self) -> None:
+        """Serve, at the address that was taken if one was.
+
+        Raises `ListenFailed`, or `SettingError` for a bad certificate.
+        """
+        if self._listener is None:
+            await self.listen()
+        self._is_open = True
+        for accepted, timer in tuple(self._early.items()):
+            timer.cancel()
+            self._arrived(accepted)
+        self._early.clear()
+
     async def stop(self, grace: float | None = None) -> None:
         """Accept nobody else, answer what is open within `grace` seconds, close."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        self._is_open = False
+        for accepted, timer in self._early.items():
+            timer.cancel()
+            accepted.close()
+        self._early.clear()
         for task in tuple(self._greeting):
             task.cancel()
         if self._greeting:
@@ -109,6 +136,9 @@ class Server:
         return True
 
     def _arrived(self, accepted: socket.socket) -> None:
+        if not self._is_open:
+            self._hold(accepted)
+            return
         _bound_silence(accepted, self._settings.idle)
         problem = self._capacity.enter(accepted, _peer(accepted).host)
         if problem is not None:
@@ -117,6 +147,17 @@ class Server:
         task = asyncio.get_running_loop().create_task(self._greet(accepted))
         self._greeting.add(task)
         task.add_done_callback(lambda done: self._greeted(done, accepted))
+
+    def _hold(self, accepted: socket.socket) -> None:
+        if len(self._early) >= self._settings.backlog:
+            accepted.close()
+            return
+        loop = asyncio.get_running_loop()
+        self._early[accepted] = loop.call_later(_PATIENCE, self._let_go, accepted)
+
+    def _let_go(self, accepted: socket.socket) -> None:
+        del self._early[accepted]
+        accepted.close()
 
     def _greeted(self, done: asyncio.Task[None], accepted: socket.socket) -> None:
         self._greeting.discard(done)

@@ -83,7 +83,7 @@ class SharedSocket:
         self._transport = transport
         self._take_over = take_over
         self._abort = abort
-        self._descriptor = _second_descriptor(transport)
+        self._descriptor = second_descriptor(transport)
         self._lock = threading.Lock()
         #: Whole frames of threads that are to be written.
         self._queue: deque[Sequence[Bytes]] = deque()
@@ -183,7 +183,7 @@ class SharedSocket:
         if not self._queue:
             return []  # another thread has just written it
         pieces = [*self._queue.popleft()]
-        for _ in range(_MOST_FRAMES - 1):
+        for _ in range(_MOST_FRAMES - 1 if self._queue else 0):
             if not self._queue or len(pieces) > _MOST_PIECES // 2:
                 break
             pieces += self._queue.popleft()
@@ -195,6 +195,8 @@ class SharedSocket:
         """Keep what the socket did not take; False when that is not known. May be repeated."""
         if not sent:
             return False
+        if len(pieces) == 1 and sent[0] == len(pieces[0]):
+            return True
         rest = _after(pieces, sent[0])
         if rest:
             self._rest = rest
@@ -215,9 +217,8 @@ class SharedSocket:
             self._loop.call_soon_threadsafe(self._woken)
         except BaseException as error:
             self._wake_is_due = False
-            if not isinstance(error, RuntimeError):
-                raise
-            # The loop was closed: nobody gets an answer.
+            if not (isinstance(error, RuntimeError) and self._loop.is_closed()):
+                raise  # else nobody gets an answer
 
     def _woken(self) -> None:
         # First this: whoever finds it set has put his frame where it is found now.
@@ -253,7 +254,7 @@ class SharedSocket:
         self._look_after()
 
 
-def _second_descriptor(transport: asyncio.Transport) -> socket.socket | None:
+def second_descriptor(transport: asyncio.Transport) -> socket.socket | None:
     """A descriptor of our own for the same socket: it cannot be closed or reused under a thread."""
     shared = transport.get_extra_info("socket")
     if shared is None or transport.get_extra_info("sslcontext") is not None or os.name != "posix":

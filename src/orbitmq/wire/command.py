@@ -2,19 +2,21 @@
 
 Decoding has two phases. The outer header, the same for all, is read at once; it says what the
 command is about. The fields of its own kind stay as they came until somebody asks for them as a
-typed header: many answers are understood by their code and opaque alone.
+typed header: many answers are understood by their code and opaque alone. Sends are the exception:
+there are so many of them, and all are asked for the same header, that both are read in one go where
+the text begins as clients write it. What does not fit is read the ordinary way, to the same end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 
 from orbitmq.wire.binary import pack_header, unpack_fields, unpack_header
-from orbitmq.wire.codes import Flag, Language, Serialization
+from orbitmq.wire.codes import Flag, Language, RequestCode, Serialization
 from orbitmq.wire.coerce import coerce
 from orbitmq.wire.errors import FrameError, HeaderError, WireError
 from orbitmq.wire.fastjson import Value, parse
@@ -28,6 +30,7 @@ from orbitmq.wire.headers.base import (
     encode_fields,
     lettered,
 )
+from orbitmq.wire.headers.send import SendMessageRequest
 from orbitmq.wire.jsontext import object_of_strings, quoted
 from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
 from orbitmq.wire.versions import OUR_VERSION
@@ -63,6 +66,8 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
     _fields: Mapping[str, str] | None = None
     #: What the peer may make us hold when the fields are unpacked.
     _limits: WireLimits = DEFAULT_LIMITS
+    #: The fields as a typed header, when they were read with the outer one; then that is in `_raw`.
+    _header: Header | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -121,8 +126,10 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def header(self, kind: type[H]) -> H:
         """The fields as a typed header. Raises `HeaderError` when they do not fit it."""
+        if isinstance(self._header, kind):
+            return self._header
         by_letters = self.code in LETTERED_CODES and not self.flag & _RESPONSE
-        raw = self._raw
+        raw = self._raw if self._header is None else None
         if raw is not None and self.serialization is _JSON:
             try:
                 header: H = (_BY_LETTERS if by_letters else _BY_NAMES)[kind](raw)
@@ -137,9 +144,12 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
         """All fields as strings, in the order in which they came. Raises `HeaderError`."""
         fields = self._fields
         if fields is None:
-            if self._raw is None:
+            raw = self._raw
+            if raw is None:
                 return _NO_FIELDS
-            fields = _unpacked(self._raw, self.serialization, self._limits)
+            if self._header is not None:
+                raw = _decode_envelope(raw).ext_fields
+            fields = _unpacked(raw, self.serialization, self._limits)
             _set(self, "_fields", fields)
         return fields
 
@@ -150,7 +160,7 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def with_fields(self, fields: Mapping[str, str]) -> Command:
         """The same command with other fields: signed ones, for instance."""
-        return msgspec.structs.replace(self, _raw=None, _fields=fields)
+        return msgspec.structs.replace(self, _raw=None, _fields=fields, _header=None)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Command) and _comparable(self) == _comparable(other)
@@ -203,7 +213,31 @@ class _LooseEnvelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"
     ext_fields: dict[str, str] | None = None
 
 
+class _SendEnvelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"}):
+    """The same of a send, with its fields."""
+
+    ext_fields: SendMessageRequest
+    code: Int32 = 0
+    opaque: Int32 = 0
+    flag: Int32 = 0
+    language: str | int = "JAVA"
+    version: Int32 = 0
+    remark: str | None = None
+
+
 _decode_envelope = msgspec.json.Decoder(_Envelope, strict=False).decode
+_decode_send: Callable[[bytes], _SendEnvelope] = msgspec.json.Decoder(  # type: ignore[assignment]
+    # A subclass of its base.
+    msgspec.defstruct(
+        "_LetteredSendEnvelope",
+        [("ext_fields", lettered(SendMessageRequest), msgspec.field(name="extFields"))],
+        bases=(_SendEnvelope,),
+        gc=False,
+    ),
+    strict=False,
+).decode
+_SEND = int(RequestCode.SEND_MESSAGE_V2)
+_SEND_START = b'{"code":%d,' % _SEND
 _LANGUAGES: Mapping[str | int, Language] = {
     **{language.name: language for language in Language},
     **{language.value: language for language in Language},
@@ -217,8 +251,30 @@ def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command
     """What a frame says. Raises `FrameError` when its header cannot be read at all."""
     if frame.serialization:
         return _decode_binary(frame, limits)
+    text = frame.header
+    if text[: len(_SEND_START)] == _SEND_START:
+        try:
+            send = _decode_send(text)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            pass
+        else:
+            if send.code == _SEND and not send.flag & _RESPONSE:
+                return Command(
+                    _SEND,
+                    send.opaque,
+                    send.flag,
+                    _LANGUAGES.get(send.language, _OTHER),
+                    send.version,
+                    send.remark,
+                    frame.body,
+                    _JSON,
+                    text,
+                    None,
+                    limits,
+                    send.ext_fields,
+                )
     try:
-        envelope = _decode_envelope(frame.header)
+        envelope = _decode_envelope(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _decode_loosely(frame, limits)
     fields = envelope.ext_fields

@@ -23,6 +23,8 @@ _encode = msgspec.json.Encoder().encode
 #: Output of msgspec that fastjson would write differently. May also match an escaped backslash
 #: followed by such letters, which then only takes the slower way to the same bytes.
 _differs = re.compile(rb"\\u00[01][a-f]|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xa8\xa9]").search
+#: Characters for which it writes something else. Three times as quick as looking at the output.
+_is_special = re.compile("[\x0b\x0e\x0f\x1a-\x1f\x7f-\x9f\u2028\u2029]").search
 
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
 _ESCAPES = str.maketrans(
@@ -33,7 +35,12 @@ _ESCAPES = str.maketrans(
 
 def quoted(text: str) -> bytes:
     """A string in quotes."""
-    return _written(text) or b'"%b"' % _escaped(text)
+    if not _is_special(text):
+        try:
+            return _encode(text)
+        except UnicodeEncodeError:
+            pass  # a lone surrogate
+    return b'"%b"' % _escaped(text)
 
 
 def object_of_strings(fields: Mapping[str, str]) -> bytes:

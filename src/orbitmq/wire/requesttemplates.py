@@ -7,6 +7,7 @@ so every value can be filled in.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Generic, TypeVar, get_type_hints
 
@@ -43,11 +44,8 @@ class RequestTemplate(Generic[H]):
         """`varying` are whole numbers and texts, in the order of their declaration."""
         self.code = int(code)
         self._limits = limits
-        types = get_type_hints(kind)
         #: Places of the fields that are texts, which have to be escaped.
-        self._texts = tuple(
-            place for place, name in enumerate(varying) if types[name] in (str, str | None)
-        )
+        self._texts = tuple(place for place, name in enumerate(varying) if name in _texts_of(kind))
         marks = [_FIELD_MARK + place for place in range(len(varying))]
         values = {
             name: str(mark) if place in self._texts else mark
@@ -69,6 +67,13 @@ class RequestTemplate(Generic[H]):
             filled[place] = quoted(str(values[place]))
         head = frame_head(_JSON, self._text % tuple(filled), len(body), limits=self._limits)
         return [head, body] if body else [head]
+
+
+@functools.cache  # a consumer makes a template for every queue
+def _texts_of(kind: type[Header]) -> frozenset[str]:
+    """The fields of a header that are texts."""
+    types = get_type_hints(kind)
+    return frozenset(name for name, type_ in types.items() if type_ in (str, str | None))
 
 
 def _replaced(text: bytes, mark: bytes, place: bytes) -> bytes:

@@ -134,6 +134,20 @@ def test_after_the_first_send_threads_write_by_themselves(producer: Producer, to
     assert getattr(outcome, "is_ok", False)
 
 
+def test_threads_that_send_read_their_answers_by_themselves(
+    cluster: EmbeddedCluster, producer: Producer, topic: str
+) -> None:
+    def work(number: int) -> int:
+        return sum(producer.send(topic, b"%d-%d" % (number, step)).is_ok for step in range(50))
+
+    outcomes = _in_threads(6, work)
+
+    assert outcomes == [50] * 6
+    assert len({message.body for message in cluster.messages(topic)}) == 300
+    readings = [each._reading for each in producer._core.publisher._connections.values()]
+    assert all(reading is not None and reading._reads > 0 for reading in readings)
+
+
 def test_errors_are_those_of_the_async_face(
     cluster: EmbeddedCluster, producer: Producer, topic: str
 ) -> None:

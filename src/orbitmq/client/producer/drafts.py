@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.names import RETRY_PREFIX
@@ -28,59 +30,31 @@ from orbitmq.message.wellknown import (
 from orbitmq.wire.codes import RequestCode
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+#: Bytes of properties that a message may have when it is sent. A record has room for a few more:
+#: brokers note their region and cluster in it, and where a message belongs that waits for its time.
+LONGEST_PROPERTIES: Final = MAX_PROPERTIES - 512
 
 
-class Draft:
-    """What one call sends. Not changed once it is made."""
+class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What one call sends."""
 
-    __slots__ = (
-        "body",
-        "code",
-        "flag",
-        "is_batch",
-        "max_reconsume_times",
-        "message",
-        "properties",
-        "reconsume_times",
-        "sys_flag",
-        "topic",
-        "unique_id",
-        "wish",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        properties: str,
-        unique_id: str,
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        code: int = _SEND,
-        is_batch: bool = False,
-        message: Message | None = None,
-        reconsume_times: int = 0,
-        max_reconsume_times: int | None = None,
-        wish: str | None = None,
-    ) -> None:
-        #: As brokers know it.
-        self.topic = topic
-        #: As it will be stored: maybe compressed.
-        self.body = body
-        self.properties = properties
-        self.unique_id = unique_id
-        self.flag = flag
-        self.sys_flag = sys_flag
-        self.code = code
-        self.is_batch = is_batch
-        #: What the application gave; None for what is only passed on.
-        self.message = message
-        self.reconsume_times = reconsume_times
-        self.max_reconsume_times = max_reconsume_times
-        #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
-        #: not every broker can do that.
-        self.wish = wish
+    #: As brokers know it.
+    topic: str
+    #: As it will be stored: maybe compressed.
+    body: bytes
+    properties: str
+    unique_id: str
+    flag: int = 0
+    sys_flag: int = 0
+    code: int = _SEND
+    is_batch: bool = False
+    #: What the application gave; None for what is only passed on.
+    message: Message | None = None
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
+    #: not every broker can do that.
+    wish: str | None = None
 
 
 class Drafting:
@@ -169,20 +143,20 @@ class Drafting:
         return topic if self._namespace is None else wrap_topic(self._namespace, topic)
 
     def property_string(self, properties: dict[str, str]) -> str:
-        """Properties as they travel; refuses more than a stored message can hold."""
+        """Properties as they travel; refuses more than a broker can store."""
         if self._namespace is not None:
             properties[INSTANCE_ID] = self._namespace
         text = "".join(
             [f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items() if value]
         )
         # A character takes four bytes at most.
-        if len(text) * 4 > MAX_PROPERTIES:
+        if len(text) * 4 > LONGEST_PROPERTIES:
             size = len(text.encode("utf-8", "replace"))
-            if size > MAX_PROPERTIES:
+            if size > LONGEST_PROPERTIES:
                 raise MessageRefused(
                     "properties",
                     f"take {size} bytes together with tags, keys and ids, and may take "
-                    f"{MAX_PROPERTIES}",
+                    f"{LONGEST_PROPERTIES}",
                 )
         return text
 

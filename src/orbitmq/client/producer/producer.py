@@ -41,7 +41,8 @@ class Producer:
         producer.send("orders", b"...", tags="paid", keys="o-1")
 
     The work is done by an `AsyncProducer` on a thread of its own, except for the usual case: a
-    thread that sends writes to the socket itself, and the loop only reads the answer.
+    thread that sends writes to the socket itself and reads the answer from it, for itself and for
+    others that wait at the same time.
     """
 
     def __init__(

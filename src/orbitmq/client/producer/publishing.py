@@ -61,7 +61,7 @@ class Publisher:
     def __init__(
         self, engine: Engine, group: str, settings: SendSettings, *, for_threads: bool = False
     ) -> None:
-        """`for_threads` lets threads other than the loop's write to connections."""
+        """`for_threads` lets threads other than the loop's write to connections and read them."""
         self._engine = engine
         self._for_threads = for_threads
         self._settings = settings
