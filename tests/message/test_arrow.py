@@ -378,3 +378,25 @@ def test_the_batch_does_not_keep_the_pull_alive() -> None:
 
     expected = expected_row(decode_message(GOOD), "b")
     assert rows_of(batch) == [expected] * 10
+
+
+@given(
+    all_records=st.lists(
+        st.one_of(records(), records(plain_properties), records(odd_properties)), max_size=7
+    ),
+    copies=st.integers(1, 40),
+    parts=st.integers(1, 3),
+)
+def test_no_column_refers_to_the_pull_whose_memory_is_used_again(
+    all_records: list[bytes], copies: int, parts: int
+) -> None:
+    pull = b"".join(all_records)
+    # Both equal ones, which are decoded at once, and different ones; alone and in several parts.
+    memory = [bytearray(pull * copies) for _ in range(parts)]
+
+    batch = messages_to_arrow([memoryview(each) for each in memory], broker_name="b")
+    before = batch.to_pylist()
+    for each in memory:
+        each[:] = b"\xff" * len(each)
+
+    assert batch.to_pylist() == before

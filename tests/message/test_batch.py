@@ -27,13 +27,22 @@ def test_what_was_written_is_split_again(batch: list[BatchElement]) -> None:
     assert encode_batch(split_batch(memoryview(encoded))) == encoded
 
 
-def test_bodies_are_slices_of_the_batch() -> None:
-    batch = bytearray(encode_batch([(b"one", 0, b""), (b"two", 0, b"")]))
+def test_large_bodies_are_slices_of_the_batch() -> None:
+    batch = bytearray(encode_batch([(b"." * 20_000, 0, b""), (b"two", 0, b"")]))
 
     second = split_batch(batch)[1]
     batch[batch.index(b"two")] = ord("T")
 
     assert second.body == b"Two"
+
+
+def test_small_bodies_are_copies() -> None:
+    batch = bytearray(encode_batch([(b"one", 0, b""), (b"two", 0, b"")]))
+
+    second = split_batch(batch)[1]
+    batch[batch.index(b"two")] = ord("T")
+
+    assert second.body == b"two"
 
 
 def test_an_empty_body_is_a_batch_of_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message.checksum import body_crc
+from orbitmq.message.checksum import CRC_BITS, body_crc, crc32
 from orbitmq.message.errors import RecordRefused
 from orbitmq.message.record import (
     MAGIC_V1,
@@ -17,16 +17,19 @@ from orbitmq.message.record import (
     MIN_RECORD_SIZE,
     RecordFault,
     check_record,
-    encode_message,
     encode_record,
     end_of_file_record,
     magic_for,
+    message_heads,
     pack_host,
+    properties_size,
     record_constants,
     record_size,
+    restamped,
     topic_field,
     unpack_host,
 )
+from orbitmq.message.sysflag import HOSTS_V6_MASK
 from tests.support.message import VECTOR_RECORD, hosts, mutations, records, topics, with_bytes
 
 V4 = pack_host("127.0.0.1", 10911)
@@ -99,30 +102,33 @@ def test_a_message_by_itself_is_written_like_one_of_a_batch(
     constants = record_constants(
         sys_flag, born_ms, born_host, store_ms, store_host, reconsumed, prepared
     )
-    rest = (sys_flag, born_ms, born_host, store_ms, store_host, reconsumed, prepared)
+    size, pieces = encode_record(body, field, b"p", queue_id, flag, number, at, constants)
 
-    alone = encode_message(body, field, b"p", queue_id, flag, number, at, *rest)
+    pack, fixed, hosts = message_heads(store_host)[len(born_host)]
+    alone = pack(
+        *(fixed + len(body) + len(field) + 1, magic_for(field), crc32(body) & CRC_BITS),
+        *(queue_id, flag, number, at, sys_flag & ~HOSTS_V6_MASK | hosts),
+        *(born_ms, born_host, store_ms, store_host, reconsumed, prepared, len(body)),
+    )
 
-    assert alone == encode_record(body, field, b"p", queue_id, flag, number, at, constants)
+    assert (alone, properties_size(1)) == (pieces[0], pieces[3])
+    assert fixed + len(body) + len(field) + 1 == size
 
 
-def test_what_does_not_fit_into_a_message_by_itself_is_refused() -> None:
-    def encoded(
-        field: bytes = topic_field("T"),
-        properties: bytes = b"",
-        born_ms: int = 0,
-        host: bytes = V4,
-    ) -> object:
-        return encode_message(b"", field, properties, 0, 0, 0, 0, 0, born_ms, host, 0, V4, 0, 0)
+@given(born=hosts, store=hosts, before=st.integers(0, 1 << 62), after=st.integers(0, 1 << 62))
+def test_the_head_of_a_record_can_be_given_another_time(
+    born: tuple[str, int], store: tuple[str, int], before: int, after: int
+) -> None:
+    def head(store_ms: int) -> bytes:
+        constants = record_constants(0, 1, pack_host(*born), store_ms, pack_host(*store))
+        return bytes(encode_record(b"body", topic_field("T"), b"", 1, 2, 3, 4, constants)[1][0])
 
+    assert restamped(head(before), after) == head(after)
+
+
+def test_only_packed_hosts_have_heads() -> None:
     with pytest.raises(RecordRefused, match="8 or 20 bytes"):
-        encoded(host=b"1234")
-    with pytest.raises(RecordRefused, match="empty topic field"):
-        encoded(field=b"")
-    with pytest.raises(RecordRefused, match="32768 bytes do not fit"):
-        encoded(properties=b"x" * (MAX_PROPERTIES + 1))
-    with pytest.raises(RecordRefused, match="out of its range"):
-        encoded(born_ms=2**63)
+        message_heads(b"1234")
 
 
 def test_the_smallest_record_has_an_empty_body_topic_and_no_properties() -> None:

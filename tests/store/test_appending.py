@@ -22,7 +22,16 @@ from orbitmq.store.errors import (
     TopicRefused,
     WriteFailed,
 )
-from tests.support.store import BORN_HOST, NOW, SMALL, FailingFiles, bodies, messages_of, put
+from tests.support.store import (
+    BORN_HOST,
+    NOW,
+    SMALL,
+    FailingFiles,
+    HandClock,
+    bodies,
+    messages_of,
+    put,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,6 +203,31 @@ def test_what_can_never_fit_is_refused_and_names_the_limit(open_store: OpenStore
     assert bodies(store, "T", 0) == [b"kept"]
 
 
+def test_a_host_of_another_size_is_refused_and_leaves_no_queue(open_store: OpenStore) -> None:
+    store = open_store()
+
+    with pytest.raises(RecordRefused, match="8 or 20 bytes"):
+        store.append("T", 0, b"body", b"", 5, b"short")
+
+    assert ("T", 0) not in store._queues.by_key
+
+
+def test_only_a_wrong_host_is_reported_as_one(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(SMALL)
+
+    def fail(*_: object) -> int:
+        raise KeyError("something else")
+
+    monkeypatch.setattr(store._appender, "_make_room", fail)
+
+    with pytest.raises(KeyError, match="something else"):
+        store.append("T", 0, bytes(SMALL.file_size), b"", 5, BORN_HOST)
+
+    assert ("T", 0) not in store._queues.by_key
+
+
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc", "a\0b", "x" * 300])
 def test_a_topic_that_cannot_name_a_folder_is_refused(open_store: OpenStore, topic: str) -> None:
     with pytest.raises(TopicRefused):
@@ -231,6 +265,47 @@ def test_entries_of_the_schedule_topic_hold_the_time_of_delivery(
     now = int(NOW * 1000)
     codes = [code for _, _, code in entries(store, SCHEDULE_TOPIC, 2)]
     assert codes == [now + 10_000, now + 7_200_000, now + 7_200_000, 65]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("before", [0, 9000], ids=["one file", "two files"])
+def test_a_delay_begins_with_the_write_and_not_with_the_turn(
+    open_store: OpenStore, clock: HandClock, restart: bool, before: int
+) -> None:
+    """A turn may be long: its beginning is not when its messages are stored."""
+    store = open_store(replace(SMALL, file_size=16_384))
+    put(store, "T", 0, bytes(before))
+    put(store, SCHEDULE_TOPIC, 2, bytes(before), {"DELAY": "3", "TAGS": "A"})
+    put(store, "T", 0, b"last")
+    clock.advance(0.0664)
+    store.write()
+    if restart:
+        store.abandon()
+        store = open_store(replace(SMALL, file_size=16_384))
+
+    (delayed,) = messages_of(store.read(SCHEDULE_TOPIC, 2, 0))
+    assert delayed.store_ms == int(NOW * 1000) + 67
+    assert delayed.body == bytes(before)
+    assert store.queue_entries(SCHEDULE_TOPIC, 2, 0, 1) == [
+        (delayed.physical_offset, delayed.size, delayed.store_ms + 10_000)
+    ]
+    assert bodies(store, "T", 0) == [bytes(before), b"last"]
+
+
+@pytest.mark.parametrize("born", [BORN_HOST, bytes(20)], ids=["IPv4", "IPv6"])
+def test_a_turn_that_is_discarded_leaves_nothing_to_be_stamped(
+    open_store: OpenStore, clock: HandClock, born: bytes
+) -> None:
+    store = open_store()
+    put(store, SCHEDULE_TOPIC, 2, b"never", {"DELAY": "3"})
+    store.discard()
+    clock.advance(1)
+    store.append(SCHEDULE_TOPIC, 2, b"later", b"DELAY\x013\x02", 0, born)
+    clock.advance(1)
+    store.write()
+
+    (delayed,) = messages_of(store.read(SCHEDULE_TOPIC, 2, 0))
+    assert (delayed.body, delayed.store_ms) == (b"later", int(NOW * 1000) + 2000)
 
 
 @pytest.mark.parametrize("restart", [False, True])

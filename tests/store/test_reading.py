@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +17,14 @@ from orbitmq.filter.tags import parse_tags
 from orbitmq.store.consumequeue import ConsumeQueue, QueueFiles
 from orbitmq.store.errors import WriteFailed
 from orbitmq.store.files import DiskFiles
-from orbitmq.store.reading import Reading, ReadResult, ReadStatus
+from orbitmq.store.reading import Reading, ReadResult, ReadStatus, read_queue
 from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, QuickFiles, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from orbitmq.filter.subscription import MessageFilter
     from orbitmq.store.settings import StoreSettings
     from orbitmq.store.store import Store
 
@@ -240,7 +242,21 @@ def test_what_comes_from_the_disk_is_checked_and_damage_is_named(open_store: Ope
 
     assert result.damaged == (2,)
     assert [message.queue_offset for message in messages_of(result)] == [0, 1, 3, 4]
-    assert store.read("T", 0, 2, 1).status is ReadStatus.FOUND
+    assert [each.queue_offset for each in messages_of(store.read("T", 0, 2, 1))] == [3]
+
+
+def test_a_damaged_message_is_not_served_alone_either(open_store: OpenStore) -> None:
+    store = filled(open_store(), 1, 50)
+    store.close()
+    log_file = store.root / "commitlog" / f"{0:020d}"
+    data = bytearray(log_file.read_bytes())
+    data[95] ^= 0x40
+    log_file.write_bytes(data)
+
+    result = open_store().read("T", 0, 0)
+
+    assert (result.damaged, result.count) == ((0,), 0)
+    assert result.next_offset == 1
 
 
 def test_reading_does_not_copy(open_store: OpenStore) -> None:
@@ -300,8 +316,6 @@ def test_the_fast_way_does_what_the_rule_says(
     memory_bytes: int,
     codes: tuple[int, ...] | None,
 ) -> None:
-    import struct
-
     raw, at = b"", 0
     for size, code, has_neighbour in messages:
         raw += struct.pack(">qiq", at, size, code)
@@ -328,6 +342,52 @@ def test_the_fast_way_does_what_the_rule_says(
         assert fast_result.size == slow_result.size
         assert fast_result.count == slow_result.count
         assert fast_result.suggest_replica == slow_result.suggest_replica
+
+
+class Alone:
+    """Stands for a queue that has one message."""
+
+    min_offset, max_offset, trusted_from, topic_field = 7, 8, 0, b""
+
+    def __init__(self, entry: bytes) -> None:
+        self._entry = entry
+
+    def entries(self, first: int, _: int) -> bytes:
+        assert first == 7
+        return self._entry
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    size=st.sampled_from([-1, 0, 50, 91, 2000, 0x7FFFFFFF]),
+    at=st.sampled_from([-20, 0, 1000, 3000, 8000]),
+    start=st.sampled_from([0, 2000]),
+    distance=st.sampled_from([100, 1 << 40]),
+    asked=st.sampled_from([0, 1, 32]),
+    wanted=st.sampled_from(
+        [None, parse_tags("*"), replace(parse_tags("x"), codes=(1,)), compile_sql("a = '1'")]
+    ),
+    code=st.sampled_from([1, 2]),
+)
+def test_a_message_that_is_alone_is_read_as_the_rule_says(
+    size: int,
+    at: int,
+    start: int,
+    distance: int,
+    asked: int,
+    wanted: MessageFilter | None,
+    code: int,
+) -> None:
+    read_settings = ReadSettings(memory_distance=distance, check_crc=False)
+    log, queue = Log(start, 4000), Alone(struct.pack(">qiq", at, size, code))
+    expected = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 7, 7, 8)
+    rule = Reading(log, read_settings, queue, asked, 1 << 30, expected)  # type: ignore[arg-type]
+    rule.take_one_by_one(queue.entries(7, 1), wanted)
+
+    result = read_queue(queue, log, read_settings, 7, asked, wanted, 1 << 30)  # type: ignore[arg-type]
+
+    assert list(result.pieces) == list(expected.pieces)
+    assert replace(result, pieces=()) == replace(expected, pieces=())
 
 
 @settings(

@@ -1,12 +1,15 @@
 """Runs a service from its start to the signal that ends it.
 
-The first Ctrl-C or SIGTERM stops cleanly: what was asked is answered, everything is saved. A second
-one ends the process at once; what was acknowledged is as safe as after a crash.
+The first Ctrl-C or SIGTERM stops cleanly: what was asked is answered, everything is saved. While
+the service is still starting nothing was asked, and it gives the start up: the repair of a store
+begins anew the next time. A second signal ends the process at once; what was acknowledged is as
+safe as after a crash.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -16,6 +19,9 @@ from typing import NoReturn, Protocol
 
 from orbitmq.cli.errors import CommandError
 from orbitmq.cli.schema import Loop
+from orbitmq.store.descriptors import raise_descriptor_limit
+
+log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: What a shell reports for a program that Ctrl-C ended.
@@ -56,6 +62,7 @@ def serve(
     stops_with_input: bool = False,
 ) -> None:
     """Run until a signal comes; raises what made it end otherwise."""
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=_factory(loop)) as runner:
         runner.run(_serve(service, announce, stops_with_input=stops_with_input))
 
@@ -78,7 +85,9 @@ async def _serve(
         loop.add_signal_handler(number, stop)
     if stops_with_input:
         _watch_input(loop, wanted.set)
-    await service.start()
+    if not await _started(wanted, service):
+        log.info("stopped while starting")
+        return
     try:
         if not wanted.is_set():
             announce(service.listening())
@@ -87,6 +96,21 @@ async def _serve(
         await service.stop()
     if failure is not None:
         raise failure
+
+
+async def _started(wanted: asyncio.Event, service: Service) -> bool:
+    """Start it; whether it is started: not if the wish to stop came first. Raises what it does."""
+    stop = asyncio.create_task(wanted.wait())
+    start = asyncio.create_task(service.start())
+    await asyncio.wait((stop, start), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.wait((start,))
+    stop.cancel()
+    if start.cancelled():
+        return False
+    start.result()
+    return True
 
 
 async def _first(wanted: asyncio.Event, service: Service) -> CommandError | None:

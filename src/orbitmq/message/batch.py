@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: An element with an empty body and no properties.
 MIN_ELEMENT_SIZE = 22
 
+#: An element of this size, and a batch that begins with it, is not copied.
+_VIEW_FROM = 16 * 1024
+
 _element_head = struct.Struct(">iiIii")
 _pack_head = _element_head.pack
 _read_head = _element_head.unpack_from
@@ -55,29 +58,36 @@ def encode_batch(elements: Iterable[BatchElement | tuple[Buffer, int, bytes]]) -
 
 
 def split_batch(batch: Buffer) -> list[BatchElement]:
-    """The messages of a batch body; their bodies are slices of it and copy nothing."""
-    view = memoryview(batch)
-    end = len(view)
+    """The messages of a batch body. Raises `BatchInvalid`."""
+    return [BatchElement._make(fields) for fields in batch_fields(batch)]
+
+
+def batch_fields(batch: Buffer) -> list[tuple[Buffer, int, bytes]]:
+    """The same without names, for those who have many: body, flag, properties.
+
+    Large bodies are views of the batch and copy nothing. Small ones are copies, which cost less
+    than views.
+    """
+    whole: Buffer = memoryview(batch)
+    end = len(whole)
+    if end >= MIN_ELEMENT_SIZE and _read_head(whole, 0)[0] < _VIEW_FROM:
+        whole = bytes(batch)
     at = 0
-    elements = []
+    elements: list[tuple[Buffer, int, bytes]] = []
+    add, read_head, read_short = elements.append, _read_head, _read_short
     while at < end:
         if end - at < MIN_ELEMENT_SIZE:
             raise BatchInvalid(at, f"{end - at} bytes are left, an element has {MIN_ELEMENT_SIZE}")
-        size, _, _, flag, body_size = _read_head(view, at)
+        size, _, _, flag, body_size = read_head(whole, at)
         if not MIN_ELEMENT_SIZE <= size <= end - at:
             raise BatchInvalid(at, f"its size says {size}, {end - at} bytes are left")
         if not 0 <= body_size <= size - MIN_ELEMENT_SIZE:
             raise BatchInvalid(at, f"a body of {body_size} bytes in an element of {size}")
-        body_at = at + 20
-        properties_at = body_at + body_size + 2
-        (properties_size,) = _read_short(view, properties_at - 2)
+        body_end = at + 20 + body_size
+        (properties_size,) = read_short(whole, body_end)
         next_at = at + size
-        if properties_size < 0 or properties_at + properties_size != next_at:
+        if properties_size < 0 or body_end + 2 + properties_size != next_at:
             raise BatchInvalid(at, f"its parts do not add up to its size of {size}")
-        elements.append(
-            BatchElement(
-                view[body_at : properties_at - 2], flag, bytes(view[properties_at:next_at])
-            )
-        )
+        add((whole[at + 20 : body_end], flag, bytes(whole[body_end + 2 : next_at])))
         at = next_at
     return elements

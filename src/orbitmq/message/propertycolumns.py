@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from orbitmq.message.propertylayout import UniformItems, find_uniform
 from orbitmq.message.scan import starts_with
-from orbitmq.message.slices import is_utf8, text
+from orbitmq.message.slices import is_utf8, numbers, text
 
 if TYPE_CHECKING:
     from orbitmq.message.scan import Bools, Int64s
@@ -56,7 +56,7 @@ class PropertyItems:
         rows = self.rows[found]
         count = len(self.first_items) - 1
         if len(found) == count and (rows[1:] != rows[:-1]).all():
-            return text(self.pieces.take(pa.array(found * 4 + 2)))
+            return text(self.pieces.take(numbers(found * 4 + 2)))
         if len(found):
             is_last = np.append(rows[1:] != rows[:-1], True)
             found, rows = found[is_last], rows[is_last]
@@ -64,22 +64,22 @@ class PropertyItems:
         missing = np.ones(count, np.bool_)
         slots[rows] = found * 4 + 2
         missing[rows] = False
-        return text(self.pieces.take(pa.array(slots, mask=missing)))
+        return text(self.pieces.take(numbers(slots, valid=~missing)))
 
     def map_column(self) -> pa.MapArray:
         """All properties of every row."""
         items = np.arange(len(self.rows))
-        names = text(self.pieces.take(pa.array(items * 4)))
+        names = text(self.pieces.take(numbers(items * 4)))
         first_items = self.first_items
         # Names are compared as text: two that are not UTF-8 may have become one.
         encoded = names.dictionary_encode()
-        codes = encoded.indices.to_numpy().astype(np.int64)
+        codes = np.frombuffer(encoded.indices.buffers()[1], np.int32, len(names)).astype(np.int64)
         if self._repeats_a_name(codes, len(encoded.dictionary)):
             items = _last_of_each(self.rows * len(encoded.dictionary) + codes)
-            names = names.take(pa.array(items))
+            names = names.take(numbers(items))
             first_items = np.searchsorted(items, first_items)
-        values = text(self.pieces.take(pa.array(items * 4 + 2)))
-        return pa.MapArray.from_arrays(pa.array(first_items.astype(np.int32)), names, values)
+        values = text(self.pieces.take(numbers(items * 4 + 2)))
+        return pa.MapArray.from_arrays(numbers(first_items.astype(np.int32)), names, values)
 
     def _repeats_a_name(self, codes: Int64s, names: int) -> bool:
         """Whether any row has two items of one name; `codes` number the names."""

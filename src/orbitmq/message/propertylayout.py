@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from orbitmq.message.scan import starts_with
-from orbitmq.message.slices import cut, is_utf8
+from orbitmq.message.slices import is_utf8, numbers
 
 if TYPE_CHECKING:
     from orbitmq.message.scan import Int64s
@@ -45,13 +44,13 @@ class UniformItems:
         except ValueError:
             return pa.nulls(self.rows, pa.string())
         count = len(self.names)
-        return self.values.take(pa.array(np.arange(place, count * self.rows, count)))
+        return self.values.take(numbers(np.arange(place, count * self.rows, count)))
 
     def map_column(self) -> pa.MapArray:
         """All properties of every row."""
         count = len(self.names)
         first_items = np.arange(0, count * self.rows + 1, count, dtype=np.int32)
-        return pa.MapArray.from_arrays(pa.array(first_items), self._all_names(), self.values)
+        return pa.MapArray.from_arrays(numbers(first_items), self._all_names(), self.values)
 
     def _all_names(self) -> pa.StringArray:
         text = b"".join(self.names)
@@ -72,26 +71,35 @@ def find_uniform(octets: npt.NDArray[np.uint8], bounds: Int64s) -> UniformItems 
     names = _names_of(octets[: bounds[1]].tobytes())
     if names is None:
         return None
-    item_ends = np.flatnonzero(octets == _ITEM_END)
+    item_ends = np.flatnonzero(octets == _ITEM_END).astype(np.int32)
     if len(item_ends) != rows * len(names):
         return None
     ends = item_ends.reshape(rows, len(names))
     if (ends[:, -1] != bounds[1:] - 1).any():
         return None
-    value_at = np.empty_like(ends)
-    at = bounds[:-1]
-    for place, name in enumerate(names):
-        start = name + b"\x01"
-        begin = at + len(start)
-        if (begin >= ends[:, place]).any() or not starts_with(octets, at, start).all():
-            return None
-        value_at[:, place] = begin
-        at = ends[:, place] + 1
+    # Of every item the name with its end, the value, and the end of the item, one after the other.
+    cuts = np.empty(3 * len(item_ends) + 1, np.int32)
+    cuts[0] = 0
+    cuts[2::3] = item_ends
+    cuts[3::3] = item_ends + 1
+    starts = [name + b"\x01" for name in names]
+    parts = cuts[:-1].reshape(rows, len(names), 3)
+    np.add(parts[:, :, 0], np.array([len(start) for start in starts], np.int32), parts[:, :, 1])
     # Separators are never part of a longer character: if the whole is UTF-8, so is every piece.
-    if not is_utf8(octets):
+    if (parts[:, :, 1] >= ends).any() or not is_utf8(octets):
         return None
-    values = cut(octets, value_at.reshape(-1), item_ends, pa.string())
-    return UniformItems(names, rows, values)
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(octets)]
+    pieces = pa.Array.from_buffers(pa.string(), len(cuts) - 1, buffers)
+    places = np.arange(0, len(cuts) - 1, 3)
+    if not _are_repeated(pieces.take(numbers(places)), b"".join(starts), rows):
+        return None
+    return UniformItems(names, rows, pieces.take(numbers(places + 1)))
+
+
+def _are_repeated(pieces: pa.StringArray, text: bytes, times: int) -> bool:
+    """Whether texts, one after the other, are one text again and again."""
+    octets = pieces.buffers()[2].slice(0, len(text) * times)
+    return bool(octets.equals(pa.py_buffer(text * times)))
 
 
 def _names_of(string: bytes) -> tuple[bytes, ...] | None:

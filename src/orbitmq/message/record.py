@@ -8,7 +8,7 @@
 
 All integers are big endian. The second line is the same for all messages of a request, so for a
 batch it is packed once (`record_constants`), and its length alone says how wide the hosts are. A
-message that comes by itself is packed in one go (`encode_message`).
+message that comes by itself is packed in one go (`message_heads`).
 The topic with its length prefix is packed once per topic (`topic_field`), and tells its version by
 itself: in v1 the first byte is the number of bytes that follow, in v2 it never is (`magic_for`).
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from orbitmq.message.checksum import CRC_BITS, crc32
@@ -38,18 +39,23 @@ __all__ = [
     "Buffer",
     "RecordFault",
     "check_record",
-    "encode_message",
     "encode_record",
     "end_of_file_record",
+    "head_form",
     "magic_for",
+    "message_heads",
     "pack_host",
+    "properties_size",
     "record_constants",
+    "record_refused",
     "record_size",
+    "restamped",
     "topic_field",
     "unpack_host",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+PackHead: TypeAlias = Callable[..., bytes]
 
 MAGIC_V1: Final = -626843481  # 0xDAA320A7
 MAGIC_V2: Final = -626843477  # 0xDAA320AB
@@ -98,8 +104,12 @@ _WHOLE_HEADS: Final = {
     for born in (V4_HOST_SIZE, V6_HOST_SIZE)
     for store in (V4_HOST_SIZE, V6_HOST_SIZE)
 }
-_NO_HOSTS_V6: Final = ~HOSTS_V6_MASK
 _short = struct.Struct(">h").pack
+#: How the length of properties stands before them.
+properties_size = _short
+_long = struct.Struct(">q").pack
+#: With an IPv4 host before it.
+_STORE_TIME_AT: Final = 56
 _pair = struct.Struct(">ii").pack
 _read_pair = struct.Struct(">ii").unpack_from
 _read_int = struct.Struct(">i").unpack_from
@@ -169,56 +179,32 @@ def record_size(body_size: int, topic_field_size: int, properties_size: int, sys
     )
 
 
-def encode_message(
-    body: Buffer,
-    topic_field: bytes,
-    properties: bytes,
-    queue_id: int,
-    flag: int,
-    queue_offset: int,
-    physical_offset: int,
-    sys_flag: int,
-    born_ms: int,
-    born_host: bytes,
-    store_ms: int,
-    store_host: bytes,
-    reconsume_times: int,
-    prepared_offset: int,
-) -> tuple[int, tuple[Buffer, ...]]:
-    """The same as `encode_record` with constants, for a message that shares them with no other."""
-    body_size = len(body)
-    topic_size = len(topic_field)
-    properties_size = len(properties)
+def message_heads(store_host: bytes) -> Mapping[int, tuple[PackHead, int, int]]:
+    """How messages that come by themselves begin, by the width of the host that they come from.
+
+    The packer of everything before the body, which takes the fields in their order; the size of
+    everything but body, topic field and properties; and the bits of `sys_flag` for the hosts.
+    Packing is left to the caller, because a call more is felt there. After the body come topic
+    field, `properties_size` and properties.
+    """
     try:
-        head, fixed, hosts = _WHOLE_HEADS[len(born_host), len(store_host)]
-        size = fixed + body_size + topic_size + properties_size
-        return size, (
-            head(
-                size,
-                MAGIC_V1 if topic_field[0] + 1 == topic_size else MAGIC_V2,
-                crc32(body) & CRC_BITS,
-                queue_id,
-                flag,
-                queue_offset,
-                physical_offset,
-                sys_flag & _NO_HOSTS_V6 | hosts,
-                born_ms,
-                born_host,
-                store_ms,
-                store_host,
-                reconsume_times,
-                prepared_offset,
-                body_size,
-            ),
-            body,
-            topic_field,
-            _short(properties_size),
-            properties,
-        )
+        return {born: _WHOLE_HEADS[born, len(store_host)] for born in (V4_HOST_SIZE, V6_HOST_SIZE)}
     except KeyError:
         raise RecordRefused("a packed host has 8 or 20 bytes; use pack_host") from None
-    except (IndexError, struct.error) as error:
-        raise _refused(error, properties_size) from error
+
+
+def head_form(constants: bytes) -> tuple[PackHead, int]:
+    """The same for messages that share constants: the packer takes these before the body's size."""
+    try:
+        return _HEADS[len(constants)]
+    except KeyError:
+        raise RecordRefused("constants have 48, 60 or 72 bytes; use record_constants") from None
+
+
+def restamped(head: bytes, store_ms: int) -> bytes:
+    """The head of a record, stored at another time."""
+    at = _STORE_TIME_AT + (HOSTS_EXTRA[_read_int(head, 36)[0] & BORN_HOST_V6])
+    return head[:at] + _long(store_ms) + head[at + 8 :]
 
 
 def encode_record(
@@ -261,10 +247,11 @@ def encode_record(
     except KeyError:
         raise RecordRefused("constants have 48, 60 or 72 bytes; use record_constants") from None
     except (IndexError, struct.error) as error:
-        raise _refused(error, properties_size) from error
+        raise record_refused(error, properties_size) from error
 
 
-def _refused(error: Exception, properties_size: int) -> RecordRefused:
+def record_refused(error: Exception, properties_size: int) -> RecordRefused:
+    """What a packer's error means."""
     if isinstance(error, IndexError):
         return RecordRefused("an empty topic field; use topic_field")
     if properties_size > MAX_PROPERTIES:

@@ -6,7 +6,7 @@ each record's place depends on the size of the one before it: the walk from star
 even that is guessed where it can be, which is exact and no heuristic: if a record begins at the
 first guessed place, and the size found there leads to the second, and so on, then by induction
 every guessed place is the beginning of a record. Two guesses are made: that records have one size,
-and, where they are small, that they begin wherever a magic code is found.
+and, where they have not, that some begin where a magic code is found (see `lanes`).
 
 Everything else is done with arrays over the whole block: all fixed fields are gathered in one step
 from an overlapping view of the buffer, and the checks of `record.check_record` are made on them.
@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from orbitmq.message.checksum import CRC_BITS, crc32
 from orbitmq.message.hosts import V4_HOST_SIZE, V6_HOST_SIZE
+from orbitmq.message.lanes import walk_lanes
 from orbitmq.message.record import (
     MAGIC_V1,
     MAGIC_V2,
@@ -49,16 +50,10 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 BLOCK_RECORDS: Final = 8192
 BLOCK_BYTES: Final = 8 * 1024 * 1024
 
-#: How many records are walked one by one between two guesses that sizes repeat.
+#: How many records are walked one by one between two guesses.
 _STEPS: Final = 512
 _FIRST_GUESS: Final = 32
 
-#: Records smaller than this are found by their magic codes: every byte is looked at then, which
-#: costs as much as a step for about so many.
-_SMALL: Final = 768
-#: And so much is looked at before the records in it are.
-_SEARCHED: Final = 512 * 1024
-_MAGIC_AT: Final = 4
 #: Bytes that are searched together; larger arrays would be new memory each time.
 _WINDOW: Final = 128 * 1024
 
@@ -174,16 +169,25 @@ def _walk(view: memoryview, at: int, stop: int) -> Int64s:
         run = _guess(view, at, stop, min(limit, _FIRST_GUESS))
         if len(run) == _FIRST_GUESS:
             run = _guess(view, at, stop, limit)
-        elif len(run) and _read_int(view, at)[0] < _SMALL:
-            run = _search(view, at, stop)[:limit]
-        if len(run) < _FIRST_GUESS:
-            run = _step(view, at, stop)
+        elif len(run):
+            run = _differing(view, at, stop, block_end, limit)
         if not len(run):
             break
         runs.append(run)
         count += len(run)
         at = int(run[-1]) + _read_int(view, int(run[-1]))[0]
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
+
+
+def _differing(view: memoryview, at: int, stop: int, block_end: int, limit: int) -> Int64s:
+    """Starts from `at` on, at least those of a few records, whatever sizes they have."""
+    first = _step(view, at, stop, _FIRST_GUESS)
+    if len(first) == _FIRST_GUESS:
+        size = int(first[-1] - at) // (_FIRST_GUESS - 1)
+        run = walk_lanes(view, at, min(block_end, at + limit * size), size)
+        if len(run) > _FIRST_GUESS:
+            return run[:limit]
+    return _step(view, at, stop, min(limit, _STEPS))
 
 
 def _guess(view: memoryview, at: int, stop: int, limit: int) -> Int64s:
@@ -202,28 +206,12 @@ def _guess(view: memoryview, at: int, stop: int, limit: int) -> Int64s:
     return np.arange(at, at + count * size, size, dtype=np.int64)
 
 
-def _search(view: memoryview, at: int, stop: int) -> Int64s:
-    """Starts from `at` on, as long as each record ends where the next magic code announces one."""
-    # The first two bytes are common to both versions, and rare enough.
-    magic_at = find_pairs(view, b"\xda\xa3", at + _MAGIC_AT, min(at + _SEARCHED, stop))
-    found: Int64s = magic_at[magic_at - _MAGIC_AT <= stop - MIN_RECORD_SIZE] - _MAGIC_AT
-    numbers = overlapping(view, ">i4")
-    magics = numbers[found + _MAGIC_AT]
-    found = found[(magics == MAGIC_V1) | (magics == MAGIC_V2)]
-    if not len(found) or found[0] != at:
-        return np.empty(0, np.int64)
-    sizes = numbers[found].astype(np.int64)
-    count = _leading((sizes >= MIN_RECORD_SIZE) & (found + sizes <= stop))
-    leads_on = found[1:] == found[:-1] + sizes[:-1]
-    return found[: min(count, _leading(leads_on) + 1)]
-
-
-def _step(view: memoryview, at: int, stop: int) -> Int64s:
+def _step(view: memoryview, at: int, stop: int, most: int) -> Int64s:
     """Starts from `at` on, each found by the size of the one before."""
     starts = []
     read_int, least = _read_int, MIN_RECORD_SIZE
     with suppress(struct.error):  # the last size led beyond the buffer
-        for _ in range(_STEPS):
+        for _ in range(most):
             (size,) = read_int(view, at)
             if size < least:
                 break

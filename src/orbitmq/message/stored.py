@@ -349,7 +349,9 @@ class StoredMessage:
         """One property; cheaper than all of them for the first few."""
         if self._properties is not None:
             return self._properties.get(name)
-        return property_value(self.raw_properties, name)
+        tail = self._tail
+        raw = tail[tail[0] + 3 :] if self._head[1] == MAGIC_V1 else self.raw_properties
+        return property_value(raw, name)
 
     @property
     def tags(self) -> str | None:

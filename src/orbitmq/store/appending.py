@@ -14,20 +14,25 @@ refused one to life. If even the wiping fails, the store refuses writes until it
 from __future__ import annotations
 
 import logging
+import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
-from orbitmq.message.properties import property_value
+from orbitmq.message.checksum import CRC_BITS, crc32
+from orbitmq.message.errors import RecordRefused
 from orbitmq.message.record import (
     END_OF_FILE_SIZE,
-    encode_message,
-    encode_record,
     end_of_file_record,
+    head_form,
+    message_heads,
+    properties_size,
     record_constants,
+    record_refused,
+    restamped,
 )
-from orbitmq.message.tagcode import tag_code
-from orbitmq.message.wellknown import DELAY, TAGS
+from orbitmq.message.sysflag import HOSTS_V6_MASK
 from orbitmq.store.consumequeue import ConsumeQueue, pack_entry
+from orbitmq.store.entrycodes import EntryCodes
 from orbitmq.store.errors import (
     BatchRefused,
     DiskFull,
@@ -54,11 +59,9 @@ log = logging.getLogger(__name__)
 _NO_ENTRY = 0x4
 #: Set in prepared, committed and rolled-back messages.
 _TRANSACTION = 0xC
-_TAGS = b"TAGS\x01"
-_ITEM_END = b"\x02"
-_TAGS_ITEM = _ITEM_END + _TAGS
-#: Few tags make up a topic; the bound is for those who put an id into the tag.
-_KNOWN_TAGS = 8192
+_NO_HOSTS_V6 = ~HOSTS_V6_MASK
+#: Of a record: everything before the body, body, topic, length of the properties, properties.
+_PIECES = 5
 #: A clock set back by less than this is not followed; see `_store_time`.
 _CLOCK_SLACK_MS = 1000
 
@@ -87,10 +90,11 @@ class Appender:
         self._store_host = store_host
         self._refusal = refusal
         self._fail = fail
-        self._delays_ms = [round(delay * 1000) for delay in settings.delay_levels]
+        self._heads = message_heads(store_host)
+        self.codes = EntryCodes(settings.delay_levels)
+        self._code_of = self.codes.of
         self._max_record = min(settings.max_record, settings.file_size - END_OF_FILE_SIZE)
         self._max_batch = settings.file_size - END_OF_FILE_SIZE
-        self._codes: dict[bytes, int] = {}  #: of tags as they lie in properties
         self._unpublished: deque[Placed] = deque()
         # The turn:
         self._store_ms = 0  #: 0 between turns
@@ -98,8 +102,10 @@ class Appender:
         self._limit = 0  #: where a record must end in this file
         self._segment_at = 0
         self._pieces: list[Buffer] = []
-        self._segments: list[tuple[int, bytes]] = []
+        self._segments: list[tuple[int, list[Buffer]]] = []
         self._turn: list[Placed] = []
+        #: Messages that wait for their time: where their heads are, and their places in the turn.
+        self._scheduled: list[tuple[list[Buffer], int, int]] = []
 
     # ---- collecting
 
@@ -121,41 +127,55 @@ class Appender:
         The body must stay as it is until `write`. Hosts are packed, properties encoded.
         """
         store_ms = self._store_ms or self._begin_turn()
+        try:
+            pack, fixed, hosts = self._heads[len(born_host)]
+        except KeyError:
+            raise RecordRefused("a packed host has 8 or 20 bytes; use pack_host") from None
         queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
         has_entry = not sys_flag & _NO_ENTRY
         number = queue.next_offset if has_entry else 0
         at = self._position
-        while True:
-            try:
-                size, pieces = encode_message(
-                    body,
-                    queue.topic_field,
-                    properties,
+        try:
+            body_size, properties_length = len(body), len(properties)
+            size = fixed + body_size + queue.topic_size + properties_length
+            if at + size > self._limit or size > self._max_record:
+                properties_size(properties_length)  # or there would be no room for it anywhere
+                at = self._make_room(size, self._max_record, "a record")
+            # In one expression: an error leaves nothing behind.
+            self._pieces += (
+                pack(
+                    size,
+                    queue.magic,
+                    crc32(body) & CRC_BITS,
                     queue_id,
                     flag,
                     number,
                     at,
-                    sys_flag,
+                    sys_flag & _NO_HOSTS_V6 | hosts,
                     born_ms,
                     born_host,
                     store_ms,
                     self._store_host,
                     reconsume_times,
                     prepared_offset,
-                )
-                if at + size <= self._limit and size <= self._max_record:
-                    break
-                # Where it goes is a part of the record: once more.
-                at = self._make_room(size, self._max_record, "a record")
-            except BaseException:
-                self._queues.forget_unused(queue)
-                raise
-        self._pieces += pieces
+                    body_size,
+                ),
+                body,
+                queue.topic_field,
+                properties_size(properties_length),
+                properties,
+            )
+        except BaseException as error:
+            self._queues.forget_unused(queue)
+            if isinstance(error, struct.error):
+                raise record_refused(error, len(properties)) from error
+            raise
         self._position = at + size
         if has_entry:
             queue.next_offset = number + 1
-            code = self._tag_code(queue, properties, store_ms)
-            self._turn.append((queue, number, code, at, size))
+            if queue.is_schedule:
+                self._scheduled.append((self._pieces, len(self._pieces) - _PIECES, len(self._turn)))
+            self._turn.append((queue, number, self._code_of(queue, properties, store_ms), at, size))
         else:
             self._queues.forget_unused(queue)
         return at, number
@@ -210,52 +230,32 @@ class Appender:
         constants: bytes,
         store_ms: int,
     ) -> tuple[list[Buffer], list[Placed], int]:
-        topic_field, queue_id = queue.topic_field, queue.queue_id
-        max_record, tag_code_of = self._max_record, self._tag_code
+        topic_field, topic_size, magic = queue.topic_field, queue.topic_size, queue.magic
+        queue_id, max_record, code_of = queue.queue_id, self._max_record, self._code_of
+        pack, fixed = head_form(constants)
         pieces: list[Buffer] = []
         arrivals: list[Placed] = []
-        for body, flag, properties in elements:
-            size, record = encode_record(
-                body, topic_field, properties, queue_id, flag, number, at, constants
-            )
-            if size > max_record:
-                raise MessageTooLarge(size, max_record)
-            pieces += record
-            code = tag_code_of(queue, properties, store_ms)
-            arrivals.append((queue, number, code, at, size))
-            number += 1
-            at += size
+        properties = b""
+        try:
+            for body, flag, properties in elements:
+                body_size, properties_length = len(body), len(properties)
+                size = fixed + body_size + topic_size + properties_length
+                if size > max_record:
+                    raise MessageTooLarge(size, max_record)
+                crc = crc32(body) & CRC_BITS
+                pieces += (
+                    pack(size, magic, crc, queue_id, flag, number, at, constants, body_size),
+                    body,
+                    topic_field,
+                    properties_size(properties_length),
+                    properties,
+                )
+                arrivals.append((queue, number, code_of(queue, properties, store_ms), at, size))
+                number += 1
+                at += size
+        except struct.error as error:
+            raise record_refused(error, len(properties)) from error
         return pieces, arrivals, at
-
-    def _tag_code(self, queue: ConsumeQueue, properties: bytes, store_ms: int) -> int:
-        if queue.is_schedule:
-            return self.entry_code(queue.topic, properties, store_ms)
-        # The usual case by hand, an eighth of what the general way takes: a tag that is known.
-        _, name, rest = properties.rpartition(_TAGS_ITEM)
-        if not name:
-            if not properties.startswith(_TAGS):
-                return 0
-            rest = properties[len(_TAGS) :]
-        code = self._codes.get(rest.partition(_ITEM_END)[0])
-        return self._learn_tag(properties) if code is None else code
-
-    def _learn_tag(self, properties: bytes) -> int:
-        tag = property_value(properties, TAGS)
-        if not tag:
-            return 0
-        if len(self._codes) >= _KNOWN_TAGS:
-            self._codes.clear()
-        code = tag_code(tag)
-        self._codes[tag.encode("utf-8", "replace")] = code
-        return code
-
-    def entry_code(self, topic: str, properties: bytes, store_ms: int) -> int:
-        """What a queue entry holds in its last field."""
-        level = property_value(properties, DELAY)
-        if level is not None and level.isdecimal() and int(level) > 0:
-            delays = self._delays_ms
-            return store_ms + delays[min(int(level), len(delays)) - 1]
-        return tag_code(property_value(properties, TAGS))
 
     def _begin_turn(self) -> int:
         if self.is_mirror:
@@ -294,12 +294,12 @@ class Appender:
 
     def _close_segment(self) -> None:
         if self._pieces:
-            self._segments.append((self._segment_at, b"".join(self._pieces)))
+            self._segments.append((self._segment_at, self._pieces))
             self._pieces = []
 
     def adopt(self, at: int, data: bytes, arrivals: list[Placed], store_ms: int) -> None:
         """Collect records of one file that another broker has given their places."""
-        self._segments.append((at, data))
+        self._segments.append((at, [data]))
         self._turn += arrivals
         self._store_ms = max(self._store_ms, store_ms, 1)
 
@@ -310,7 +310,10 @@ class Appender:
         if not self._store_ms:
             return self._log.end
         self._close_segment()
-        segments, self._segments = self._segments, []
+        if self._scheduled:
+            self._stamp_scheduled()
+        segments = [(at, b"".join(pieces)) for at, pieces in self._segments]
+        self._segments = []
         turn, self._turn = self._turn, []
         store_ms, self._store_ms = self._store_ms, 0
         try:
@@ -336,10 +339,27 @@ class Appender:
             self._dispatch(turn)
         return self._log.end
 
+    def _stamp_scheduled(self) -> None:
+        """Have the delays of a turn's messages begin now.
+
+        A turn has one time, that of its beginning, and may be long. A message that is to be
+        delivered a minute after it was stored must not be delivered a minute after that, which is
+        too early. So its own time is that of the write, and no fraction of a millisecond before it.
+        """
+        scheduled, self._scheduled = self._scheduled, []
+        now = max(self._store_ms, -(-round(self._clock.now() * 1_000_000) // 1000))
+        for pieces, place, order in scheduled:
+            pieces[place] = restamped(bytes(pieces[place]), now)
+            queue, number, _, at, size = self._turn[order]
+            code = self.codes.in_schedule(bytes(pieces[place + _PIECES - 1]), now)
+            self._turn[order] = (queue, number, code, at, size)
+        self._store_ms = now
+
     def discard(self) -> None:
         """Forget what was collected since the last `write`."""
         self._pieces = []
         self._segments = []
+        self._scheduled = []
         turn, self._turn = self._turn, []
         self._store_ms = 0
         self._return_numbers(turn)

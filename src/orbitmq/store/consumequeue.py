@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orbitmq.message.record import topic_field
+from orbitmq.message.record import magic_for, topic_field
 from orbitmq.store.errors import ReadFailed, StoreDamaged
 from orbitmq.store.files import is_out_of_files, write_all
 
@@ -102,6 +102,7 @@ class ConsumeQueue:
         "is_dirty",
         "is_schedule",
         "last_end",
+        "magic",
         "max_offset",
         "min_offset",
         "next_offset",
@@ -111,6 +112,7 @@ class ConsumeQueue:
         "tail_first",
         "topic",
         "topic_field",
+        "topic_size",
         "trusted_from",
         "unsynced",
         "written",
@@ -130,6 +132,8 @@ class ConsumeQueue:
         self.folder = folder
         self.per_file = per_file
         self.topic_field = topic_field(topic)
+        self.topic_size = len(self.topic_field)
+        self.magic = magic_for(self.topic_field)
         self.is_schedule = topic == SCHEDULE_TOPIC
         self.bases: list[int] = []  #: first entries of the files that exist
         self.next_offset = self.max_offset = self.min_offset = 0

@@ -6,6 +6,10 @@ up for long; the worker flushes their files and the index; the flusher the log. 
 done, everything that was in the queues when the round began is `durable`, and the next checkpoint
 says so. Recovery begins there.
 
+What a round costs grows with the queues that have something new, each of which has a file to be
+flushed, and what it saves grows with the log. So the more queues there are, the more log a round
+waits for: a thousand queues would otherwise make every message half as dear again.
+
 A queue file that cannot be flushed ends the store's writing life as a log file does.
 """
 
@@ -32,6 +36,12 @@ if TYPE_CHECKING:
     from orbitmq.store.working import Job, Worker
 
 log = logging.getLogger(__name__)
+
+#: Queues that double the log that a round waits for.
+_QUEUES_TO_DOUBLE = 512
+#: How long a step may write queues, in seconds, and how many it writes between looks at the clock.
+_STEP = 0.005
+_BETWEEN_LOOKS = 8
 
 
 class Durability:
@@ -114,11 +124,12 @@ class Durability:
 
     def _is_round_due(self, now: float) -> bool:
         grown = self._appender.dispatched - self.durable
-        if grown <= 0 and not self._queues.dirty:
+        dirty = len(self._queues.dirty)
+        if grown <= 0 and not dirty:
             return self.is_wanted
         return (
             self.is_wanted
-            or grown >= self._settings.durable_bytes
+            or grown >= self._settings.durable_bytes * (1 + dirty / _QUEUES_TO_DOUBLE)
             or now - self._round_ended >= self._settings.durable_interval
         )
 
@@ -159,7 +170,12 @@ class Durability:
         return True
 
     def _write_queues(self, current: _Round, queue_count: int) -> bool:
-        for _ in range(min(queue_count, len(current.queues))):
+        began = self._clock.monotonic()
+        for count in range(min(queue_count, len(current.queues))):
+            # New files take ten times as long as those that are there.
+            is_look = count % _BETWEEN_LOOKS == _BETWEEN_LOOKS - 1
+            if is_look and self._clock.monotonic() - began > _STEP:
+                break
             queue = current.queues[-1]
             if not self._queues.write(queue):
                 # The disk is full. All that is left stays in memory and takes part in the next

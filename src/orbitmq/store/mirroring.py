@@ -290,7 +290,7 @@ class Mirroring:
             for index in np.flatnonzero(topics == number).tolist():
                 raw = bytes(view[int(records.properties_at[index]) : int(ends[index])])
                 stored = int(records.store_ms[index])
-                codes[index] = self._appender.entry_code(SCHEDULE_TOPIC, raw, stored)
+                codes[index] = self._appender.codes.in_schedule(raw, stored)
         return codes
 
     def _new(self, topic: str, queue_id: int, at: int) -> ConsumeQueue | None:

@@ -110,7 +110,7 @@ class StoreParts:
             checkpoint,
             was_clean=was_clean,
             chunk=settings.recovery_chunk,
-            entry_code=self.appender.entry_code,
+            entry_code=self.appender.codes.in_schedule,
             deleted=self.deletions.by_topic,
             clock=clock,
         ).run()

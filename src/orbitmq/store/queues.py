@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from orbitmq.store.consumequeue import ConsumeQueue, QueueFiles
+from orbitmq.store.descriptors import queue_files_to_keep
 from orbitmq.store.errors import TopicRefused
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class QueueTable:
         self.write_error: OSError | None = None  #: entries that the disk did not take wait here
         self._settings = settings
         self._files = files
-        self._reader = QueueFiles(files, settings.open_queue_files)
+        self._reader = QueueFiles(files, settings.open_queue_files or queue_files_to_keep())
 
     # ---- the table
 

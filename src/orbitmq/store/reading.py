@@ -65,6 +65,7 @@ _BLANK_SIZE = 0x7FFFFFFF
 #: Entries as mere bytes are gathered several times faster than as fields.
 _OPAQUE_ENTRY = np.dtype(f"V{ENTRY_SIZE}")
 _read_offset = struct.Struct(">q").unpack_from
+_read_entry = struct.Struct(">qiq").unpack
 
 
 class ReadStatus(enum.Enum):
@@ -132,6 +133,8 @@ def read_queue(
         following = queue.following_file(offset)
         return ReadResult(ReadStatus.OFFSET_FOUND_NULL, following, low, high)
     result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, offset, low, high)
+    if len(raw) == ENTRY_SIZE and _take_only(raw, wanted, queue, commit_log, settings, result):
+        return result
     reading = Reading(
         commit_log,
         settings,
@@ -149,6 +152,36 @@ def read_queue(
             return result
     reading.take_one_by_one(raw, wanted)
     return result
+
+
+def _take_only(
+    raw: bytes,
+    wanted: MessageFilter | None,
+    queue: ConsumeQueue,
+    commit_log: CommitLog,
+    settings: ReadSettings,
+    result: ReadResult,
+) -> bool:
+    """Take the one message that there is: most often it has just come, and a pull waits for it.
+
+    False, with nothing done, when it is not wanted for certain, not near or not known to be good.
+    """
+    at, size, code = _read_entry(raw)
+    if wanted is not None and (wanted.needs_properties or not wanted.accepts_code(code)):
+        return False
+    if (
+        (result.next_offset < queue.trusted_from and settings.check_crc)
+        or commit_log.end - at > settings.memory_distance
+        or size < MIN_RECORD_SIZE
+        or (record := commit_log.view(at, size)) is None
+    ):
+        return False
+    result.status = ReadStatus.FOUND
+    result.next_offset += 1
+    result.pieces = (record,)
+    result.count = 1
+    result.size = size
+    return True
 
 
 class Reading:

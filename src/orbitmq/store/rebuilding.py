@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orbitmq.store.queues import QueueTable
 
     #: topic, properties, store time -> last field of the queue entry
-    EntryCode = Callable[[str, bytes, int], int]
+    EntryCode = Callable[[bytes, int], int]
     Entries = NDArray[np.void]
 
 #: Set in messages that have no place in a queue: prepared and rolled back.
@@ -99,7 +99,7 @@ class Rebuilding:
             for index in np.flatnonzero(topics == number).tolist():
                 raw = view[int(records.properties_at[index]) : int(ends[index])]
                 stored = int(records.store_ms[index])
-                codes[index] = self._entry_code(SCHEDULE_TOPIC, bytes(raw), stored)
+                codes[index] = self._entry_code(bytes(raw), stored)
         return codes
 
     def fill_queues(self) -> None:

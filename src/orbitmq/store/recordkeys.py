@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from orbitmq.message.record import MAGIC_V1, MAGIC_V2, MIN_RECORD_SIZE
+from orbitmq.message.scan import starts_with
 from orbitmq.message.sysflag import (
     BORN_HOST_V6,
     STORE_HOST_V6,
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
 
 #: How many bytes of topics and properties are worked on at a time: what a core's cache holds.
 _BLOCK: Final = 192 * 1024
+_NAME_END: Final = 1
 _ITEM_END: Final = 2
+_SEPARATOR: Final = b"\x02"
 _SPACE: Final = 0x20
+_LAST_LETTERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +186,13 @@ def _entries_of_block(chunk: memoryview, tails: _Tails) -> KeyEntries:
     lengths = tails.ends - tails.topic_starts
     firsts = np.cumsum(lengths + 1) - (lengths + 1)
     topic_ends = firsts + (tails.topic_ends - tails.topic_starts)
-    joined = bytearray(b"\x02").join(
+    joined = bytearray(_SEPARATOR).join(
         [
             chunk[start:end]
             for start, end in zip(tails.topic_starts.tolist(), tails.ends.tolist(), strict=True)
         ]
     )
-    joined += b"\x02"
+    joined += _SEPARATOR
     text = np.frombuffer(joined, np.uint8)
     text[topic_ends] = _ITEM_END
     text[topic_ends + 1] = _ITEM_END
@@ -250,39 +254,42 @@ class _Items:
 
     __slots__ = (
         "_firsts",
+        "_item_ends",
+        "_last_letters",
         "_name_ends",
-        "_name_starts",
         "_property_starts",
         "_text",
-        "_value_ends",
     )
 
     def __init__(self, text: Text, firsts: Ints, property_starts: Ints) -> None:
         self._text, self._firsts, self._property_starts = text, firsts, property_starts
-        separators = np.flatnonzero((text - np.uint8(1)) < _ITEM_END)
-        closes = text[separators] == _ITEM_END
-        # The name of an item ends at its first 01; further ones belong to the value.
-        first_in_item = np.flatnonzero(closes[:-1] & ~closes[1:]) + 1
-        items_before = np.cumsum(closes)[first_in_item]
-        self._name_starts = separators[first_in_item - 1] + 1
-        self._name_ends = separators[first_in_item]
-        self._value_ends = separators[closes][items_before]
+        name_ends = np.flatnonzero(text == _NAME_END)
+        self._name_ends = name_ends = name_ends[name_ends >= _LAST_LETTERS]
+        self._item_ends = np.flatnonzero(text == _ITEM_END)
+        #: Of every name, as a number: what most names differ in.
+        self._last_letters = np.ndarray((max(0, len(text) - 3),), "<u4", text, strides=(1,))[
+            name_ends - _LAST_LETTERS
+        ]
 
     def named(self, name: bytes) -> _Pieces:
-        """The values of one property: in a record the last one counts, an empty one does not."""
-        starts, ends = self._name_starts, self._name_ends
-        likely = np.flatnonzero(
-            (ends - starts == len(name)) & (self._value_ends > self._name_ends + 1)
-        )
-        wanted = int.from_bytes(name, "big")
-        likely = likely[_gather(self._text, f">i{len(name)}", starts[likely]) == wanted]
-        owners = np.searchsorted(self._firsts, starts[likely], "right") - 1
+        """The values of one property, whose name has four letters or more.
+
+        In a record the last one counts, an empty one does not.
+        """
+        text, size = self._text, len(name)
+        # A name that stands right behind the end of an item is one: it holds no 01 itself, and
+        # further ones belong to the value.
+        wanted = int.from_bytes(name[-_LAST_LETTERS:], "little")
+        ends = self._name_ends[self._last_letters == wanted]
+        ends = ends[ends > size]
+        ends = ends[starts_with(text, ends - size - 1, _SEPARATOR + name)]
+        value_ends = self._item_ends[np.searchsorted(self._item_ends, ends)]
+        owners = np.searchsorted(self._firsts, ends, "right") - 1
         # A topic that holds separators must not pass for a property.
-        in_properties = starts[likely] >= self._property_starts[owners]
-        likely, owners = likely[in_properties], owners[in_properties]
+        is_one = (value_ends > ends + 1) & (ends - size >= self._property_starts[owners])
+        ends, value_ends, owners = ends[is_one], value_ends[is_one], owners[is_one]
         is_last = np.append(owners[1:] != owners[:-1], np.ones(min(1, len(owners)), np.bool_))
-        likely = likely[is_last]
-        return _Pieces(owners[is_last], ends[likely] + 1, self._value_ends[likely])
+        return _Pieces(owners[is_last], ends[is_last] + 1, value_ends[is_last])
 
 
 def _correct_beyond_ascii(

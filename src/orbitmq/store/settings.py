@@ -41,10 +41,12 @@ class FlushSettings:
     thorough_interval: float = 10.0  #: everything is flushed at least this often
     checkpoint_interval: float = 1.0  #: how often the checkpoint is written when it changed
     durable_interval: float = 10.0  #: how often the queues are flushed to advance recovery's start
-    durable_bytes: int = 64 * MIB  #: or after this much new log, whichever comes first
+    #: Or after this much new log, whichever comes first; after more where there are many queues to
+    #: flush: twice as much with 512 of them.
+    durable_bytes: int = 64 * MIB
     queue_tail_bytes: int = 64 * KIB  #: unwritten entries a queue may hold in memory
     tail_memory: int = 64 * MIB  #: entries of all queues kept in memory for readers
-    queues_per_step: int = 256  #: queue files written in one step of the owner
+    queues_per_step: int = 256  #: queue files written in one step of the owner, at most
 
     def __post_init__(self) -> None:
         _positive("flush", self, "interval", "thorough_interval", "checkpoint_interval")
@@ -124,7 +126,9 @@ class StoreSettings:
     queue_file_entries: int = 300_000  #: entries of a consume-queue file; likewise
     max_record: int = 4 * MIB + 64 * KIB  #: a message as stored
     preallocate_step: int = 16 * MIB  #: disk space taken ahead of the log; 0 takes none
-    open_queue_files: int = 256  #: descriptors kept for reading queue files
+    #: Descriptors kept for reading queue files. By default a quarter of what the process may have
+    #: open, but 256 at least and 4,096 at most; the rest is for connections, log and index.
+    open_queue_files: int | None = None
     recovery_chunk: int = 32 * MIB  #: bytes of the log checked at once
     index: bool = True  #: whether messages can be found by key
     index_file: IndexSettings = field(default_factory=IndexSettings)
@@ -136,7 +140,9 @@ class StoreSettings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     def __post_init__(self) -> None:
-        _positive("store", self, "queue_file_entries", "max_record", "open_queue_files")
+        _positive("store", self, "queue_file_entries", "max_record")
+        if self.open_queue_files is not None:
+            _positive("store", self, "open_queue_files")
         _positive("store", self, "recovery_chunk", "index_step", "index_catch_up")
         _at_least_zero("store", self, "preallocate_step")
         if not 4 * KIB <= self.file_size <= 0x7FFFFFFF:
