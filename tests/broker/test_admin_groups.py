@@ -63,6 +63,56 @@ async def test_a_name_that_no_group_may_have_is_refused(
     assert "fine" not in broker.parts.groups
 
 
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ({"retry_queue_nums": -1}, "retryQueueNums must be from 0 to 16384, got -1"),
+        ({"retry_queue_nums": 16_385}, "retryQueueNums must be from 0 to 16384, got 16385"),
+        ({"retry_queue_nums": 2**31 - 1}, "retryQueueNums must be"),
+        ({"retry_max_times": -2}, "retryMaxTimes must be from -1 to"),
+    ],
+)
+async def test_numbers_that_no_group_may_have_are_refused(
+    broker: Broker, client: RawClient, numbers: dict[str, int], named: str
+) -> None:
+    bad = SubscriptionGroupConfig(group_name="audit", **numbers)  # type: ignore[arg-type]  # whole numbers
+    fine = SubscriptionGroupConfig(group_name="fine")
+
+    single = await update(client, bad)
+    many = await ask(
+        client,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        body=encode_body(CreateGroupList(group_config_list=(fine, bad))),
+    )
+
+    for answer in (single, many):
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+        assert named in (answer.remark or "")
+    assert "audit" not in broker.parts.groups
+    assert "fine" not in broker.parts.groups
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"retry_queue_nums": 0},
+        {"retry_queue_nums": 16_384},
+        {"retry_max_times": -1},
+        {"retry_max_times": 0},
+        {"retry_max_times": 2**31 - 1},
+    ],
+)
+async def test_unusual_numbers_that_mean_something_are_taken(
+    broker: Broker, client: RawClient, numbers: dict[str, int]
+) -> None:
+    config = SubscriptionGroupConfig(group_name="audit", **numbers)  # type: ignore[arg-type]  # whole numbers
+
+    answer = await update(client, config)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.parts.groups.get("audit") == config
+
+
 async def test_a_list_of_groups_is_created(broker: Broker, client: RawClient) -> None:
     configs = tuple(SubscriptionGroupConfig(group_name=name) for name in ("one", "two"))
 

@@ -27,7 +27,7 @@ def test_the_quick_way_the_template_and_the_encoder_say_the_same(
 ) -> None:
     place = (at, queue_id, number, unique_id)
 
-    quick = ANSWERS.success(opaque, *place)
+    quick = ANSWERS.success(opaque, place)
     told = []
     for serialization in Serialization:
         request = Command.request(

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import logging
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from orbitmq.broker.background import Background
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.endpoint import LARGEST_HEAD, Answer, Endpoint, Page
@@ -25,15 +28,18 @@ from orbitmq.broker.settings import (
     RegistrationSettings,
     SendSettings,
 )
+from orbitmq.errors import OrbitError
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting import server as server_module
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.errors import ListenFailed
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.store.errors import StoreLocked
+from orbitmq.store.files import DiskFiles
 from orbitmq.testing.clock import MovableClock
 from tests.broker.conftest import OpenClient, StartBroker
-from tests.support.broker import small_settings, until
+from tests.support.broker import RawClient, small_settings, until
 from tests.support.prometheus import parse_metrics
 
 ANY_PORT = HttpSettings(port=0)
@@ -250,6 +256,160 @@ async def test_a_broker_is_ready_when_a_name_server_knows_it(start_broker: Start
     assert before.status == 503
     assert f"127.0.0.1:{port}" in str(before.json["reasons"])
     assert after.status == 200
+
+
+class SlowFiles(DiskFiles):
+    """A disk on which the opening of a store waits until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waiting = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def exists(self, path: Path) -> bool:
+        if path.name == "abort" and not self.may_go_on.is_set():
+            self.is_waiting.set()
+            if not self.may_go_on.wait(30):
+                raise OSError(errno.ETIMEDOUT, "nobody let the opening go on")
+        return super().exists(path)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_broker_whose_store_is_being_repaired_is_alive_and_turns_clients_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_PATIENCE", 0.05)
+    files, port = SlowFiles(), free_port()
+    settings = small_settings(tmp_path, http=ANY_PORT, server=ServerSettings(port=port))
+    broker = Broker(settings, files=files)
+    starting = asyncio.create_task(broker.start())
+    try:
+        await until(files.is_waiting.is_set, 10)
+
+        alive = await get(broker.http_address, "/healthz")
+        ready = await get(broker.http_address, "/readyz")
+        metrics = await get(broker.http_address, "/metrics")
+        turned_away = await exchange(Address("127.0.0.1", port), b"")
+        with pytest.raises(ListenFailed, match=str(port)):
+            # Its port is taken all the same.
+            await Broker(small_settings(tmp_path / "other", server=settings.server)).start()
+        was_done = starting.done()
+        files.may_go_on.set()
+        async with asyncio.timeout(10):
+            await starting
+        afterwards = await get(broker.http_address, "/healthz")
+        client = await RawClient.open(broker)
+        await client.stored("orders")
+        await client.close()
+    finally:
+        files.may_go_on.set()
+        await asyncio.wait((starting,), timeout=10)
+        await broker.stop()
+
+    assert (alive.status, alive.json["status"]) == (200, "starting")
+    assert ready.status == metrics.status == 503
+    assert reasons_of(ready) == ["the broker is starting"]
+    assert turned_away == b""
+    assert not was_done
+    assert (afterwards.status, afterwards.json["status"]) == (200, "alive")
+
+
+async def test_a_start_that_is_cancelled_while_the_store_is_opened_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    files, port = SlowFiles(), free_port()
+    settings = small_settings(tmp_path, http=ANY_PORT, server=ServerSettings(port=port))
+    broker = Broker(settings, files=files)
+    starting = asyncio.create_task(broker.start())
+    try:
+        await until(files.is_waiting.is_set, 10)
+
+        starting.cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        is_waiting_still = not files.may_go_on.is_set()
+        pages = broker.http_address
+    finally:
+        files.may_go_on.set()
+
+    assert is_waiting_still
+    assert pages is None
+    # The folder is free as soon as the opening has come to its end, and the port at once.
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                again = Broker(settings)
+                await again.start()
+                break
+            except StoreLocked:
+                await asyncio.sleep(0.01)
+    was_clean = again.parts.store.recovery.was_clean
+    await again.stop()
+    assert was_clean
+
+
+@pytest.mark.parametrize("grace", [None, 0.0])
+async def test_a_broker_that_is_stopped_while_its_store_is_opened_does_not_run_afterwards(
+    tmp_path: Path, grace: float | None
+) -> None:
+    files, port = SlowFiles(), free_port()
+    settings = small_settings(tmp_path, http=ANY_PORT, server=ServerSettings(port=port))
+    broker = Broker(settings, files=files)
+    starting = asyncio.create_task(broker.start())
+    stopping: list[asyncio.Task[None]] = []
+    try:
+        await until(files.is_waiting.is_set, 10)
+
+        # However often it is said.
+        stopping += [asyncio.create_task(broker.stop(grace)) for _ in range(2)]
+        async with asyncio.timeout(10):
+            with pytest.raises(OrbitError, match="stopped while it was starting"):
+                await starting
+        was_stopped = any(each.done() for each in stopping)
+        files.may_go_on.set()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*stopping)
+    finally:
+        files.may_go_on.set()
+        await asyncio.wait((starting, *stopping), timeout=10)
+
+    assert not was_stopped, "the folder was still held"
+    assert broker.http_address is None
+    # Folder and port are free, also for the same broker.
+    for again in (Broker(settings), broker):
+        await again.start()
+        was_clean = again.parts.store.recovery.was_clean
+        await again.stop()
+        assert was_clean
+
+
+async def test_a_start_that_is_cancelled_when_it_is_just_done_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Background.start
+
+    def started(background: Background) -> None:
+        # Comes after the last step of the start, and before whoever waits for it hears of that.
+        asyncio.get_running_loop().call_soon(starting.cancel)
+        start(background)
+
+    monkeypatch.setattr(Background, "start", started)
+    broker = Broker(small_settings(tmp_path, http=ANY_PORT))
+    starting = asyncio.create_task(broker.start())
+
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    assert broker.http_address is None
+    with pytest.raises(OrbitError, match="not started"):
+        _ = broker.parts
 
 
 async def test_a_broker_that_accepts_messages_later_is_not_ready(

@@ -1,4 +1,14 @@
-"""`kill -9` of a broker under load, five times: what it has acknowledged is there afterwards."""
+"""`kill -9` of a broker under load, five times: what it has acknowledged is there afterwards.
+
+What this shows is that a broker forgets nothing when its process ends anywhere: what was written is
+in the page cache of a machine that goes on. It cannot show what a flush is for. That a message that
+was acknowledged with `sync` survives the loss of power is shown where a disk can forget:
+tests/store/test_powerloss.py for the store, tests/simulation for whole brokers.
+
+Clients here are raw connections, and the time of their recovery counts from when the broker says
+that it is ready: how long an interpreter takes to start is the machine's affair. Our own clients,
+and brokers that are killed: tests/client/producer/test_killed_brokers.py and `make chaos`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +46,7 @@ SENDS = 100
 SAVE_INTERVAL = 0.5
 #: For the file of progress to be written, which waits for a disk that others use as well.
 WRITING = 1.0
-#: For every client to be served again once the broker is back.
+#: For every client to be served again once the broker is back; for their pauses, not the machine.
 RECOVERY = 3.0
 #: For the last delayed message, whose delay is five seconds, to be delivered.
 DELIVERY = 20.0

@@ -7,6 +7,7 @@ import json
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
@@ -481,3 +482,32 @@ async def test_many_clients_join_and_leave_at_the_same_time(
 
     await until(lambda: len(broker.parts.consumers.members(GROUP)) == 1)
     assert await members(clients[0]) == ["c00"]
+
+
+async def test_members_that_disagree_are_told_so_with_the_list_of_members(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(scan_interval=0.02)
+    one, two = await open_client(broker), await open_client(broker)
+    blue = SubscriptionData(topic="orders", sub_string="blue", sub_version=1)
+
+    async def told() -> str | None:
+        answer = await one.connection.request(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
+        )
+        assert answer.code == ResponseCode.SUCCESS
+        return answer.ext_fields.get("findings")
+
+    await one.heartbeat("one", ORDERS)
+    await two.heartbeat("two", ORDERS)
+    assert await told() is None
+
+    await two.heartbeat("two", msgspec.structs.replace(blue, sub_version=2))
+    await until(lambda: broker.parts.disagreements.open_findings(GROUP) != ())
+    (finding,) = json.loads(await told() or "[]")
+    assert set(finding) == {"kind", "group", "text", "topic"}
+    assert "one with TAG '*', two with TAG 'blue'; messages will be missed" in finding["text"]
+
+    await two.heartbeat("two", msgspec.structs.replace(ORDERS, sub_version=3))
+    await until(lambda: broker.parts.disagreements.open_findings(GROUP) == ())
+    assert await told() is None

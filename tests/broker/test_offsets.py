@@ -100,6 +100,81 @@ async def test_a_report_without_its_offset_is_refused_with_the_name_of_the_field
     assert "commitOffset" in (answer.remark or "")
 
 
+@pytest.mark.parametrize(
+    ("queue_id", "offset", "named"),
+    [
+        (-1, 1, "no queue -1 and never had; it has 0 to 15"),
+        (16, 0, "no queue 16 "),
+        (2**31 - 1, 0, "no queue 2147483647 "),
+        (0, -5, "commitOffset must be 0 or more, got -5"),
+    ],
+)
+async def test_a_report_of_what_nobody_can_have_consumed_is_refused_and_not_kept(
+    broker: Broker, client: RawClient, queue_id: int, offset: int, named: str
+) -> None:
+    await ready(client, broker)
+
+    answer = await client.report("orders", offset, queue_id=queue_id)
+
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert named in (answer.remark or "")
+    assert broker.parts.progress.offsets("orders", GROUP) == {}
+
+
+async def test_a_topic_that_got_fewer_queues_still_takes_reports_of_the_others(
+    broker: Broker, client: RawClient
+) -> None:
+    await ready(client, broker)
+    await client.stored("orders", queue_id=12)
+    await client.report("orders", 0, queue_id=13)
+    fewer = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4)
+    broker.parts.topics.update(fewer, now=0.0)
+
+    with_messages = await client.report("orders", 1, queue_id=12)
+    with_progress = await client.report("orders", 0, queue_id=13)
+    with_nothing = await client.report("orders", 0, queue_id=14)
+
+    codes = [answer.code for answer in (with_messages, with_progress, with_nothing)]
+    assert codes == [ResponseCode.SUCCESS, ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER]
+    assert broker.parts.progress.offsets("orders", GROUP) == {12: 1, 13: 0}
+
+
+async def test_a_topic_may_have_more_queues_to_write_than_to_read_or_the_other_way_round(
+    broker: Broker, client: RawClient
+) -> None:
+    broker.parts.groups.find(GROUP, now=0.0)
+    for name, numbers in (("reading", (8, 2)), ("writing", (2, 8))):
+        read, write = numbers
+        broker.parts.topics.update(
+            TopicConfig(topic_name=name, read_queue_nums=read, write_queue_nums=write), now=0.0
+        )
+
+    answers = [await client.report(name, 0, queue_id=7) for name in ("reading", "writing")]
+
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
+
+
+async def test_progress_that_an_earlier_broker_kept_for_queues_that_never_were_is_dropped(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await start_broker()
+    client = await open_client(first)
+    await ready(client, first, messages=3)
+    await client.report("orders", 2)
+    for queue_id in (-1, 77, *range(1000, 3000)):
+        first.parts.progress.reset("orders", GROUP, queue_id, 5)
+    first.parts.progress.reset("made_later", GROUP, 3, 0)
+    await first.stop()
+
+    second = await start_broker()
+
+    assert second.parts.progress.offsets("orders", GROUP) == {0: 2}
+    assert second.parts.progress.offsets("made_later", GROUP) == {3: 0}
+    told = [each.message for each in caplog.records if "never existed" in each.message]
+    assert len(told) == 1
+    assert "2002 queues" in told[0]
+
+
 async def test_a_report_during_a_reset_is_swallowed(broker: Broker, client: RawClient) -> None:
     await ready(client, broker)
     broker.parts.progress.reset("orders", GROUP, 0, 3)

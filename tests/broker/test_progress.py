@@ -448,10 +448,55 @@ def test_progress_beyond_the_end_of_its_queue_is_moved_back_and_told(
     assert progress.offsets("T", "g") == {0: 5, 1: 5}
     assert progress.query("%RETRY%g", "g", 0) == 0
     assert progress.revision > saved
-    assert {(each.__dict__["stored"], each.__dict__["offset"]) for each in caplog.records} == {
-        (10, 5),
-        (3, 0),
-    }
+    (told,) = caplog.messages
+    assert "in 2 places" in told
+    assert "T@g queue 0: 10 -> 5, %RETRY%g@g queue 0: 3 -> 0" in told
+
+
+def test_thousands_of_places_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    progress = table()
+    for queue in range(4000):
+        commit(progress, 10, queue=queue)
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
+        moved = progress.fit(lambda _topic, queue: 0 if queue < 3000 else 10)
+        dropped = progress.prune(lambda _topic, queue: queue < 1000)
+
+    assert (moved, dropped) == (3000, 3000)
+    assert len(caplog.messages) == 2
+    assert "in 3000 places" in caplog.messages[0]
+    assert "in 3000 queues" in caplog.messages[1]
+    assert all(len(text) < 500 for text in caplog.messages)
+
+
+def test_progress_of_queues_that_never_existed_is_dropped_with_what_it_leaves_behind() -> None:
+    progress = table()
+    progress.load(
+        ProgressFile(offset_table={"T@g": {0: 5, -1: 3, 77: 0}, "T@h": {99: 9}, "U@g": {0: -5}})
+    )
+    saved = progress.revision
+
+    dropped = progress.prune(lambda _topic, queue: 0 <= queue < 4)
+
+    assert dropped == 4
+    assert progress.offsets("T", "g") == {0: 5}
+    assert progress.groups_of("T") == {"g"}
+    assert progress.topics_of("g") == {"T"}
+    assert progress.revision > saved
+
+
+def test_a_negative_offset_is_never_stored() -> None:
+    progress = table()
+    commit(progress, 5, queue=1)
+
+    outcomes = [
+        commit(progress, -1, queue=queue, way=way)
+        for queue in (0, 1)
+        for way in (Way.PULL, Way.REQUEST)
+    ]
+
+    assert outcomes == [Outcome.REFUSED] * 4
+    assert progress.offsets("T", "g") == {1: 5}
 
 
 def test_progress_within_its_queue_stays_as_it_is() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 
 import pytest
 
+from orbitmq.broker import registration as registration_module
+from orbitmq.broker import rivals
 from orbitmq.broker.registration import _NameServer
 from orbitmq.broker.settings import RegistrationSettings
 from orbitmq.remoting.address import Address
@@ -25,14 +28,23 @@ RARE = RegistrationSettings(interval=60.0, timeout=0.3)
 
 
 class ListeningNameServer:
-    """A name server that counts registrations, and can be mute, refuse or end the connection."""
+    """One of version 4 that counts registrations, and can be mute, refuse or end connections."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.is_mute = False
         self.is_refusing = False
         self.is_rude = False
-        self._dispatcher = Dispatcher({RequestCode.REGISTER_BROKER: self._register})
+        #: How often it was asked who is listed, which it cannot say.
+        self.looks = 0
+        #: As those of 4.x do with what they do not know.
+        self.ignores_looks = False
+        self._dispatcher = Dispatcher(
+            {
+                RequestCode.REGISTER_BROKER: self._register,
+                RequestCode.GET_BROKER_MEMBER_GROUP: self._members,
+            }
+        )
         self._server = Server(self._dispatcher, ServerSettings())
 
     @property
@@ -62,6 +74,12 @@ class ListeningNameServer:
     def end_connections(self) -> None:
         for connection in self._server.connections:
             connection.abort("ended by the test")
+
+    def _members(self, _: Connection, request: Command) -> Result:
+        self.looks += 1
+        if self.ignores_looks:
+            return LATER
+        return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="what is that?")
 
     def _register(self, connection: Connection, request: Command) -> Result:
         self.times.append(asyncio.get_running_loop().time())
@@ -145,7 +163,7 @@ async def test_a_name_server_that_refuses_is_asked_again_after_a_pause(
 
 
 def test_attempts_become_rarer_up_to_the_usual_interval() -> None:
-    server = _NameServer(Address("127.0.0.1", 9876))
+    server = _NameServer(Address("127.0.0.1", 9876), Address("127.0.0.1", 10911))
 
     pauses = []
     for server.troubles in (1, 2, 3, 4, 5, 6, 1000):
@@ -155,7 +173,7 @@ def test_attempts_become_rarer_up_to_the_usual_interval() -> None:
 
 
 def test_news_add_up_until_they_are_told() -> None:
-    server = _NameServer(Address("127.0.0.1", 9876))
+    server = _NameServer(Address("127.0.0.1", 9876), Address("127.0.0.1", 10911))
 
     server.add_news(frozenset({"orders"}))
     server.add_news(frozenset({"bills"}))
@@ -194,3 +212,49 @@ async def test_one_name_server_that_is_silent_does_not_keep_news_from_the_others
         await until(lambda: len(names.times) == 2, "the news")
         assert len(silent.times) == 1
         await broker.stop(grace=0)
+
+
+async def test_a_name_server_that_cannot_say_who_is_listed_is_asked_once_per_connection(
+    start_broker: StartBroker, names: ListeningNameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rivals, "LOOK", 0.01)
+    often = RegistrationSettings(interval=0.05, timeout=5.0)
+    broker = await start_broker(name_servers=(str(names.address),), registration=often)
+
+    await until(lambda: names.looks > 0 and len(names.times) >= 6, "some registrations")
+    before = names.looks
+    names.end_connections()
+    await until(lambda: names.looks > before, "a look on the new connection")
+
+    assert before == 1
+    assert not broker.parts.registration.conflicts
+
+
+async def test_one_that_does_not_answer_who_is_listed_holds_up_no_news_and_is_left_in_peace(
+    start_broker: StartBroker, names: ListeningNameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rivals, "LOOK", 0.01)
+    monkeypatch.setattr(registration_module, "_LOOK_PATIENCE", 60.0)
+    names.ignores_looks = True
+    rarely = RegistrationSettings(interval=60.0, timeout=60.0)
+    broker = await start_broker(name_servers=(str(names.address),), registration=rarely)
+    await until(lambda: names.looks == 1, "a look")
+    told = len(names.times)
+
+    broker.parts.registration.register_all()
+    await until(lambda: len(names.times) == told + 1, "a registration in the meantime")
+
+    monkeypatch.setattr(registration_module, "_LOOK_PATIENCE", 0.01)
+    broker.parts.registration.register_all()
+    (server,) = broker.parts.registration._servers
+    await until(lambda: server.silences == 3, "three looks in vain")
+    before = names.looks
+    for _ in range(3):
+        told = len(names.times)
+        broker.parts.registration.register_all()
+        await until(functools.partial(_has_been_told, names, told + 1), "a registration")
+    assert names.looks == before
+
+
+def _has_been_told(names: ListeningNameServer, times: int) -> bool:
+    return len(names.times) == times

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orbitmq.broker.parking import copied
+from orbitmq.broker.parking import copied, park
 from orbitmq.broker.retries import (
     DLQ_REASON,
     LONGEST_REASON,
@@ -19,6 +21,7 @@ from orbitmq.broker.retries import (
 )
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.properties import decode_properties
+from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.stored import StoredMessage
 from orbitmq.store.settings import DELAY_LEVELS
 from orbitmq.wire.bodies.route import MessageQueue
@@ -211,6 +214,145 @@ def test_a_reason_is_cut_to_a_line_of_bounded_length() -> None:
 
     assert len(decode_properties(properties)[DLQ_REASON]) <= LONGEST_REASON
     assert "\n" not in decode_properties(properties)[DLQ_REASON]
+
+
+LONG_REASON = "ValueError: " + "é" * 900
+
+
+async def large(broker: HandBroker, client: RawClient, size: int) -> StoredMessage:
+    """A message of which the stored properties take so many bytes."""
+    await client.stored("orders", b"bad", properties={"mine": "x"})
+    overhead = len(broker.messages("orders")[-1].raw_properties) - 1
+    await client.stored("orders", b"bad", properties={"mine": "x" * (size - overhead)})
+    found = broker.messages("orders")[-1]
+    assert len(found.raw_properties) == size
+    return found
+
+
+@pytest.mark.parametrize("size", [31_000, 31_600, 32_400])
+async def test_a_reason_that_does_not_fit_is_cut(tmp_path: Path, size: int) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        message = await large(broker, client, size)
+        for attempt in range(1, 4):
+            answer = await send_back(client, message, extra={"reason": LONG_REASON})
+            broker.advance(60)
+            message = broker.messages(RETRY)[-1]
+
+            assert answer.code == ResponseCode.SUCCESS
+            assert message.reconsume_times == attempt
+            assert message.properties["mine"].count("x") > size - 300
+            assert LONG_REASON.startswith(message.properties.get(DLQ_REASON, ""))
+        dead = await send_back(client, message, level=-1, extra={"reason": LONG_REASON})
+
+        assert dead.code == ResponseCode.SUCCESS
+        assert broker.messages(DEAD)[0].properties["DLQ_ORIGIN_TOPIC"] == "orders"
+
+
+@pytest.mark.parametrize("size", [32_700, MAX_PROPERTIES - 1, MAX_PROPERTIES])
+@pytest.mark.parametrize("extra", [{}, {"delayMs": "5000"}])
+async def test_a_message_without_room_for_a_retry_is_a_dead_letter(
+    tmp_path: Path, size: int, extra: dict[str, str]
+) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        message = await large(broker, client, size)
+
+        answer = await send_back(client, message, extra={"reason": LONG_REASON} | extra)
+        broker.advance(60)
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert broker.messages(RETRY) == []
+        (dead,) = broker.messages(DEAD)
+        assert dead.properties["mine"] == message.properties["mine"]
+        assert len(dead.raw_properties) <= MAX_PROPERTIES
+
+
+@given(
+    size=st.integers(MAX_PROPERTIES - 400, MAX_PROPERTIES),
+    reason=st.text(max_size=1200),
+    topic=st.text("abc", min_size=1, max_size=120),
+    level=st.sampled_from([-1, 0, 3]),
+)
+def test_whatever_a_message_carries_there_is_a_copy_of_it_that_fits(
+    size: int, reason: str, topic: str, level: int
+) -> None:
+    raw = b"mine\x01" + b"x" * (size - 6) + b"\x02"
+    message = StoredMessage.build(
+        topic=topic, stored_body=b"bad", properties=decode_properties(raw)
+    )
+    failure = Failure(message, level, 16, reason).for_retry_in(RETRY)
+
+    draft = failure.dead_letter(DEAD) if failure.is_final else failure.retry(RETRY, 0)
+    if not failure.is_final:
+        park(draft, "SCHEDULE_TOPIC_XXXX", 2)
+        found = decode_properties(draft.properties)
+        assert (found["RETRY_TOPIC"], found["DELAY"]) == (topic, str(level or 3))
+
+    assert len(draft.properties) <= MAX_PROPERTIES
+    assert decode_properties(draft.properties)["mine"] == "x" * (size - 6)
+
+
+@pytest.mark.parametrize("size", [31_700, 32_600])
+async def test_what_a_consumer_in_order_gives_up_fits(tmp_path: Path, size: int) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
+        properties = {"RETRY_TOPIC": "o" * 100, "ORIGIN_MESSAGE_ID": "A" * 32, "UNIQ_KEY": "U"}
+        filled = size - sum(len(name + value) + 2 for name, value in properties.items())
+
+        await client.stored(RETRY, b"bad", properties=properties | {"mine": "x" * (filled - 6)})
+
+        (dead,) = broker.messages(DEAD)
+        assert dead.properties["mine"] == "x" * (filled - 6)
+        assert dead.properties["DELAY"] == "-1"
+
+
+async def test_a_region_of_long_letters_leaves_room_for_what_is_given_up(tmp_path: Path) -> None:
+    """Its name is noted in every message, with three bytes for each of these letters."""
+    async with hand_broker(tmp_path, send=SendSettings(region="\u6771" * 100)) as (broker, client):
+        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
+        properties = {"RETRY_TOPIC": "o" * 100, "ORIGIN_MESSAGE_ID": "A" * 32, "UNIQ_KEY": "U"}
+        filled = 32_300 - sum(len(name + value) + 2 for name, value in properties.items())
+
+        await client.stored(RETRY, b"bad", properties=properties | {"mine": "x" * (filled - 6)})
+
+        (dead,) = broker.messages(DEAD)
+        assert dead.properties["mine"] == "x" * (filled - 6)
+        assert len(dead.raw_properties) <= MAX_PROPERTIES
+
+
+async def test_a_delay_longer_than_timers_may_be_is_their_longest(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"bad")
+        longest = broker.parts.timers.longest
+
+        answer = await send_back(
+            client, broker.messages("orders")[0], level=18, extra={"delayMs": "9" * 15}
+        )
+        broker.advance(longest - 1)
+        early = broker.bodies(RETRY)
+        broker.advance(1)
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert longest > 7200
+        assert early == []
+        assert broker.bodies(RETRY) == [b"bad"]
+
+
+async def test_without_timers_a_delay_is_its_level(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path, timer=False) as (broker, client):
+        await client.stored("orders", b"bad")
+
+        answer = await send_back(
+            client, broker.messages("orders")[0], level=2, extra={"delayMs": "4000"}
+        )
+        broker.advance(4.9)
+        early = broker.bodies(RETRY)
+        broker.advance(0.1)
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert early == []
+        assert broker.bodies(RETRY) == [b"bad"]
 
 
 async def test_a_group_without_retry_queues_stores_nothing(tmp_path: Path) -> None:

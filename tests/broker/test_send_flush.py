@@ -16,12 +16,14 @@ from orbitmq.broker.drafts import Draft
 from orbitmq.broker.outcomes import PutResult, PutStatus
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.hosts import pack_host
+from orbitmq.message.stored import decode_messages
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.send import SendMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
-from tests.support.broker import SMALL_STORE, RawClient, bodies_in, send_header, until
+from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until
+from tests.support.delivery import send_back
 
 SYNC_STORE = replace(SMALL_STORE, flush=replace(SMALL_STORE.flush, policy=FlushPolicy.SYNC))
 
@@ -83,6 +85,83 @@ async def test_a_send_is_answered_when_its_message_is_on_the_disk(
 
     assert (await sending).queue_offset == 0
     assert bodies_in(await client.pull("orders")) == [b"hello"]
+
+
+@pytest.mark.parametrize(
+    ("level", "topic"), [(3, "SCHEDULE_TOPIC_XXXX"), (-1, f"%DLQ%{GROUP}")], ids=["retry", "dead"]
+)
+async def test_a_message_is_taken_back_when_its_copy_is_on_the_disk(
+    start: Callable[..., Awaitable[Broker]],
+    open_client: OpenClient,
+    disk: GatedFiles,
+    level: int,
+    topic: str,
+) -> None:
+    """The consumer forgets it then: a copy that the power takes would be lost for good."""
+    broker = await start()
+    client = await open_client(broker)
+    await client.stored("orders", b"bad")
+    (message,) = decode_messages((await client.pull("orders")).body)
+    disk.gate.clear()
+
+    returning = asyncio.ensure_future(send_back(client, message, level=level))
+    await until(lambda: disk.waiting)
+    # Answers of a connection that did not wait would have come before this one.
+    await client.max_offset("orders")
+    assert not returning.done()
+    disk.gate.set()
+
+    assert (await returning).code == ResponseCode.SUCCESS
+    copies = [broker.parts.store.max_offset(topic, queue) for queue in range(4)]
+    assert sum(copies) == 1
+
+
+async def test_a_message_whose_copy_is_flushed_late_is_taken_back_once(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    """Refused, it would be sent to the retry topic as well, and come twice after every attempt."""
+    broker = await start(flush_timeout=0.05)
+    client = await open_client(broker)
+    await client.stored("orders", b"bad")
+    (message,) = decode_messages((await client.pull("orders")).body)
+    disk.gate.clear()
+
+    answer = await send_back(client, message)
+
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def test_a_consumer_is_answered_before_it_would_send_a_copy_of_its_own(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    """Clients wait for 5 s, which is also how long a send waits for the disk."""
+    broker = await start(flush_timeout=60.0)
+    client = await open_client(broker)
+    await client.stored("orders", b"bad")
+    (message,) = decode_messages((await client.pull("orders")).body)
+    disk.gate.clear()
+
+    async with asyncio.timeout(30):
+        answer = await send_back(client, message)
+    disk.gate.set()
+    # What comes from the disk afterwards is no second answer: the connection goes on in order.
+    await client.stored("orders", b"next")
+
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def test_a_message_whose_copy_cannot_be_flushed_is_not_taken_back(
+    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
+) -> None:
+    broker = await start()
+    client = await open_client(broker)
+    await client.stored("orders", b"bad")
+    (message,) = decode_messages((await client.pull("orders")).body)
+    disk.error = OSError(errno.EIO, "injected")
+
+    answer = await send_back(client, message)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_what_comes_during_a_flush_shares_the_next_one(

@@ -68,8 +68,7 @@ def page(port: int, path: str) -> tuple[int, dict[str, object]]:
             pause.wait(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["broker", "up"])
+@pytest.mark.parametrize(("command", "number"), [("broker", signal.SIGTERM), ("up", signal.SIGINT)])
 def test_a_signal_ends_a_broker_that_repairs_its_store_at_once(
     tmp_path: Path, command: str, number: signal.Signals
 ) -> None:
@@ -89,43 +88,3 @@ def test_a_signal_ends_a_broker_that_repairs_its_store_at_once(
     assert (ready[0], ready[1]["reasons"]) == (503, ["the broker is starting"])
     assert code == 0
     assert b"ready" not in printed.lower()
-
-
-def test_the_next_start_finds_everything_that_was_there_before_the_one_that_was_given_up(
-    tmp_path: Path,
-) -> None:
-    port, http = two_free_ports()
-    with opening(tmp_path, http, port, "broker") as process:
-        page(http, "/healthz")
-        process.send_signal(signal.SIGTERM)
-        process.wait(DEADLINE)
-    (tmp_path / "broker-a" / "checkpoint").unlink()
-
-    words = (
-        "broker",
-        "--data",
-        str(tmp_path / "broker-a"),
-        "--port",
-        "0",
-        "--http-port",
-        str(http),
-    )
-    again = subprocess.Popen(
-        [sys.executable, "-m", "orbitmq.cli", *words],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until = time.monotonic() + DEADLINE
-        pause = threading.Event()
-        while (told := page(http, "/readyz"))[0] != 200 and time.monotonic() < until:
-            pause.wait(0.05)
-        again.send_signal(signal.SIGTERM)
-        code = again.wait(DEADLINE)
-    finally:
-        again.kill()
-        again.wait(DEADLINE)
-
-    assert told == (200, {"status": "ready"})
-    assert code == 0

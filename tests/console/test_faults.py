@@ -235,6 +235,23 @@ def test_a_broker_is_started_again_with_the_folder_and_the_port_that_it_has() ->
     assert "broker.store.retention.keep=86400" in disk.command
 
 
+def test_a_name_that_two_brokers_have_is_one_fault_with_a_command_that_works() -> None:
+    text = "10.0.0.2:10911 is registered as a with id 0, as this broker 127.0.0.1:10911 is"
+    broker = BrokerStatus(NODE, True, runtime_info({"nameConflicts": text}, 0))
+
+    (fault,) = faults_of(cluster=ClusterStatus((broker,), ()))
+
+    assert (fault.check, fault.kind, fault.subject) == (
+        Check.BROKERS,
+        "name given twice",
+        str(NODE),
+    )
+    assert text in fault.text
+    assert fault.command is not None
+    assert "--name NAME" in fault.command
+    parsed(fault.command)
+
+
 def test_what_a_broker_says_of_groups_that_were_not_asked_about_is_left_out() -> None:
     texts = [f"members of group {name!r} subscribe differently" for name in ("billing", "mailer")]
     raw = {f"groupFinding_{place}": text for place, text in enumerate(texts)}

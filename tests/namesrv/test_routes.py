@@ -65,6 +65,41 @@ def test_a_slave_joins_its_group_and_learns_where_the_master_is() -> None:
     }
 
 
+def test_of_two_brokers_with_one_id_the_later_is_listed_and_the_other_is_named() -> None:
+    other = replace(MASTER, address="10.0.0.9:10911")
+    table = RouteTable()
+    answers = [
+        table.register(MASTER, 0.0, "one"),
+        table.register(other, 1.0, "two"),
+        table.register(MASTER, 2.0, "one"),
+        table.register(MASTER, 3.0, "one"),
+    ]
+    later = replace(other, version=DataVersion(counter=1, timestamp=100, state_version=1))
+    answers += [table.register(later, 4.0, "two"), table.register(MASTER, 5.0, "one")]
+
+    assert [answer.rival for answer in answers] == [
+        None,
+        MASTER.address,
+        other.address,
+        None,
+        MASTER.address,
+        other.address,  # whose state is later, so that it stays
+    ]
+    assert _route(table, "orders").broker_datas[0].broker_addrs == {0: other.address}
+
+
+def test_a_broker_that_comes_back_by_another_address_is_no_rival_of_itself() -> None:
+    moved = replace(MASTER, address="10.0.0.9:10911")
+    same, ended = RouteTable(), RouteTable()
+    same.register(MASTER, 0.0, "one")
+    ended.register(MASTER, 0.0, "one")
+    ended.connection_closed("one")
+
+    answers = [same.register(moved, 1.0, "one"), ended.register(moved, 1.0, "two")]
+
+    assert [answer.rival for answer in answers] == [None, None]
+
+
 def test_a_slave_without_a_master_learns_nothing_and_brings_no_queues() -> None:
     table = RouteTable()
 

@@ -28,6 +28,7 @@ from orbitmq.broker.holding import Holding
 from orbitmq.broker.keeping import Keeping
 from orbitmq.broker.latencies import Latencies
 from orbitmq.broker.locks import OrderLocks
+from orbitmq.broker.opening import Opening
 from orbitmq.broker.pacing import Pacing
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import meet
@@ -79,6 +80,8 @@ class Broker:
         self._dispatcher: Dispatcher | None = None
         self._keeping: Keeping | None = None
         self._parts: Parts | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._opening: Opening[Store] | None = None
         self._endpoint = Endpoint(settings.http, pages_of(lambda: self._parts))
 
     @property
@@ -112,9 +115,29 @@ class Broker:
     async def start(self) -> None:
         """Open the store, which repairs it after a crash, and serve.
 
-        Returns when requests are answered; the name servers are told in the background. Raises
-        `SettingError`, `ListenFailed`, `StoreLocked` and whatever else the store has to say.
+        Returns when requests are answered; the name servers are told in the background. Until then
+        the pages of health are served, and clients wait two seconds at most. Raises `SettingError`,
+        `ListenFailed`, `StoreLocked` and whatever else the store has to say, and `OrbitError` when
+        `stop()` is called meanwhile. A start that is cancelled while the store is opened lets go of
+        the folder when that is done.
         """
+        # A task of its own: `stop()` may end it, and must not cancel whatever else the caller does.
+        self._starting = starting = asyncio.create_task(self._start())
+        try:
+            await starting
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if starting.cancelled():
+                if caller is None or not caller.cancelling():
+                    raise OrbitError("the broker was stopped while it was starting") from None
+            elif starting.exception() is None:
+                # It had just started when the caller was cancelled.
+                await self._close(grace=0)
+            raise
+        finally:
+            self._starting = None
+
+    async def _start(self) -> None:
         await self._endpoint.start()
         try:
             await self._open()
@@ -127,21 +150,23 @@ class Broker:
         host, port = await advertised_host(settings)
         self._doors = doors = Doors(self._front, settings, self._clock)
         try:
-            await doors.open()
+            # Before the store is opened: its messages carry the port.
+            await doors.listen()
         except ListenFailed as error:
-            raise _with_hint(error) from error
-        # From here on without giving control to the loop: whoever has connected waits.
+            raise _with_hint(error) from error.__cause__
         try:
             address = Address(host, port or doors.address.port)
-            self._parts = parts = self._assemble(address, doors.address.port)
+            parts = await self._assemble(address, doors.address.port)
             parts.capacity = doors.capacity
         except BaseException:
             await doors.close(grace=0)
             raise
+        self._parts = parts
         try:
+            await doors.open()
             await doors.open_second()
         except BaseException:
-            await self.stop(grace=0)
+            await self._close(grace=0)
             raise
         parts.registration.start()
         parts.background.start()
@@ -151,17 +176,28 @@ class Broker:
         """Accept nothing more, answer what was asked, tell the name servers, save, close.
 
         `grace` is how long clients and name servers may take, `settings.stop_grace` unless given;
-        0 is for somebody in a hurry, and costs nothing that was acknowledged.
+        0 is for somebody in a hurry, and costs nothing that was acknowledged. A broker that is
+        still starting is given up; then this returns when the store, whose opening cannot be
+        interrupted, has let go of the folder.
         """
+        starting = self._starting
+        if starting is not None:
+            if not starting.cancelling():  # a second time would cut off how it cleans up
+                starting.cancel()
+            await asyncio.wait((starting,))
+            if self._opening is not None:
+                await self._opening.ended()
+        await self._close(self._settings.stop_grace if grace is None else grace)
+
+    async def _close(self, grace: float) -> None:
         parts = self._parts
         if parts is None or self._doors is None or self._keeping is None:
             return
-        patience = parts.settings.stop_grace if grace is None else grace
-        await parts.registration.stop(patience)
+        await parts.registration.stop(grace)
         await self._endpoint.stop()
         parts.turns.finish()
         parts.held.stop()
-        await self._doors.close(patience)
+        await self._doors.close(grace)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await parts.background.stop()
@@ -176,7 +212,19 @@ class Broker:
 
     # Putting it together.
 
-    def _assemble(self, address: Address, port: int) -> Parts:
+    async def _assemble(self, address: Address, port: int) -> Parts:
+        parts = self._begin(address, port)
+        self._opening = Opening(lambda: self._load(parts), lambda store: store.close())
+        await self._opening.opened()
+        try:
+            self._serve(parts)
+        except BaseException:
+            parts.store.close()
+            raise
+        return parts
+
+    def _begin(self, address: Address, port: int) -> Parts:
+        """What there is without the store."""
         settings, clock = self._settings, self._clock
         loop = asyncio.get_running_loop()
         parts = Parts()
@@ -200,27 +248,31 @@ class Broker:
         parts.groups = GroupTable(
             auto_create=settings.auto_create_group,
             max_auto=settings.max_auto_groups,
+            max_queues=settings.max_topic_queues,
             now=clock.now(),
         )
         parts.progress = ProgressTable(wall=clock.now(), rule=settings.progress.rule)
         parts.filters = FilterTable(is_enabled=settings.pull.enable_property_filter)
         parts.background = Background(loop)
-        parts.store = Store(
-            settings.root,
-            settings.store,
-            store_host=(address.host, address.port),
-            clock=clock,
+        return parts
+
+    def _load(self, parts: Parts) -> Store:
+        """Open the store and read the tables: in a thread, while nobody else has the parts."""
+        parts.store = store = Store(
+            parts.settings.root,
+            parts.settings.store,
+            store_host=(parts.address.host, parts.address.port),
+            clock=parts.clock,
             files=self._files,
-            post=_posting(loop),
+            post=_posting(parts.loop),
         )
         try:
             self._keeping = Keeping(parts, self._disk)
             self._keeping.load()
-            self._serve(parts)
         except BaseException:
-            parts.store.close()
+            store.close()
             raise
-        return parts
+        return store
 
     def _serve(self, parts: Parts) -> None:
         settings, store, loop = parts.settings, parts.store, parts.loop
@@ -298,8 +350,8 @@ def _posting(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], 
 class _Front:
     """The owner of connections, which becomes the real one before any connection is made.
 
-    The server has to listen before the store is opened, because messages carry the port; and the
-    handlers need the store.
+    The port has to be taken before the store is opened, because messages carry it; and the handlers
+    need the store.
     """
 
     __slots__ = ("connection_closed", "connection_opened", "request_received", "turn_done")

@@ -12,19 +12,29 @@ SMALL = int(SIZE_BOUNDS[0])
 class TopicCounts:
     """Messages put into a topic."""
 
-    __slots__ = ("_larger", "put_bytes", "puts")
+    __slots__ = ("_larger", "put_bytes", "puts", "taken")
 
     def __init__(self) -> None:
         self.puts = 0
         self.put_bytes = 0
+        #: Sizes of messages that are not written yet: see `Turns.counting`.
+        self.taken: list[int] = []
         #: Sizes of those that are not small.
         self._larger: Histogram | None = None
 
-    def note_large(self, size: int) -> None:
-        """One of the messages counted is larger than `SMALL`."""
-        if self._larger is None:
-            self._larger = Histogram(SIZE_BOUNDS)
-        self._larger.note(size)
+    def settle(self, *, are_stored: bool) -> None:
+        """What was taken is stored, and counts; or it is not."""
+        taken, self.taken = self.taken, []
+        if not are_stored or not taken:
+            return
+        self.puts += len(taken)
+        self.put_bytes += sum(taken)
+        if max(taken) > SMALL:
+            if self._larger is None:
+                self._larger = Histogram(SIZE_BOUNDS)
+            for size in taken:
+                if size > SMALL:
+                    self._larger.note(size)
 
     def sizes(self) -> Histogram:
         """The sizes of all messages."""

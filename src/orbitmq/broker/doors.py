@@ -56,8 +56,12 @@ class Doors:
         second = () if self._second is None else self._second.connections
         return frozenset((*self._first.connections, *second))
 
+    async def listen(self) -> None:
+        """Take the broker's port; nobody is served yet. Raises `ListenFailed`, `SettingError`."""
+        await self._first.listen()
+
     async def open(self) -> None:
-        """Listen on the broker's port. Raises `ListenFailed`, `SettingError`."""
+        """Serve on the broker's port. Raises `ListenFailed`, `SettingError`."""
         await self._first.start()
 
     async def open_second(self) -> None:

@@ -4,10 +4,12 @@ RocketMQ has no request for it, so it travels beside answers that have room for 
 
 * the answer to GET_CONSUMER_CONNECTION_LIST (203) has the findings of the group in the extra field
   `findings`, a JSON list, when there are any;
+* the answer to GET_CONSUMER_LIST_BY_GROUP (38), which members ask for every 20 s, has them in the
+  same field, each in words and without its details: a consumer puts them into its log;
 * the runtime information (28) has one entry `groupFinding_<n>` for each, in words, and their number
   as `groupFindings`; `mqadmin brokerStatus` prints all of them.
 
-Other tools and clients ignore both.
+Other tools and clients ignore all of it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ FIELD = "findings"
 #: The keys of runtime information.
 COUNT_KEY = "groupFindings"
 ENTRY_KEY = "groupFinding_"
+#: Findings that members of a group are told.
+MOST_TOLD = 10
 #: Findings that runtime information lists; more than that nobody reads.
 MOST_LISTED = 100
 
@@ -50,6 +54,15 @@ class FindingBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 def findings_text(found: Iterable[Finding]) -> str:
     """Findings as the text of a field."""
     return msgspec.json.encode([_body(finding) for finding in found]).decode()
+
+
+def findings_words(found: Iterable[Finding]) -> str:
+    """Findings as the text of a field, in words only: short, however large the group is."""
+    return msgspec.json.encode(
+        [msgspec.structs.replace(body, variants=(), addresses=()) for body in map(_body, found)][
+            :MOST_TOLD
+        ]
+    ).decode()
 
 
 def findings_table(found: Iterable[Finding]) -> dict[str, str]:

@@ -24,9 +24,11 @@ import msgspec
 from orbitmq.broker import names
 from orbitmq.broker.attributes import GROUP_ATTRIBUTES, changed_attributes
 from orbitmq.broker.dataversion import first_version, next_version
+from orbitmq.broker.errors import Refused
 from orbitmq.broker.paging import LARGEST_PAGE, PageRequest, page
 from orbitmq.broker.permissions import READ_BIT
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, SubscriptionGroupTable
+from orbitmq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +59,19 @@ class GroupPage:
 class GroupTable:
     """All groups of a broker. `now` is the time of day, in seconds since the epoch."""
 
-    def __init__(self, *, auto_create: bool = True, max_auto: int = 10_000, now: float) -> None:
-        """`max_auto` is the number of groups from which on none is made by being looked up."""
+    def __init__(
+        self,
+        *,
+        auto_create: bool = True,
+        max_auto: int = 10_000,
+        max_queues: int = 16_384,
+        now: float,
+    ) -> None:
+        """`max_auto` is the number of groups from which on none is made by being looked up, and
+        `max_queues` what the retry topic of a group may have."""
         self._auto_create = auto_create
         self._max_auto = max_auto
+        self._max_queues = max_queues
         self._second = 0  #: of the time of day
         self._made = 0  #: groups that were made in it
         self._refused = 0  #: groups that were not made because there are too many
@@ -123,14 +134,35 @@ class GroupTable:
     # Administration.
 
     def update(self, config: SubscriptionGroupConfig, *, now: float) -> SubscriptionGroupConfig:
-        """Create or change a group. An update that changes nothing leaves the version as it is."""
-        names.check_group(config.group_name)
+        """Create or change a group. An update that changes nothing leaves the version as it is.
+
+        Raises `Refused`.
+        """
+        self.check(config)
         present = self._groups.get(config.group_name)
         attributes = changed_attributes(
             GROUP_ATTRIBUTES, None if present is None else present.attributes, config.attributes
         )
         config = msgspec.structs.replace(config, attributes=attributes)
         return config if config == present else self._put(config, now)
+
+    def check(self, config: SubscriptionGroupConfig) -> None:
+        """Raises `Refused` for what no group may be. Apache's broker looks at the name only.
+
+        -1 retries are legal, and dead letters at the first failure, as at Apache's; so is a group
+        without retry queues, whose failures are dropped.
+        """
+        names.check_group(config.group_name)
+        for field, value, low, high in (
+            ("retryQueueNums", config.retry_queue_nums, 0, self._max_queues),
+            ("retryMaxTimes", config.retry_max_times, -1, 2**31 - 1),
+        ):
+            if not low <= value <= high:
+                raise Refused(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"group {config.group_name!r}: {field} must be from {low} to {high}, "
+                    f"got {value}",
+                )
 
     def delete(self, group: str, *, now: float) -> SubscriptionGroupConfig | None:
         """Forget a group and what it was forbidden; None when there was none, which is no error."""

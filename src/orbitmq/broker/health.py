@@ -1,9 +1,11 @@
 """Whether a broker is alive and can be used, as orchestrators ask.
 
 `/healthz` says that the process lives and its loop turns: one that does not answer should be
-started again. `/readyz` says whether to send clients here: not while messages cannot be stored,
+started again. That is also true while the store is opened, after a crash perhaps for long; then it
+says "starting". `/readyz` says whether to send clients here: not while messages cannot be stored,
 nor what is known about topics, groups and their progress: a restart would forget it. Nor as long as
-no name server knows the broker. A restart mends none of it, and it ends by itself with its cause.
+no name server knows the broker, or one lists another by its name. A restart mends none of it, and
+it ends by itself with its cause.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ def pages_of(parts: Callable[[], Parts | None]) -> Mapping[str, Page]:
         reasons = [_STARTING] if current is None else why_not_ready(current)
         return _not_ready(reasons) if reasons else json_answer(HTTPStatus.OK, {"status": "ready"})
 
-    return {"/healthz": _show_health, "/readyz": show_readiness, "/metrics": show_metrics}
+    async def show_health() -> Answer:
+        return await _health("starting" if parts() is None else "alive")
+
+    return {"/healthz": show_health, "/readyz": show_readiness, "/metrics": show_metrics}
 
 
 def why_not_ready(parts: Parts) -> list[str]:
@@ -53,13 +58,14 @@ def why_not_ready(parts: Parts) -> list[str]:
     if registration.name_servers and not registration.is_registered:
         tried = ", ".join(map(str, registration.name_servers))
         reasons.append(f"no name server knows this broker yet; told are {tried}")
+    reasons += registration.conflicts
     accept_from = parts.settings.send.accept_from
     if accept_from > parts.clock.now():
         reasons.append(f"messages are accepted from {accept_from:.3f} on (seconds since the epoch)")
     return reasons
 
 
-async def _show_health() -> Answer:
+async def _health(status: str) -> Answer:
     loop = asyncio.get_running_loop()
     begin = loop.time()
     await asyncio.sleep(0)
@@ -69,7 +75,7 @@ async def _show_health() -> Answer:
             HTTPStatus.SERVICE_UNAVAILABLE,
             {"status": "slow", "reasons": [f"one round of the event loop took {took:.1f} s"]},
         )
-    return json_answer(HTTPStatus.OK, {"status": "alive", "loopSeconds": round(took, 6)})
+    return json_answer(HTTPStatus.OK, {"status": status, "loopSeconds": round(took, 6)})
 
 
 def _not_ready(reasons: list[str]) -> Answer:

@@ -6,6 +6,7 @@ from orbitmq.broker.errors import Refused
 from orbitmq.filter.subscription import MessageFilter
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.command import Command
+from orbitmq.wire.headers.pull import PullMessageRequest
 
 #: So many bytes of a request count for one that waits.
 _USUAL_BYTES = 4 * 1024
@@ -18,6 +19,7 @@ class HeldPull:
         "connection",
         "deadline",
         "group",
+        "header",
         "is_held",
         "is_put_off",
         "offset",
@@ -42,9 +44,12 @@ class HeldPull:
         wanted: MessageFilter,
         *,
         rules: int = 0,
+        header: PullMessageRequest | None = None,
     ) -> None:
         self.connection = connection
         self.request = request
+        #: The request's, if it is kept: it shares its texts with this.
+        self.header = header
         self.topic = topic
         self.queue_id = queue_id
         self.group = group

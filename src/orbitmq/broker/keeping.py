@@ -24,6 +24,7 @@ from orbitmq.broker.errors import ConfigNotSaved
 from orbitmq.broker.filters import FilterFile
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.progress import ProgressFile, encode_progress
+from orbitmq.broker.progressplaces import ProgressPlaces
 from orbitmq.wire.bodies.topics import SubscriptionGroupTable, TopicConfigTable
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class Keeping:
         progress_table = self._watch()
         if not parts.settings.is_slave:
             self._adopt_orphans()
+            places = ProgressPlaces(parts.topics, parts.progress, parts.store)
+            parts.progress.prune(places.may_keep)
             if parts.progress.fit(parts.store.max_offset):
                 _save_before_serving(progress_table)
 

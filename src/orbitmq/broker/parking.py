@@ -18,26 +18,35 @@ from orbitmq.message.errors import BodyCorrupt
 from orbitmq.message.hosts import pack_host
 from orbitmq.message.properties import append_property, remove_properties
 from orbitmq.message.stored import StoredMessage, decode_messages
-from orbitmq.message.wellknown import REAL_QUEUE_ID, REAL_TOPIC
+from orbitmq.message.wellknown import REAL_QUEUE_ID, REAL_TOPIC, TIMER_OUT_MS
 from orbitmq.store.reading import ReadStatus
 from orbitmq.store.store import Store
 
 log = logging.getLogger(__name__)
 
-_ADDRESS = (REAL_TOPIC, REAL_QUEUE_ID)
+#: Properties that say where a parked message belongs.
+ADDRESS = (REAL_TOPIC, REAL_QUEUE_ID)
 _LARGEST_QUEUE = 0x7FFFFFFF
 _LONGEST_QUEUE = len(str(_LARGEST_QUEUE))
+#: What parking notes at most, without the topic: a time has 15 digits at the very most.
+_NOTES = ((REAL_TOPIC, ""), (REAL_QUEUE_ID, "9" * _LONGEST_QUEUE), (TIMER_OUT_MS, "9" * 15))
+_NOTES_SIZE = sum(len(name) + len(value) + 2 for name, value in _NOTES)
 #: Outcomes of a read after which there is nothing more to be had for now.
 _AT_THE_END = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.NO_MESSAGE_IN_QUEUE})
 
 
 def park(draft: Draft, topic: str, queue_id: int) -> None:
     """Have the draft stored in `topic`, with its own place noted."""
-    properties = remove_properties(draft.properties, _ADDRESS)
+    properties = remove_properties(draft.properties, ADDRESS)
     properties = append_property(properties, REAL_TOPIC, draft.topic)
     draft.properties = append_property(properties, REAL_QUEUE_ID, str(draft.queue_id))
     draft.topic = topic
     draft.queue_id = queue_id
+
+
+def room_to_park(topic: str) -> int:
+    """Bytes of properties that parking, for a level or a time, adds to a message of `topic`."""
+    return _NOTES_SIZE + len(topic.encode())
 
 
 def copied(message: StoredMessage, topic: str, queue_id: int) -> Draft:

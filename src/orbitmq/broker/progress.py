@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 #: After so many commits the table counts as another version; slaves look at it.
 COMMITS_PER_VERSION = 500
 _SEPARATOR = "@"
+#: Places that are named in a line of the log about all of them.
+_SHOWN = 5
 
 
 class ProgressFile(Body, frozen=True, kw_only=True):
@@ -83,6 +85,8 @@ class ProgressTable:
         now: float,
     ) -> Outcome:
         """Store a group's progress. `by` names the client: its id, or else its connection."""
+        if offset < 0:
+            return Outcome.REFUSED
         key = (topic, group)
         if self._resets and queue_id in self._resets.get(key, ()):
             return Outcome.RESET_PENDING
@@ -327,21 +331,37 @@ class ProgressTable:
         log lost its end with the power, or this broker was a slave and has not got all of it. So
         nobody can have consumed what is beyond.
         """
-        moved = 0
+        moved: list[str] = []
         for (topic, group), queues in self._table.items():
             for queue_id, queue in queues.items():
                 end = max_offset(topic, queue_id)
                 if queue.offset <= end:
                     continue
-                log.warning(
-                    "progress was ahead of its queue, and is moved back to the end of it",
-                    extra={"group": group, "topic": topic, "queue": queue_id, "offset": end}
-                    | {"stored": queue.offset},
-                )
+                moved.append(f"{topic}@{group} queue {queue_id}: {queue.offset} -> {end}")
                 queues[queue_id] = QueueProgress(end)
                 self.revision += 1
-                moved += 1
-        return moved
+        if moved:
+            log.warning(
+                "progress was ahead of its queue in %d places, and is moved back to the end: %s",
+                *_some(moved),
+            )
+        return len(moved)
+
+    def prune(self, may_keep: Callable[[str, int], bool]) -> int:
+        """Drop progress in queues that never existed, and numbers that nobody can reach."""
+        dropped: list[str] = []
+        for key, queues in list(self._table.items()):
+            topic, group = key
+            for queue_id, queue in list(queues.items()):
+                if queue.offset < 0 or not may_keep(topic, queue_id):
+                    dropped.append(f"{topic}@{group} queue {queue_id}: {queue.offset}")
+                    del queues[queue_id]
+                    self.revision += 1
+            if not queues:
+                self._drop(key)
+        if dropped:
+            log.warning("progress in %d queues that never existed is dropped: %s", *_some(dropped))
+        return len(dropped)
 
     def _take(self, file: ProgressFile | ConsumerOffsets) -> None:
         for name, offsets in file.offset_table.items():
@@ -384,3 +404,9 @@ class ProgressTable:
             }
             for (topic, group), queues in self._table.items()
         }
+
+
+def _some(places: list[str]) -> tuple[int, str]:
+    """How many, and the first of them."""
+    rest = ", ..." if len(places) > _SHOWN else ""
+    return len(places), ", ".join(places[:_SHOWN]) + rest

@@ -7,6 +7,9 @@ because it was restarted and does not know the broker any more. After a failure 
 second later, then after twice as long each time, up to those 30 seconds; one that ends every
 connection soon is treated alike. One that cannot be reached is logged once, and again when it is
 back. The broker serves whoever knows its address in the meantime.
+
+In between it looks whether it is the one that the name server lists (`rivals`), and registers at
+once when nobody is.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import logging
 from collections.abc import Callable
 
 from orbitmq.broker.outward import outward_channels
+from orbitmq.broker.rivals import Place
 from orbitmq.broker.settings import HA_DISTANCE, BrokerSettings
 from orbitmq.broker.topics import TopicTable
 from orbitmq.clock import Clock
@@ -23,15 +27,16 @@ from orbitmq.errors import OrbitError
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.errors import RemotingError
+from orbitmq.remoting.errors import RemotingError, RequestTimedOut
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.registration import body_crc32
-from orbitmq.wire.bodies.route import KVTable
+from orbitmq.wire.bodies.route import BrokerMemberGroupResponse, KVTable
 from orbitmq.wire.bodies.topics import RegisterBroker
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.namesrv import (
     BrokerRequest,
+    GetBrokerMemberGroupRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
@@ -42,6 +47,10 @@ log = logging.getLogger(__name__)
 _GOODBYE = 2.0
 #: After the first of several failures; doubles with each further one.
 _FIRST_PAUSE = 1.0
+#: How long a name server may take to say who is listed.
+_LOOK_PATIENCE = 1.0
+#: One that has not said it so often cannot say it, as those before 5.0: it is not asked again.
+_ENOUGH_SILENCES = 3
 
 
 class _NameServer:
@@ -54,12 +63,16 @@ class _NameServer:
         "is_reachable",
         "knows_all",
         "news",
+        "place",
         "problem",
+        "silences",
         "troubles",
     )
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, ours: Address) -> None:
+        """`ours` is the address that it is told."""
         self.address = address
+        self.place = Place(str(ours))
         #: The one that it was last told on, until that ends.
         self.connection: Connection | None = None
         #: Topics that it is to be told of; None: of all.
@@ -69,6 +82,8 @@ class _NameServer:
         self.troubles = 0
         #: Whether it has had the whole table since it was last unreachable.
         self.knows_all = False
+        #: How often it did not say who is listed, one after the other, on this connection.
+        self.silences = 0
         #: None before the first attempt.
         self.is_reachable: bool | None = None
         #: Why the last attempt failed; empty when it did not.
@@ -112,7 +127,7 @@ class Registration:
         self._address = address
         self._clock = clock
         self._channels = channels or outward_channels(settings().outward, clock)
-        self._servers = [_NameServer(each) for each in settings().name_server_addresses()]
+        self._servers = [_NameServer(each, address) for each in settings().name_server_addresses()]
         self._tasks: list[asyncio.Task[None]] = []
         #: Where slaves may connect.
         self.ha_port = address.port + HA_DISTANCE
@@ -160,6 +175,18 @@ class Registration:
         """Why name servers do not know this broker, as of the last time they were told."""
         return tuple(f"{each.address}: {each.problem}" for each in self._servers if each.problem)
 
+    @property
+    def conflicts(self) -> tuple[str, ...]:
+        """Who else has this broker's name and id, by name server."""
+        settings = self._settings()
+        return tuple(
+            f"{each.place.rival} is registered with name server {each.address} as {settings.name} "
+            f"with id {settings.broker_id}, as this broker {self._address} is: clients find only "
+            "one of the two; give one of them another broker.name"
+            for each in self._servers
+            if each.place.rival is not None
+        )
+
     async def stop(self, patience: float = _GOODBYE) -> None:
         """Say goodbye to those who knew us, within `patience` and a short time at most."""
         tasks, self._tasks = self._tasks, []
@@ -187,16 +214,99 @@ class Registration:
                 server.take_news()  # it is told everything the next time
                 server.troubles += 1
                 pause = server.pause(interval)
-            try:
-                async with asyncio.timeout(pause):
-                    await server.has_news.wait()
-            except TimeoutError:
+            if not await self._has_news(server, pause):
                 if server.is_reachable:
                     server.troubles = 0
                 continue
             if server.is_reachable and server.connection is None and server.troubles > 1:
                 # It ends every connection: not in a hurry.
                 await asyncio.sleep(server.pause(interval))
+
+    async def _has_news(self, server: _NameServer, seconds: float) -> bool:
+        """Wait for news; False when it is time to register without any."""
+        loop = asyncio.get_running_loop()
+        # Beside each other: a name server that is slow to say who is listed holds up no news.
+        waiting = loop.create_task(server.has_news.wait())
+        looking = loop.create_task(self._until_unlisted(server))
+        try:
+            await asyncio.wait(
+                (waiting, looking), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waiting.cancel()
+            looking.cancel()
+            await asyncio.wait((waiting, looking))
+        if not looking.cancelled() and (error := looking.exception()) is not None:
+            raise error
+        if server.has_news.is_set():
+            return True
+        if looking.cancelled():
+            # A rival that registers just before us each time is seen now or never.
+            await self._is_unlisted(server)
+        return False
+
+    async def _until_unlisted(self, server: _NameServer) -> None:
+        """Look who is listed in our place, again and again, until nobody is."""
+        while True:
+            await asyncio.sleep(server.place.pause)
+            if await self._is_unlisted(server):
+                return
+
+    async def _is_unlisted(self, server: _NameServer) -> bool:
+        """Look who is listed in our place; whether nobody is."""
+        if not server.is_reachable or server.connection is None:
+            return False
+        if server.silences >= _ENOUGH_SILENCES:
+            return False
+        settings = self._settings()
+        header = GetBrokerMemberGroupRequest(
+            cluster_name=settings.cluster, broker_name=settings.name
+        )
+        try:
+            answer = await server.connection.request(
+                RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout=_LOOK_PATIENCE
+            )
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                server.silences = _ENOUGH_SILENCES
+            if answer.code != ResponseCode.SUCCESS:
+                raise _NotRegistered(answer.remark or f"code {answer.code}")
+            members = decode_body(BrokerMemberGroupResponse, answer.body).broker_member_group
+        except RequestTimedOut as error:
+            # Those of 4.x leave what they do not know without an answer.
+            server.silences += 1
+            log.debug("not looked: %s", error, extra={"name_server": str(server.address)})
+            return False
+        except OrbitError as error:
+            # Whether it can be reached shows at the next registration.
+            log.debug("not looked: %s", error, extra={"name_server": str(server.address)})
+            return False
+        server.silences = 0
+        before = server.place.rival
+        listed = None if members is None else members.broker_addrs.get(settings.broker_id)
+        is_free = server.place.saw(listed, self._clock.monotonic())
+        self._log_rival(server, before)
+        return is_free
+
+    def _log_rival(self, server: _NameServer, before: str | None) -> None:
+        rival = server.place.rival
+        if rival == before:
+            return
+        if rival is None:
+            log.info(
+                "no other broker has this name any more",
+                extra={"name_server": str(server.address), "former": before},
+            )
+        else:
+            settings = self._settings()
+            log.error(
+                "%s is registered with name server %s as broker %s with id %d, as this one, %s, "
+                "is; clients find only one of the two: give one of them another broker.name",
+                rival,
+                server.address,
+                settings.name,
+                settings.broker_id,
+                self._address,
+            )
 
     def _only(self, news: frozenset[str] | None) -> frozenset[str] | None:
         """The topics to tell about; None for all of them."""
@@ -247,6 +357,7 @@ class Registration:
             connection = await self._channels.get(server.address, timeout=timeout)
             if server.connection is not connection:
                 server.connection = connection
+                server.silences = 0
                 connection.on_close(lambda ended: self._lost(server, ended))
             left = max(0.0, timeout - (self._clock.monotonic() - began))
             answer = await connection.request(

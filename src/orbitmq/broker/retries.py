@@ -18,6 +18,11 @@ filled from the field `reason` of the request, which Apache's clients do not sen
 order, which sends the message to the retry topic itself, sets the property. The number of attempts
 is the record's own `reconsumeTimes`.
 
+A record has room for 32767 bytes of properties, and a message may have come with nearly as many.
+What does not fit is left out of a dead letter, beginning with the end of the reason. A copy to be
+consumed again needs the rest; a message without room for it is a dead letter at its first failure.
+Apache's broker refuses to take it back, and the client then tries it for ever.
+
 A message to a retry topic whose group holds order locks is one that its consumer gave up. Not so
 one with the property `__ORBIT_PUT_OFF`, by which our client says that it never reached its handler:
 it waits, and the property is not stored.
@@ -25,12 +30,14 @@ it waits, and the property is not stored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import AnyStr
 
 from orbitmq.broker.drafts import Draft
-from orbitmq.broker.parking import copied
+from orbitmq.broker.parking import ADDRESS, copied, room_to_park
 from orbitmq.message.properties import append_property, property_value, remove_properties
+from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.wellknown import (
     DELAY,
@@ -98,34 +105,52 @@ class Failure:
     def origin_id(self) -> str:
         return self.message.get_property(ORIGIN_MESSAGE_ID) or self.message.offset_id
 
+    def for_retry_in(self, topic: str) -> Failure:
+        """The same, or one that is final if a copy in `topic` cannot have all that it needs."""
+        message = self.message
+        # What noted where the last copy belonged is overwritten in the next one.
+        size = len(remove_properties(message.raw_properties, (*_REWRITTEN, *ADDRESS))) + 1
+        size += sum(len(f"{name}{value}".encode()) + 2 for name, value in self._notes())
+        if self.is_final or size + room_to_park(topic) <= MAX_PROPERTIES:
+            return self
+        why = (
+            f"its properties of {len(message.raw_properties)} bytes leave no room for a retry, "
+            f"{MAX_PROPERTIES} fit"
+        )
+        return replace(self, level=-1, reason=f"{why}: {self.reason}" if self.reason else why)
+
     def retry(self, topic: str, queue_id: int) -> Draft:
-        """The copy that is consumed again; `DELAY` says when. Raises `BodyCorrupt`."""
-        draft = self._copy(topic, queue_id, self.next_level)
-        if self.reason and (reason := _one_line(self.reason)):
-            draft.properties = append_property(draft.properties, DLQ_REASON, reason)
+        """The copy that is consumed again; `DELAY` says when. Raises `BodyCorrupt`.
+
+        Of a failure that is `for_retry_in` its topic.
+        """
+        draft = self._copy(topic, queue_id)
+        room = MAX_PROPERTIES - room_to_park(topic)
+        draft.properties = _with_reason(draft.properties, self.reason or "", room)
         return draft
 
     def dead_letter(self, topic: str) -> Draft:
         """The copy that is consumed no more. Raises `BodyCorrupt`."""
-        draft = self._copy(topic, 0, 0)
+        draft = self._copy(topic, 0)
         draft.properties = dead_letter_properties(
             draft.properties, self.origin_topic, self.origin_id, self.reason or self._why()
         )
         return draft
 
-    def _copy(self, topic: str, queue_id: int, level: int) -> Draft:
+    def _copy(self, topic: str, queue_id: int) -> Draft:
         draft = copied(self.message, topic, queue_id)
         draft.reconsume_times += 1
         properties = remove_properties(draft.properties, _REWRITTEN)
-        for name, value in (
+        draft.properties = _with_what_fits(properties, self._notes(), MAX_PROPERTIES)
+        return draft
+
+    def _notes(self) -> Iterable[tuple[str, str]]:
+        return (
             (RETRY_TOPIC, self.origin_topic),
             (ORIGIN_MESSAGE_ID, self.origin_id),
             (WAIT, "false"),
-            (DELAY, str(level)),
-        ):
-            properties = append_property(properties, name, value)
-        draft.properties = properties
-        return draft
+            (DELAY, "0" if self.is_final else str(self.next_level)),
+        )
 
     def _why(self) -> str:
         if self.level < 0:
@@ -133,7 +158,7 @@ class Failure:
         return f"attempt {self.message.reconsume_times + 1} failed, {self.allowed} retries allowed"
 
 
-def given_up_properties(properties: str, reason: str) -> str:
+def given_up_properties(properties: str, reason: str, *, limit: int = MAX_PROPERTIES) -> str:
     """The properties of a message that a client itself sends back, and that is dead.
 
     Consumers in order do that. What they say about its origin and the reason is in it already.
@@ -143,22 +168,43 @@ def given_up_properties(properties: str, reason: str) -> str:
         property_value(properties, RETRY_TOPIC) or "",
         property_value(properties, ORIGIN_MESSAGE_ID) or "",
         property_value(properties, DLQ_REASON) or reason,
+        limit=limit,
     )
 
 
 def dead_letter_properties(
-    properties: AnyStr, origin_topic: str, origin_id: str, reason: str
+    properties: AnyStr,
+    origin_topic: str,
+    origin_id: str,
+    reason: str,
+    *,
+    limit: int = MAX_PROPERTIES,
 ) -> AnyStr:
-    """The properties of a message that becomes a dead letter."""
+    """The properties of a message that becomes a dead letter, as far as they fit."""
     properties = remove_properties(properties, _DEAD)
-    for name, value in (
-        (DLQ_ORIGIN_TOPIC, origin_topic),
-        (DLQ_ORIGIN_MESSAGE_ID, origin_id),
-        (DLQ_REASON, _one_line(reason)),
-    ):
+    origin = ((DLQ_ORIGIN_TOPIC, origin_topic), (DLQ_ORIGIN_MESSAGE_ID, origin_id))
+    properties = _with_what_fits(properties, origin, limit)
+    return _with_reason(properties, reason, limit)
+
+
+def _with_what_fits(properties: AnyStr, items: Iterable[tuple[str, str]], limit: int) -> AnyStr:
+    for name, value in items:
         if value:
-            properties = append_property(properties, name, value)
+            grown = append_property(properties, name, value)
+            if _size(grown) <= limit:
+                properties = grown
     return properties
+
+
+def _with_reason(properties: AnyStr, reason: str, limit: int) -> AnyStr:
+    # One byte more: the last item may not have been ended yet.
+    room = limit - _size(properties) - len(DLQ_REASON) - 3
+    text = _one_line(reason).encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore")
+    return append_property(properties, DLQ_REASON, text) if text else properties
+
+
+def _size(properties: str | bytes) -> int:
+    return len(properties if isinstance(properties, bytes) else properties.encode())
 
 
 def _one_line(reason: str) -> str:

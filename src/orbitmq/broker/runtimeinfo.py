@@ -154,6 +154,7 @@ def _ours(parts: Parts, state: StoreStatistics) -> dict[str, str]:
         "storeFlushes": str(state.flushes),
         "storeRefusal": state.refusal,
         "unreachableNameServers": ";".join(map(str, parts.registration.unreachable)),
+        "nameConflicts": "; ".join(parts.registration.conflicts),
         **findings_table(parts.disagreements.open_findings()),
     }
 

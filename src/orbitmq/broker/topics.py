@@ -238,7 +238,7 @@ class TopicTable:
         heartbeat sets it again. Here only heartbeats know.
         """
         topic = names.RETRY_PREFIX + group
-        queues = min(queues, self._settings.max_queues)
+        queues = max(0, min(queues, self._settings.max_queues))
         config = self._topics.get(topic)
         if config is None:
             made = _plain(topic, queues, UNIT_SUBSCRIPTION if unit_mode else 0)

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from orbitmq.broker.answers import Place, SendAnswers
-from orbitmq.broker.counters import SMALL, Counters, TopicCounts
+from orbitmq.broker.counters import Counters, TopicCounts
 from orbitmq.broker.drafts import Draft, Transformations
 from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.latencies import Latencies
@@ -105,9 +105,9 @@ class Turns:
         #: when it is written. A send adds itself to their `senders`.
         self.patient = _Turn()
         self.hasty = _Turn()
-        #: Messages of producers in the current turn, by their topic's counts and with their size:
-        #: they count when they are written.
-        self.taken: list[tuple[TopicCounts, int]] = []
+        #: The counts of topics to which producers have sent something in the current turn: they
+        #: have it as `taken`, and it counts when it is written.
+        self.counting: list[TopicCounts] = []
         #: Whether stored means "on the disk".
         self.is_sync = store.settings.flush.policy is FlushPolicy.SYNC
         #: Too much waits for the disk: sends are to be refused for a while.
@@ -194,6 +194,13 @@ class Turns:
         if not request.flag & _ONE_WAY:
             (self.patient if waits else self.hasty).senders.append((connection, request, place))
 
+    def count(self, counts: TopicCounts, sizes: list[int]) -> None:
+        """Count messages of these sizes for a topic when they are written."""
+        if sizes:
+            if not counts.taken:
+                self.counting.append(counts)
+            counts.taken += sizes
+
     def finish_soon(self) -> None:
         """Have what was put finished at the end of this step of the loop."""
         if not self._is_scheduled:
@@ -216,10 +223,10 @@ class Turns:
         """Write what was appended, and answer."""
         if not self.is_dirty:
             return
-        began = self._monotonic()
+        began, end = self._monotonic(), 0
         refusal = self._complete()
         self.is_dirty = False
-        taken, self.taken = self.taken, []
+        counting, self.counting = self.counting, []
         patient, hasty = self.patient, self.hasty
         patient.began = hasty.began = began
         if patient:
@@ -228,28 +235,14 @@ class Turns:
             self.hasty = _Turn()
         if refusal is not None:
             self._store.discard()
+        else:
+            end, refusal = self._write()
+        for counts in counting:
+            counts.settle(are_stored=refusal is None)
+        if refusal is not None:
             self._fail(patient, refusal)
             self._fail(hasty, refusal)
             return
-        try:
-            end = self._store.write()
-        except WriteRefused as error:
-            if count := self._refusals.note(type(error).__name__):
-                log.warning("nothing of a turn was stored: %s (%d so far)", error, count)
-            self._fail(patient, error)
-            self._fail(hasty, error)
-            return
-        except Exception as error:
-            log.exception("a turn could not be written")
-            failure = BrokerError(f"the store failed: {type(error).__name__}: {error}")
-            self._fail(patient, failure)
-            self._fail(hasty, failure)
-            return
-        for counts, size in taken:
-            counts.puts += 1
-            counts.put_bytes += size
-            if size > SMALL:
-                counts.note_large(size)
         if hasty:
             self._answer(hasty, PutStatus.PUT_OK)
         if not patient:
@@ -275,6 +268,18 @@ class Turns:
             log.exception("a turn could not be completed")
             return BrokerError(f"the broker failed: {type(error).__name__}: {error}")
         return None
+
+    def _write(self) -> tuple[int, OrbitError | None]:
+        """Where the log ends now, and why nothing was written."""
+        try:
+            return self._store.write(), None
+        except WriteRefused as error:
+            if count := self._refusals.note(type(error).__name__):
+                log.warning("nothing of a turn was stored: %s (%d so far)", error, count)
+            return 0, error
+        except Exception as error:
+            log.exception("a turn could not be written")
+            return 0, BrokerError(f"the store failed: {type(error).__name__}: {error}")
 
     def _finish_scheduled(self) -> None:
         self._is_scheduled = False
@@ -345,8 +350,8 @@ class Turns:
                     sending.send_pieces(heads)
                     sending.flush()
                 sending, heads = connection, []
-            if code == 0 and isinstance(place, tuple) and request.serialization is _JSON:
-                heads.append(success(request.opaque, *place))
+            if code == 0 and type(place) is tuple and request.serialization is _JSON:
+                heads.append(success(request.opaque, place))
             else:
                 heads += stored(code, request, place)
         if sending is not None:

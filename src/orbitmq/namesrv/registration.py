@@ -44,10 +44,12 @@ class Registration:
 
 
 class Registered(NamedTuple):
-    """What a slave learns from its registration: where its master is, if that is known."""
+    """What came of a registration. A slave learns where its master is, if that is known."""
 
     master_address: str | None = None
     ha_address: str | None = None
+    #: A living broker elsewhere that claims the same name and id; only one of them is listed.
+    rival: str | None = None
 
 
 class Expired(NamedTuple):

@@ -102,9 +102,10 @@ class RouteTable:
         for other_id, address in tuple(group.addresses.items()):
             if address == broker.address and other_id != broker.id:
                 del group.addresses[other_id]
+        rival = self._rival(broker, group, connection)
         if self._is_outdated(broker, group):
             self._live.pop(broker.key, None)
-            return Registered()
+            return Registered(rival=rival)
 
         is_first = broker.id not in group.addresses
         self._take_id(broker, group)
@@ -116,7 +117,15 @@ class RouteTable:
             self._filter_servers[broker.key] = broker.filter_servers
         elif broker.filter_servers is not None:
             self._filter_servers.pop(broker.key, None)
-        return self._master_of(broker, group)
+        return self._master_of(broker, group)._replace(rival=rival)
+
+    def _rival(self, broker: Registration, group: _Group, connection: Hashable) -> str | None:
+        """Who else has this id, and is not this broker by its former address."""
+        holder = group.addresses.get(broker.id)
+        if holder is None or holder == broker.address:
+            return None
+        life = self._live.get(BrokerKey(group.cluster, holder))
+        return holder if life is not None and life.connection != connection else None
 
     def _is_outdated(self, broker: Registration, group: _Group) -> bool:
         """Whether somebody else has this id with a later state."""

@@ -16,12 +16,14 @@ from orbitmq.namesrv.configuration import KV_FILE, BlackListed, Configuration
 from orbitmq.namesrv.errors import FileUnusable, RegisterAllFirst, SettingError
 from orbitmq.namesrv.kvconfig import ORDER_TOPICS, KvConfig
 from orbitmq.namesrv.registering import ZONE_NAME, read_registration
+from orbitmq.namesrv.registration import Registration
 from orbitmq.namesrv.routes import FLAG_UNIT, FLAG_UNIT_SUB, RouteTable
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.namesrv.shaping import only_zone
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.remoting.errors import Refused
+from orbitmq.remoting.occurrences import Reminders
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.route import (
     BrokerMemberGroupResponse,
@@ -56,6 +58,7 @@ class NameService:
         self.routes = RouteTable()
         self._apply_settings()
         self._started = self._clock.monotonic()
+        self._rivals = Reminders()
         self.handlers: Mapping[int, Handler] = self._handlers()
 
     def load(self) -> None:
@@ -158,6 +161,7 @@ class NameService:
         except RegisterAllFirst as error:
             log.warning("registration refused: %s", error)
             raise Refused(ResponseCode.SYSTEM_ERROR, "register broker failed") from error
+        self._tell_of_rivals(broker, registered.rival)
         if is_new:
             log.info("broker registered", extra={"broker": broker.name, "address": broker.address})
         table = self._kv.table(ORDER_TOPICS) if self.settings.return_order_topic_config else None
@@ -168,6 +172,22 @@ class NameService:
             ),
             body=b"" if table is None else encode_body(KVTable(table=dict(table))),
         )
+
+    def _tell_of_rivals(self, broker: Registration, rival: str | None) -> None:
+        """Two brokers with one name and id displace each other with every registration."""
+        if rival is None:
+            return
+        who = f"{broker.name}/{broker.id}"
+        if count := self._rivals.note(who, self._clock.monotonic()):
+            log.warning(
+                "two brokers claim id %d of broker %s: %s and %s; clients are sent to whoever "
+                "registered last, so give one of them another name (broker.name, brokerName at "
+                "Apache's) or id (time %d)",
+                broker.id,
+                broker.name,
+                *sorted((rival, broker.address)),
+                count,
+            )
 
     def _unregister(self, _: Connection, request: Command) -> Command:
         header = request.header(headers.BrokerRequest)

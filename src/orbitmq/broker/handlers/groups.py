@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from orbitmq.broker import names
 from orbitmq.broker.errors import ConfigNotSaved, Refused
 from orbitmq.broker.groups import consumption
 from orbitmq.broker.handlers.apart import answered
@@ -56,10 +55,10 @@ class Groups:
         return request.answer(ResponseCode.SUCCESS)
 
     def update_list(self, connection: Connection, request: Command) -> Command:
-        """All of a list; a bad name refuses it as a whole."""
+        """All of a list; a bad name or number refuses it as a whole."""
         asked = decode_body(CreateGroupList, request.body)
         for config in asked.group_config_list:
-            names.check_group(config.group_name)
+            self._parts.groups.check(config)
         for config in asked.group_config_list:
             self._apply(connection, config)
         return request.answer(ResponseCode.SUCCESS)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from orbitmq.broker.clients import Client
 from orbitmq.broker.consumers import GroupChange
 from orbitmq.broker.errors import Refused
+from orbitmq.broker.findings import FIELD, findings_words
 from orbitmq.broker.parts import Parts
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
@@ -195,7 +196,13 @@ class Membership:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {asked.consumer_group}"
             )
-        return request.answer(ResponseCode.SUCCESS, body=encode_body(found))
+        # As of the last scan: all members ask, again and again, and comparing them takes its time.
+        wrong = self._parts.disagreements.open_findings(asked.consumer_group)
+        return request.answer(
+            ResponseCode.SUCCESS,
+            extra={FIELD: findings_words(wrong)} if wrong else None,
+            body=encode_body(found),
+        )
 
     def check_config(self, _: Connection, request: Command) -> Command:
         """Whether a subscription can be served, before a consumer begins with it."""

@@ -8,6 +8,7 @@ from orbitmq.broker.commitrule import Outcome, Way
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
+from orbitmq.broker.progressplaces import ProgressPlaces
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.store.reading import ReadStatus
@@ -24,6 +25,7 @@ class Offsets:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._places = ProgressPlaces(parts.topics, parts.progress, parts.store)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -71,7 +73,7 @@ class Offsets:
         return 0 if is_near else None
 
     def update(self, connection: Connection, request: Command) -> Command:
-        """Take a report of progress."""
+        """Take a report of progress. Apache's broker takes it for any queue and any number."""
         parts = self._parts
         asked = request.header(headers.UpdateConsumerOffsetRequest)
         if asked.consumer_group not in parts.groups:
@@ -79,8 +81,16 @@ class Offsets:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {asked.consumer_group} not exist!",
             )
-        if asked.topic not in parts.topics:
+        topic = parts.topics.get(asked.topic)
+        if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {asked.topic} not exist!")
+        if problem := self._places.problem(topic, asked.consumer_group, asked.queue_id):
+            raise Refused(ResponseCode.INVALID_PARAMETER, problem)
+        if asked.commit_offset < 0:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"commitOffset must be 0 or more, got {asked.commit_offset}",
+            )
         # C++ clients never set the one-way flag, and drop the answer: theirs are reports as well.
         is_report = request.is_one_way or request.language is Language.CPP
         outcome = parts.progress.commit(

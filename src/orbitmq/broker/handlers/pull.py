@@ -161,6 +161,7 @@ class Pulling:
             header.queue_offset,
             wanted,
             rules=self._access.version,
+            header=header,
         )
         return self._held.hold(pull, seconds)
 
@@ -168,20 +169,20 @@ class Pulling:
 
     def _again(self, pull: HeldPull) -> None:
         request = pull.request
-        header = request.header(PullMessageRequest)
+        header = pull.header or request.header(PullMessageRequest)
         answer: Answer
+        code: int
         try:
             self._check_sender(pull)
             group, topic = self._checks.check(request, header)
             wanted = self._checks.wanted(pull.connection, header, group)
         except Refused as refused:
-            answer = _refusal(request, refused)
-            self._pulled(request.code, refused.code, self._held.age_of(pull), was_held=True)
+            code, answer = refused.code, _refusal(request, refused)
         else:
             code, remark, result = self._look(header, pull.offset, wanted)
             answer = self._answer(request, header, group, topic, code, remark, result)
-            self._pulled(request.code, code, self._held.age_of(pull), was_held=True)
         pull.connection.reply(request, answer)
+        self._pulled(request.code, code, self._held.age_of(pull), was_held=True)
 
     def _check_held(self) -> None:
         """The accounts have changed: whoever may not wait any more is told now."""

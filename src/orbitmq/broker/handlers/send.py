@@ -1,9 +1,8 @@
 """Sending: one message, or a batch of one topic (10, 310, 320).
 
-The checks come in the order of Apache's broker, because what a client does next depends on which of
-two possible refusals it gets. The usual message passes them with a handful of lookups: its header
-is decoded once, what its topic says is known from the message before (`_Course`), its property
-string is never taken apart, and its answer comes from a template.
+The usual message passes all checks (`sendchecks`) with a handful of lookups: its header is decoded
+once, what its topic says is known from the message before (`_Course`), its property string is never
+taken apart, and its answer comes from a template.
 """
 
 from __future__ import annotations
@@ -15,32 +14,24 @@ from orbitmq.broker import names
 from orbitmq.broker.answers import SendAnswers
 from orbitmq.broker.counters import TopicCounts
 from orbitmq.broker.drafts import Draft
-from orbitmq.broker.errors import Refused, SystemBusy
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.handlers.sendchecks import SendChecks
 from orbitmq.broker.outcomes import refusal_code
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.permissions import may_write
-from orbitmq.broker.retries import PUT_OFF, given_up_properties
 from orbitmq.broker.sentproperties import unique_id_of, waits_for_flush
 from orbitmq.errors import OrbitError
-from orbitmq.message.batch import split_batch
+from orbitmq.message.batch import batch_fields
 from orbitmq.message.errors import MessageError, PropertiesRefused
-from orbitmq.message.properties import (
-    append_property,
-    property_value,
-    remove_properties,
-    replace_property,
-)
+from orbitmq.message.properties import append_property, remove_properties
 from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.sysflag import INNER_BATCH
 from orbitmq.message.wellknown import (
     CLUSTER,
-    DELAY,
     INNER_NUM,
-    KEYS,
     MSG_REGION,
     POP_CK,
-    RETRY_TOPIC,
     TRACE_SWITCH,
     UNIQ_KEY,
 )
@@ -51,13 +42,6 @@ from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import Flag, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
-from orbitmq.wire.versions import Gate
-
-OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
-
-#: Attribute and value of topics that keep the newest message of every key.
-_CLEANUP_POLICY = "cleanup.policy"
-_COMPACTION = "COMPACTION"
 
 _ONE_WAY = int(Flag.ONE_WAY)
 _POP_CK = POP_CK + "\x01"
@@ -85,6 +69,7 @@ class Sending:
         self._parts = parts
         self._turns = parts.turns
         self._topics = parts.topics
+        self._checks = SendChecks(parts)
         self._append = parts.store.append
         self._concern = parts.turns.transformations.concern
         for mark in (_POP_CK, _INNER_NUM):
@@ -159,12 +144,14 @@ class Sending:
             course = self._course(request, header)
         queue_id = header.queue_id
         if not 0 <= queue_id < course.queues:
-            queue_id = self._queue(header, course.config)
+            queue_id = self._checks.queue(header, course.config)
         asked_queue = queue_id
         properties = header.properties or ""
         counts = course.counts
         if course.is_special and topic.startswith(_RETRY):
-            topic, queue_id, properties = self._retried(request, header, queue_id, properties)
+            topic, queue_id, properties = self._checks.retried(
+                request, header, queue_id, properties
+            )
             counts = self._count(topic)
         is_marked = self._concern(properties)
         if is_marked and _POP_CK in properties:
@@ -175,16 +162,16 @@ class Sending:
             properties = append_property(properties, UNIQ_KEY, unique_id)
         sys_flag = header.sys_flag
         if is_marked or course.is_special or sys_flag & INNER_BATCH:
-            self._check_kind(course.config, header, properties)
+            self._checks.kind(course.config, header, properties)
         turns = self._turns
         if turns.is_busy:
-            raise self._busy()
+            raise self._checks.busy()
         if properties[-1:] != _ITEM_END:
             properties += _ITEM_END
         raw = (properties + self._marks).encode()
         size = len(body)
         if size > self._max_body or len(raw) > MAX_PROPERTIES:
-            raise self._too_large(size, len(raw))
+            raise self._checks.too_large(size, len(raw))
         waits = not turns.is_slow or waits_for_flush(properties)
         born_host: bytes = connection.context.born_host
         if is_marked:
@@ -213,7 +200,10 @@ class Sending:
             header.flag,
             header.reconsume_times or 0,
         )
-        turns.taken.append((counts, size))
+        taken = counts.taken
+        if not taken:
+            turns.counting.append(counts)
+        taken.append(size)
         turns.is_dirty = True
         if not request.flag & _ONE_WAY:
             turn = turns.patient if waits else turns.hasty
@@ -232,7 +222,7 @@ class Sending:
         size = len(draft.body)
         self._turns.transformations.apply(draft)
         at, number = self._turns.append(draft)
-        self._turns.taken.append((counts, size))
+        self._turns.count(counts, [size])
         self._turns.answer_later(
             connection,
             request,
@@ -251,9 +241,14 @@ class Sending:
     def _take_batch(
         self, connection: Connection, request: Command, header: SendMessageRequest
     ) -> None:
-        config = self._config(request, header)
-        topic = config.topic_name
-        queue_id = self._queue(header, config)
+        topic = header.topic
+        course = self._courses.get(topic)
+        if course is None or not request.body or self._revision != self._topics.revision:
+            course = self._course(request, header)
+            topic = course.config.topic_name
+        queue_id = header.queue_id
+        if not 0 <= queue_id < course.queues:
+            queue_id = self._checks.queue(header, course.config)
         if len(topic) > _LONGEST_PLAIN_TOPIC:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -267,11 +262,11 @@ class Sending:
             )
         turns = self._turns
         if turns.is_busy:
-            raise self._busy()
+            raise self._checks.busy()
         body = request.body
         if len(body) > self._settings.max_message_size:
-            raise self._too_large(len(body), 0)
-        elements = split_batch(body)
+            raise self._checks.too_large(len(body), 0)
+        elements = batch_fields(body)
         offsets, number = self._parts.store.append_batch(
             topic,
             queue_id,
@@ -281,8 +276,7 @@ class Sending:
             header.sys_flag,
             header.reconsume_times or 0,
         )
-        counts = self._count(topic)
-        turns.taken += [(counts, len(element[0])) for element in elements]
+        turns.count(course.counts, [len(element[0]) for element in elements])
         properties = header.properties or ""
         prefix = self._id_prefix
         turns.answer_later(
@@ -297,11 +291,9 @@ class Sending:
             waits=not turns.is_slow or waits_for_flush(properties),
         )
 
-    # Checks, in their order.
-
     def _course(self, request: Command, header: SendMessageRequest) -> _Course:
         """What is known about the messages of a topic that may be sent to: checks 0 to 7."""
-        config = self._config(request, header)
+        config = self._checks.config(request, header)
         if self._revision != self._topics.revision:
             self._revision = self._topics.revision
             self._courses.clear()
@@ -312,111 +304,3 @@ class Sending:
         if may_write(self._parts.settings.permission):
             self._courses[topic] = course
         return course
-
-    def _config(self, request: Command, header: SendMessageRequest) -> TopicConfig:
-        """The topic, which may be made now: checks 0 to 7."""
-        topic = header.topic
-        settings = self._parts.settings
-        if settings.is_slave:
-            raise SystemBusy
-        if not request.body:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"a message to topic {topic!r} without a body is not stored; send at least a byte",
-            )
-        accept_from = settings.send.accept_from
-        if accept_from > self._parts.clock.now():
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"broker unable to service, until {accept_from:.3f} (seconds since the epoch)",
-            )
-        if not may_write(settings.permission) and self._topics.is_order(topic):
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._parts.address}] sending message is forbidden: it may not be "
-                "written now; send to another broker of the topic",
-            )
-        self._topics.check_for_send(topic)
-        return self._topics.for_send(
-            topic,
-            template=header.default_topic,
-            queues=header.default_topic_queue_nums,
-            unit_mode=bool(header.unit_mode),
-            now=self._parts.clock.now(),
-        )
-
-    def _queue(self, header: SendMessageRequest, config: TopicConfig) -> int:
-        """The queue that was asked for, or any: checks 8 and 9."""
-        queue_id = header.queue_id
-        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
-            raise Refused(
-                ResponseCode.INVALID_PARAMETER,
-                f"request queueId[{queue_id}] is illegal, topic {config.topic_name!r} has "
-                f"{max(config.write_queue_nums, config.read_queue_nums)} queues",
-            )
-        if queue_id >= 0:
-            return queue_id
-        if not config.write_queue_nums:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                f"topic {config.topic_name!r} has no queue that can be written; update the topic",
-            )
-        return int(self._parts.chance.random() * config.write_queue_nums)
-
-    def _retried(
-        self, request: Command, header: SendMessageRequest, queue_id: int, properties: str
-    ) -> tuple[str, int, str]:
-        """Where a message to a retry topic goes: there, or to the dead letters; 10 and 11."""
-        parts = self._parts
-        now = parts.clock.now()
-        name = header.topic[len(_RETRY) :]
-        group = parts.groups.find(name, now=now)
-        if group is None:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {name}; create it, or allow that it is created",
-            )
-        most = group.retry_max_times
-        if request.version >= Gate.MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
-            most = header.max_reconsume_times
-        is_dead = (header.reconsume_times or 0) > most
-        is_put_off = property_value(properties, PUT_OFF) is not None
-        if is_put_off:
-            properties = remove_properties(properties, (PUT_OFF,))
-        # A group with order locks consumes in order, and its clients come here only to give up.
-        is_given_up = not is_put_off and parts.locks.group_has_lock(name, parts.clock.monotonic())
-        if is_dead or is_given_up:
-            config = parts.topics.ensure_dead_letter(name, now=now)
-            origin = property_value(properties, RETRY_TOPIC) or header.topic
-            parts.counters.group(origin, name).dead_letters += 1
-            reason = "its attempts are used up" if is_dead else "its consumer, in order, gave it up"
-            properties = given_up_properties(properties, reason)
-            return config.topic_name, 0, replace_property(properties, DELAY, "-1")
-        return header.topic, queue_id, properties
-
-    def _check_kind(self, config: TopicConfig, header: SendMessageRequest, properties: str) -> None:
-        """What only some topics ask of a message: 13 and 19."""
-        is_compacted = config.attributes.get(_CLEANUP_POLICY) == _COMPACTION
-        if is_compacted and not (property_value(properties, KEYS) or "").strip():
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"Required message key is missing: topic {config.topic_name!r} keeps the newest "
-                "message of every key",
-            )
-        if header.sys_flag & INNER_BATCH or property_value(properties, INNER_NUM) is not None:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a batch inside one message is not supported; send it with the batch flag",
-            )
-
-    def _busy(self) -> Refused:
-        self._parts.counters.busy_puts += 1
-        return Refused(ResponseCode.SYSTEM_BUSY, OVERLOADED)
-
-    def _too_large(self, body: int, properties: int) -> Refused:
-        return Refused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            "the message is illegal, maybe msg body or properties length not matched. msg body "
-            f"length limit {self._settings.max_message_size}B, msg properties length limit 32KB; "
-            f"this one has a body of {body} and properties of {properties} bytes",
-        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
 from orbitmq.broker import names
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.outcomes import PutResult, PutStatus
+from orbitmq.broker.outcomes import PutResult
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.permissions import may_write
 from orbitmq.broker.retries import Failure
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 REASON_FIELD = "reason"
 DELAY_FIELD = "delayMs"
 
+#: Seconds that a consumer is kept waiting for the disk or a slave. Clients wait for five, old pull
+#: consumers for three, before they send a copy of their own.
+_PATIENCE = 2.0
+
 
 class SendingBack:
     """Takes failed messages back."""
@@ -43,7 +48,14 @@ class SendingBack:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, connection: Connection, request: Command) -> Result:
-        """Store the copy for the next attempt, or the dead letter; answered when it is stored."""
+        """Store the copy for the next attempt, or the dead letter; answered when it is stored.
+
+        As a send that waits is: the consumer goes on past the message when it has the answer, and
+        then the copy is all there is. Apache's brokers answer before the flush, also with
+        SYNC_FLUSH, and lose it with the power. A copy that is stored, though the disk or a slave
+        did not say so in time, is taken all the same: who was told otherwise, or nothing for longer
+        than it waits, would send another.
+        """
         parts = self._parts
         header = request.header(ConsumerSendBackRequest)
         group = self._group(header)
@@ -65,6 +77,7 @@ class SendingBack:
             self._allowed(request, header, group),
             fields.get(REASON_FIELD),
         )
+        failure = failure.for_retry_in(topic.topic_name)
         try:
             if failure.is_final:
                 dead = parts.topics.ensure_dead_letter(group.group_name, now=now)
@@ -77,16 +90,29 @@ class SendingBack:
                 self._delay(draft, fields.get(DELAY_FIELD), now)
         except MessageError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        draft.waits = True
         counts = parts.counters.group(failure.origin_topic, group.group_name)
 
+        is_confirmed = False
+
+        def confirm() -> None:
+            nonlocal is_confirmed
+            if not is_confirmed:
+                is_confirmed = True
+                connection.reply(request, request.answer(ResponseCode.SUCCESS))
+
+        # A copy that cannot be written is refused in the same turn; after so long it is written.
+        patience = asyncio.get_running_loop().call_later(_PATIENCE, confirm)
+
         def stored(result: PutResult) -> None:
-            if result.status is PutStatus.PUT_OK:
+            patience.cancel()
+            if result.status.is_stored:
                 counts.sent_back += 1
                 if failure.is_final:
                     counts.dead_letters += 1
                     self._log_dead(draft, group.group_name, failure)
-                connection.reply(request, request.answer(ResponseCode.SUCCESS))
-            else:
+                confirm()
+            elif not is_confirmed:
                 remark = result.status.name
                 if result.error is not None:
                     remark += f": {result.error}"
@@ -135,7 +161,12 @@ class SendingBack:
         return group.retry_max_times
 
     def _delay(self, draft: Draft, delay_ms: str | None, now: float) -> None:
-        """Park the copy for as long as its level says, or as the consumer does."""
+        """Park the copy for as long as its level says, or as the consumer does.
+
+        A delay that is longer than timers may be becomes their longest one; without timers, its
+        level counts. The consumer is asked again then, and may say the same once more.
+        """
+        timers = self._parts.timers
         if delay_ms is None:
             self._parts.delays.park(draft)
             return
@@ -144,12 +175,14 @@ class SendingBack:
                 ResponseCode.SYSTEM_ERROR,
                 f"field {DELAY_FIELD} must be milliseconds, got {delay_ms[:32]!r}",
             )
-        if int(delay_ms):
-            now_ms = int(now * 1000)
+        if not int(delay_ms):
+            return
+        if not self._parts.settings.timer:
+            self._parts.delays.park(draft)
+        else:
             # Never early: the part of a millisecond that has passed counts as one.
-            due_ms = now_ms + 1 + int(delay_ms)
-            self._parts.timers.check_time(due_ms, now_ms)
-            self._parts.timers.park_until(draft, due_ms)
+            longest = int(timers.longest * 1000)
+            timers.park_until(draft, int(now * 1000) + min(int(delay_ms) + 1, longest))
 
     def _log_dead(self, draft: Draft, group: str, failure: Failure) -> None:
         log.info(

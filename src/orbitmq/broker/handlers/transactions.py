@@ -138,7 +138,7 @@ class Transactions:
         except OrbitError as error:
             raise Refused(refusal_code(error), str(error)) from error
         counts = self._parts.counters.topic(real_topic(half))
-        self._parts.turns.taken.append((counts, len(half.stored_body)))
+        self._parts.turns.count(counts, [len(half.stored_body)])
 
     def _has_destination(self, half: StoredMessage) -> bool:
         place, destinations = real_place(half), self._parts.destinations

@@ -20,6 +20,7 @@ def of_servers(cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()) 
     """Everything that the status of a cluster tells."""
     yield from of_name_servers(cluster)
     yield from of_brokers(cluster)
+    yield from of_names(cluster)
     yield from of_addresses(cluster)
     yield from of_disks(cluster)
     yield from of_health(cluster, unreachable)
@@ -85,6 +86,20 @@ def of_brokers(cluster: ClusterStatus) -> Iterator[Fault]:
             )
 
 
+def of_names(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Brokers that share a name, so that clients find one of them only."""
+    for broker in cluster.brokers:
+        if broker.runtime is not None and broker.runtime.name_conflicts:
+            yield _bad(
+                Check.BROKERS,
+                "name given twice",
+                str(broker.node),
+                f"broker {broker.node}: {broker.runtime.name_conflicts}",
+                "stop one of the two, and start it again as it was started, with another name",
+                _start(cluster, "NAME"),
+            )
+
+
 def of_addresses(cluster: ClusterStatus) -> Iterator[Fault]:
     """Addresses that mean another machine to everybody else."""
     if all(_is_loopback(server.address.host) for server in cluster.name_servers):
@@ -140,9 +155,9 @@ def _own_warnings(broker: BrokerStatus) -> Iterator[str]:
         if broker.is_up:
             yield from broker.warnings
         return
-    told = set(broker.runtime.findings)
+    told = {*broker.runtime.findings, broker.runtime.name_conflicts}
     for warning in broker.runtime.warnings:
-        # Groups and disks have checks of their own.
+        # Groups, names and disks have checks of their own.
         if warning not in told and not warning.startswith("the disk is"):
             yield warning
 
