@@ -54,7 +54,7 @@ class FailuresAtOnce:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
             text = f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n"
-            os.write(self._outside, text.encode())
+            os.write(self._outside, text.encode("utf-8", "backslashreplace"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -77,3 +77,23 @@ def test_an_answer_that_ends_early_is_a_lost_connection(size: int) -> None:
             connection.receive()
 
         assert not connection.is_open
+
+
+def test_bodies_are_received_where_the_caller_wants_them() -> None:
+    answers = [answer(number, size) for number, size in enumerate(SIZES, 1)]
+    block = memoryview(bytearray(sum(SIZES)))
+    at = 0
+
+    def room(size: int) -> memoryview:
+        nonlocal at
+        at += size
+        return block[at - size : at]
+
+    with sending([b"".join(answers)]) as connection:
+        connection.unanswered = len(answers)
+        found = [connection.receive(room) for _ in answers]
+
+    assert [len(each.body) for each in found] == list(SIZES)
+    assert bytes(block) == b"".join(
+        bytes(each)[len(each) - size :] for each, size in zip(answers, SIZES, strict=True)
+    )

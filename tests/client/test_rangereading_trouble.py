@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import cast
 
 import pytest
 
@@ -12,11 +13,12 @@ from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangememory import AnswerMemory
 from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
-from orbitmq.client.ranges import OffsetsGone, QueueRange
+from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
 from orbitmq.client.rangewindow import WindowLimits
-from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.command import Command
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command, encode_command
 from tests.support.scriptedbroker import Script, ScriptedBroker, asked, brought, refused, told
 
 QUEUE = Queue("orders", "broker-a", 0)
@@ -40,22 +42,26 @@ def read(
     settings: RangeSettings | None = None,
     timeout: float = 5.0,
     waits: list[float] | None = None,
+    memory: AnswerMemory | None = None,
+    wanted: RangeFilter | None = None,
 ) -> list[int]:
     """The offsets that come from a broker that follows the script."""
     with ScriptedBroker(script) as broker:
         links = RangeLinks(RangeAccess(name_servers=(broker.address,), timeout=timeout))
         try:
-            data = b"".join(
-                bytes(piece)
-                for chunk in read_ranges(
-                    links,
-                    [QueueRange(QUEUE, 0, count)],
-                    group="readers",
-                    settings=settings,
-                    wait=(waits if waits is not None else []).append,
-                )
-                for piece in chunk.pieces
-            )
+            data = b""
+            for chunk in read_ranges(
+                links,
+                [QueueRange(QUEUE, 0, count)],
+                group="readers",
+                wanted=wanted,
+                settings=settings,
+                memory=memory,
+                wait=(waits if waits is not None else []).append,
+            ):
+                data += b"".join(map(bytes, chunk.pieces))
+                if memory is not None:
+                    memory.give_back(chunk.pieces)
         finally:
             links.close()
     return [struct.unpack_from(">q", data, at + 20)[0] for at in range(0, len(data), 40)]
@@ -227,3 +233,91 @@ def test_a_queue_that_was_made_anew_has_nothing_of_what_is_wanted() -> None:
             ],
             settings=settings,
         )
+
+
+def cut_off(pull: Command) -> bytes:
+    """An answer that lacks its end, and after which the connection is closed."""
+    return messages(pull)[:-1]
+
+
+def with_a_request_before(pull: Command) -> bytes:
+    """Brokers may also ask something; nobody here answers."""
+    request = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, opaque=7, body=b"x" * 50)
+    return encode_command(request) + messages(pull)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda pull: told(pull, ResponseCode.SYSTEM_BUSY, 0, body=b"x" * 50),
+        lambda pull: told(pull, ResponseCode.PULL_NOT_FOUND, 0, body=b"x" * 50),
+        lambda pull: (
+            encode_command(
+                Command.request(1, opaque=10**6).answer(ResponseCode.SUCCESS, body=b"of nobody")
+            )
+            + messages(pull)
+        ),
+        with_a_request_before,
+    ],
+    ids=["busy", "not found", "to nothing asked", "no answer"],
+)
+def test_the_memory_of_what_is_not_kept_is_given_back(answer: Callable[[Command], bytes]) -> None:
+    memory = AnswerMemory(100_000)
+
+    found = read(once(answer), memory=memory)
+
+    assert found == list(range(500))
+    assert memory.is_unused
+
+
+def test_the_memory_of_an_answer_that_was_cut_off_is_given_back() -> None:
+    memory = AnswerMemory(100_000)
+    state = {"cut": 0}
+
+    def script(pulls: list[Command]) -> list[bytes] | None:
+        state["cut"] += 1
+        if state["cut"] == 1:
+            return [cut_off(pulls[0])]
+        return [messages(pull) for pull in pulls]
+
+    # It waits for the last byte, in vain.
+    found = read(script, memory=memory, timeout=0.5)
+
+    assert found == list(range(500))
+    assert memory.is_unused
+
+
+def test_the_memory_of_an_answer_beyond_its_slot_is_given_back() -> None:
+    """What a filtered pull found may all belong to the next one."""
+    memory = AnswerMemory(100_000)
+
+    def script(pulls: list[Command]) -> list[bytes]:
+        return [brought(pull, record(asked(pull)[0] + 900), 10**5) for pull in pulls]
+
+    found = read(script, memory=memory, count=500, wanted=RangeFilter("a"))
+
+    assert found == []
+    assert memory.is_unused
+
+
+def test_who_stops_reading_leaves_no_memory_lent() -> None:
+    memory = AnswerMemory(1_000_000)
+
+    def script(pulls: list[Command]) -> list[bytes]:
+        return [messages(pull) for pull in reversed(pulls)]
+
+    with ScriptedBroker(script) as broker:
+        links = RangeLinks(RangeAccess(name_servers=(broker.address,), timeout=5.0))
+        try:
+            reading = read_ranges(
+                links, [QueueRange(QUEUE, 0, 3000)], group="readers", memory=memory
+            )
+            for _ in range(2):
+                memory.give_back(next(reading).pieces)
+            was_unused = memory.is_unused
+            cast("Generator[object]", reading).close()
+        finally:
+            links.close()
+
+    assert not was_unused
+    assert memory.is_unused

@@ -153,6 +153,39 @@ def test_slots_grow_with_a_broker_that_gives_more() -> None:
     assert pulls < 300
 
 
+def test_the_first_pull_alone_tells_how_much_a_broker_gives() -> None:
+    window = RangeWindow([QueueRange(A, 0, 100_000), QueueRange(B, 0, 500)])
+    broker = Model(most_messages=32, most_bytes=10**9, sizes=[100], one_of=None)
+
+    (first,) = window.due()
+    assert window.wanted(first) == 2048
+    assert list(window.due()) == []
+    window.answered(first, *broker.answer(first, window.wanted(first)))
+
+    chunk = window.take()
+    assert chunk is not None
+    assert (chunk.start, chunk.end) == (0, 32)
+    following = list(window.due())
+    assert following[0].start == 32
+    assert {len(range(slot.start, slot.end)) for slot in following} == {32}
+
+
+def test_a_lost_first_pull_is_made_again_alone() -> None:
+    window = RangeWindow([QueueRange(A, 0, 100_000)])
+    (first,) = window.due()
+
+    window.lost(first)
+
+    assert list(window.due()) == [first]
+    assert list(window.due()) == []
+
+
+def test_short_ranges_are_asked_for_all_at_once() -> None:
+    window = RangeWindow([QueueRange(A, 0, 32), QueueRange(B, 0, 30)])
+
+    assert len(list(window.due())) == 2
+
+
 def test_what_is_ahead_is_bounded_by_its_bytes() -> None:
     window = RangeWindow(
         [QueueRange(A, 0, 10_000)], limits=WindowLimits(bytes=320_000, messages=32)

@@ -78,6 +78,8 @@ class SentBack:
     """Stands for the broker that takes failed messages back, as long as `takes` says so."""
 
     takes: bool = True
+    #: Raised instead, as by a mistake of ours.
+    raises: Exception | None = None
     #: Set to let those go on that wait for the broker.
     gate: asyncio.Event | None = None
     back: list[tuple[ReceivedMessage, Failure]] = field(default_factory=list)
@@ -85,14 +87,17 @@ class SentBack:
 
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         self.back.append((message, failure))
-        if self.gate is not None:
-            await self.gate.wait()
-        return self.takes
+        return await self._answer()
 
     async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
         self.given_up.append((message, failure))
+        return await self._answer()
+
+    async def _answer(self) -> bool:
         if self.gate is not None:
             await self.gate.wait()
+        if self.raises is not None:
+            raise self.raises
         return self.takes
 
     @property

@@ -13,6 +13,9 @@ The rules, in the life of one key:
                 message of a process that died at work would be a dead letter before it is free
     seen     -> the delivery is dropped, and counts as done
 
+In a batch, of messages with one key the first is given to the handler, and the others wait for what
+becomes of it: when it is done they are seen, and when it failed they are looked at again.
+
 It is marked as seen only after success, so that a failure loses nothing. Should the process end
 between the handler's success and the mark, the message is consumed twice: what has to be exact has
 to put the mark into the transaction of the handler's work, that is, into the application's table.
@@ -31,10 +34,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import SettingError
+from orbitmq.client.forks import tell_of_forks
 from orbitmq.client.seenstores import Claim, SeenInMemory, SeenStore
 
 if TYPE_CHECKING:
@@ -104,14 +109,14 @@ class Idempotence:
     def before(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
         if not self._may_wait(delivery):
             self._claim(delivery)
-            self._renewal.add(delivery.notes[self])
+            self._renewal.add(delivery.notes[self].first)
             return None
         return self._before_async(delivery)
 
     async def _before_async(self, delivery: Delivery) -> None:
         await asyncio.to_thread(self._claim, delivery)
         # Not if this was cancelled: nobody is at work then, and the claims are left to lapse.
-        self._renewal.add(delivery.notes[self])
+        self._renewal.add(delivery.notes[self].first)
 
     def after(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
         return self._end(delivery)
@@ -122,7 +127,7 @@ class Idempotence:
         return self._end(delivery)
 
     def _end(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
-        self._renewal.remove(delivery.notes.get(self, ()))
+        self._renewal.remove(delivery.notes.get(self, _Claimed()).first)
         if self._may_wait(delivery):
             return asyncio.to_thread(self._settle, delivery)
         self._settle(delivery)
@@ -134,7 +139,7 @@ class Idempotence:
 
     def _claim(self, delivery: Delivery) -> None:
         """Keep from the handler what was seen, and what somebody is at work on."""
-        claimed: dict[str, ReceivedMessage] = {}
+        claimed = _Claimed()
         delivery.notes[self] = claimed
         now = self._now()
         try:
@@ -142,9 +147,13 @@ class Idempotence:
                 key = self._name(delivery.group, message)
                 if key is None:
                     continue
-                claim = self._claim_one(key, now, claimed)
+                if key in claimed.first:
+                    claimed.others.setdefault(key, []).append(message)
+                    delivery.hold(message, self._retry)
+                    continue
+                claim = self.store.claim(key, now, lease=self._lease)
                 if claim is Claim.TAKEN:
-                    claimed[key] = message
+                    claimed.first[key] = message
                 elif claim is Claim.SEEN:
                     self.dropped += 1
                     delivery.drop(message)
@@ -155,20 +164,20 @@ class Idempotence:
             self._settle(delivery)
             raise
 
-    def _claim_one(self, key: str, now: float, claimed: dict[str, ReceivedMessage]) -> Claim:
-        if key in claimed:
-            # Twice in one batch: the second goes with the first.
-            return Claim.SEEN
-        return self.store.claim(key, now, lease=self._lease)
-
     def _settle(self, delivery: Delivery) -> None:
         """Remember what is done, and let go of what is not. Never raises: the work is done."""
-        claimed: dict[str, ReceivedMessage] = delivery.notes.get(self, {})
+        claimed: _Claimed = delivery.notes.get(self, _Claimed())
         done = {id(message) for message in delivery.done}
         now = self._now()
-        for key, message in claimed.items():
+        for key, message in claimed.first.items():
+            is_done = id(message) in done
+            if is_done:
+                others = claimed.others.get(key, ())
+                self.dropped += len(others)
+                for other in others:
+                    delivery.let_go(other)
             try:
-                if id(message) in done:
+                if is_done:
                     self.store.done(key, now, window=self._window)
                 else:
                     self.store.release(key)
@@ -181,6 +190,16 @@ class Idempotence:
         return None if key is None else f"{group}\x00{message.topic}\x00{key}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """What one delivery has claimed."""
+
+    #: The message of each key that the handler gets.
+    first: dict[str, ReceivedMessage] = field(default_factory=dict)
+    #: Those with the same key behind it.
+    others: dict[str, list[ReceivedMessage]] = field(default_factory=dict)
+
+
 class _Renewal:
     """Renews the claims of handlers at work, on a thread that is there as long as there are any."""
 
@@ -191,13 +210,23 @@ class _Renewal:
         self._lock = threading.Lock()
         self._keys: set[str] = set()
         self._thread: threading.Thread | None = None
+        tell_of_forks(self)
+
+    def before_fork(self) -> None:
+        """Nothing to do."""
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child:
+            # The thread is the parent's, as are the handlers at work; and who may hold the lock.
+            self._lock = threading.Lock()
+            self._keys = set()
+            self._thread = None
 
     def add(self, keys: Iterable[str]) -> None:
         """These are being worked on."""
         with self._lock:
             self._keys.update(keys)
-            # Not alive, in spite of being there, after a fork.
-            if self._keys and (self._thread is None or not self._thread.is_alive()):
+            if self._keys and self._thread is None:
                 self._thread = threading.Thread(
                     target=self._renew_all, name="orbitmq idempotence", daemon=True
                 )

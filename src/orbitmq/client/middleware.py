@@ -35,6 +35,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from orbitmq.client.consumer.verdict import DONE, Failure, Outcome, Retry, Verdict
+from orbitmq.client.durations import Duration
+from orbitmq.client.durations import seconds as as_seconds
 from orbitmq.client.errors import SettingError, WrongUse
 
 if TYPE_CHECKING:
@@ -122,15 +124,19 @@ class Delivery:
         self.put_off_messages.append(message)
         self.put_off_until = retry
 
-    def hold(self, message: ReceivedMessage, seconds: float) -> None:
+    def hold(self, message: ReceivedMessage, seconds: Duration) -> None:
         """Keep a message from the handler for a while; it is offered again, here, after that.
 
         No attempt is spent, however often it happens. Progress of the queue waits for it (in order,
         the queue does), so this is for what passes soon. With several, the last time counts.
         """
+        self.hold_seconds = as_seconds(seconds, "seconds of Delivery.hold")
         self.drop(message)
         self.held_messages.append(message)
-        self.hold_seconds = seconds
+
+    def let_go(self, message: ReceivedMessage) -> None:
+        """A message that was held need not come again after all; it counts as done."""
+        self.held_messages = [each for each in self.held_messages if each is not message]
 
     @property
     def done(self) -> list[ReceivedMessage]:

@@ -13,7 +13,8 @@ import select
 import socket
 import ssl
 import struct
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.remoting.address import Address
@@ -27,8 +28,13 @@ from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
 
 #: Small answers are cut out of this buffer, large ones are read past it.
 _BUFFER: Final = 64 * 1024
+#: Received when an answer begins that is likely to be a large one: most of it is not to be moved.
+_BEGINNING: Final = 512
 _unpack_prefix = struct.Struct(">iI").unpack
 _HEADER_LENGTH: Final = 0xFFFFFF
+
+#: Gives memory for a body of this size.
+Room: TypeAlias = Callable[[int], memoryview]
 
 
 class RangeConnection:
@@ -71,12 +77,15 @@ class RangeConnection:
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
 
-    def receive(self) -> Command:
-        """The next answer. Raises `ConnectionLost`, or `RequestTimedOut` when nothing comes."""
+    def receive(self, room: Room | None = None) -> Command:
+        """The next answer, with its body in memory of its own, or where `room` says.
+
+        Raises `ConnectionLost`, or `RequestTimedOut` when nothing comes.
+        """
         self._check_open()
         while True:
             try:
-                command = decode_command(self._frame(), self._limits)
+                command = decode_command(self._frame(room), self._limits)
             except TimeoutError as error:
                 self.close()
                 raise RequestTimedOut(self.address, 0, self._timeout) from error
@@ -104,16 +113,22 @@ class RangeConnection:
         self.is_open = False
         self._socket.close()
 
-    def _frame(self) -> Frame:
+    def _frame(self, room: Room | None) -> Frame:
         total, mark = _unpack_prefix(self._exactly(PREFIX_SIZE))
         header_size = mark & _HEADER_LENGTH
         limits = self._limits
         if not 4 + header_size <= total <= limits.frame or header_size > limits.header:
             raise FrameError(f"a frame of {total} bytes with a header of {header_size}")
-        header = bytes(self._exactly(header_size))
-        return Frame(mark >> 24, header, self._exactly(total - 4 - header_size))
+        header = self._exactly(header_size)
+        size = total - 4 - header_size
+        if not size or (room is None and size <= _BUFFER):
+            return Frame(mark >> 24, header, self._exactly(size))
+        body = memoryview(bytearray(size)) if room is None else room(size)
+        if not self._input.read_into(body):
+            raise self._lost("closed by the peer")
+        return Frame(mark >> 24, header, body)
 
-    def _exactly(self, size: int) -> bytes | memoryview:
+    def _exactly(self, size: int) -> bytes:
         data = self._input.read(size)
         if data is None:
             raise self._lost("closed by the peer")
@@ -135,7 +150,7 @@ class _Input:
     memory that is new for each piece, which costs more than all the rest.)
     """
 
-    __slots__ = ("_at", "_buffer", "_end", "_socket", "_view")
+    __slots__ = ("_ahead", "_at", "_buffer", "_end", "_socket", "_view")
 
     def __init__(self, source: socket.socket) -> None:
         self._socket = source
@@ -143,39 +158,42 @@ class _Input:
         self._view = memoryview(self._buffer)
         #: What was received and not read yet lies between these.
         self._at = self._end = 0
+        #: How much is received at most beyond what is asked for.
+        self._ahead = _BUFFER
 
-    def read(self, size: int) -> bytes | memoryview | None:
-        """The next `size` bytes; None if the other side has ended before."""
-        if size > _BUFFER:
-            return self._read_large(size)
+    def read(self, size: int) -> bytes | None:
+        """The next `size` bytes, no more than the buffer has; None if the other side has ended."""
         if self._end - self._at < size and not self._fill(size):
             return None
         at, self._at = self._at, self._at + size
         return bytes(self._view[at : self._at])
+
+    def read_into(self, view: memoryview) -> bool:
+        """Fill `view` with what comes next; false if the other side has ended before."""
+        size = len(view)
+        got = min(self._end - self._at, size)
+        view[:got] = self._view[self._at : self._at + got]
+        self._at += got
+        self._ahead = _BEGINNING if size > _BUFFER else _BUFFER
+        while got < size:
+            came = self._socket.recv_into(view[got:])
+            if not came:
+                return False
+            got += came
+        return True
 
     def _fill(self, size: int) -> bool:
         """Receive until so much is there."""
         rest = self._end - self._at
         self._buffer[:rest] = self._buffer[self._at : self._end]
         self._at, self._end = 0, rest
+        most = max(size, self._ahead)
         while self._end < size:
-            came = self._socket.recv_into(self._view[self._end :])
+            came = self._socket.recv_into(self._view[self._end : most])
             if not came:
                 return False
             self._end += came
         return True
-
-    def _read_large(self, size: int) -> memoryview | None:
-        view = memoryview(bytearray(size))
-        got = self._end - self._at
-        view[:got] = self._view[self._at : self._end]
-        self._at = self._end = 0
-        while got < size:
-            came = self._socket.recv_into(view[got:])
-            if not came:
-                return None
-            got += came
-        return view
 
 
 def _connected(address: Address, access: RangeAccess) -> socket.socket:

@@ -26,6 +26,7 @@ from orbitmq.client.errors import (
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeconnection import RangeConnection
 from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangememory import AnswerMemory
 from orbitmq.client.rangepulls import Pulls
 from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
 from orbitmq.client.rangewindow import Chunk, RangeWindow, Slot, WindowLimits
@@ -100,13 +101,15 @@ def read_ranges(
     group: str,
     wanted: RangeFilter | None = None,
     settings: RangeSettings | None = None,
+    memory: AnswerMemory | None = None,
     clock: Clock | None = None,
     wait: Callable[[float], object] | None = None,
 ) -> Iterator[Chunk]:
     """The messages of `ranges`, one range after the other, in chunks of a few each.
 
     `group` is the name under which the broker is asked; its progress is neither read nor changed.
-    Messages of a tag filter still have to be compared by text: brokers compare hashes.
+    Messages of a tag filter still have to be compared by text: brokers compare hashes. Chunks are
+    received into `memory`, to which the caller gives them back, or into memory of their own.
     Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`.
     """
     reading = _Reading(
@@ -115,6 +118,7 @@ def read_ranges(
         group,
         wanted or RangeFilter(),
         settings or RangeSettings(),
+        memory,
         clock or SystemClock(),
         wait or threading.Event().wait,
     )
@@ -135,6 +139,7 @@ class _Reading:
         group: str,
         wanted: RangeFilter,
         settings: RangeSettings,
+        memory: AnswerMemory | None,
         clock: Clock,
         wait: Callable[[float], object],
     ) -> None:
@@ -143,6 +148,10 @@ class _Reading:
         self._filter = wanted
         self._pulls = Pulls(group, wanted, links.access.credentials)
         self._settings = settings
+        self._memory = memory
+        self._room = None if memory is None else self._lend
+        #: Lent for what is being received, and given back unless the window keeps it.
+        self._loose: list[memoryview] = []
         self._monotonic = clock.monotonic
         self._wait = wait
         self._window = RangeWindow(
@@ -170,7 +179,9 @@ class _Reading:
             self._receive(self._peer(window.head.queue))
 
     def finish(self) -> None:
-        """Give the connections back; those with unread answers are closed."""
+        """Give memory and connections back; those with unread answers are closed."""
+        if self._memory is not None:
+            self._memory.give_back(self._window.abandon())
         for peer in self._peers.values():
             if peer.connection is not None:
                 self._links.give_back(peer.connection)
@@ -215,11 +226,25 @@ class _Reading:
     # What comes back
 
     def _receive(self, peer: _Peer) -> None:
+        try:
+            self._receive_one(peer)
+        finally:
+            if self._memory is not None and self._loose:
+                self._memory.give_back(self._loose)
+                self._loose.clear()
+
+    def _lend(self, size: int) -> memoryview:
+        assert self._memory is not None  # noqa: S101  # else nobody asks here
+        piece = self._memory.room(size)
+        self._loose.append(piece)
+        return piece
+
+    def _receive_one(self, peer: _Peer) -> None:
         connection = peer.connection
         if connection is None:
             return
         try:
-            answer = connection.receive()
+            answer = connection.receive(self._room)
         except RemotingError as error:
             self._lose(peer, error)
             return
@@ -230,7 +255,9 @@ class _Reading:
             case NextStep.GO_ON:
                 self._progress(peer)
                 following = answer.header(PullMessageResponse).next_begin_offset
-                self._window.answered(slot, answer.body, following)
+                if self._window.answered(slot, answer.body, following) and self._loose:
+                    # The last one: before it there may have been what was no answer.
+                    self._loose.pop()
             case NextStep.LOOK:
                 self._look(peer, slot, answer)
             case NextStep.ASK_AGAIN:

@@ -7,10 +7,12 @@ only, and a slot ends when answers have covered all of it; so every message leav
 place, however the answers come, and a pull that was lost is simply made again.
 
 Without a filter a pull covers as many offsets as it brings messages, and brokers limit their
-number (32 unless configured otherwise) and their bytes. The slots therefore take the size of the
-answers: they shrink to what an answer covered, and now and then a larger one is tried. With a
-filter a pull covers what the broker looked through, up to 800 offsets; slots have that size, and
-what an answer brings beyond its slot is cut off, because the next slot brings it as well.
+number (Apache's 32 unless configured otherwise) and their bytes. The first pull asks for as much as
+there may be, alone, and its slot ends where its answer does: that is what the broker gives. Slots
+then take the size of the answers: they shrink to what an answer covered, and now and then a larger
+one is tried. With a filter a pull covers what the broker looked through, up to 800 offsets; slots
+have that size, and what an answer brings beyond its slot is cut off, because the next slot brings
+it as well.
 
 What was asked for and has not left is bounded by its number and its expected bytes.
 """
@@ -34,12 +36,14 @@ MIB: Final = 1024 * KIB
 
 #: Offsets that a broker looks through for one filtered pull.
 SCANNED: Final = 800
-#: What brokers give in one answer unless they are configured otherwise.
+#: What every broker gives in one answer: no more than that needs no trying.
 _USUAL_ANSWER: Final = 32
 #: Taken for the size of a message before any was seen.
 _USUAL_MESSAGE: Final = KIB
 #: Whole answers between two attempts to get more into one; doubles while that fails.
 _FIRST_PATIENCE: Final = 2
+#: After one that has said what the limit is, which is seldom another later.
+_LONG_PATIENCE: Final = 64
 _LAST_PATIENCE: Final = 1024
 
 _read_size = struct.Struct(">i").unpack_from
@@ -99,16 +103,17 @@ class RangeWindow:
         self._limits = limits or WindowLimits()
         self._is_filtered = is_filtered
         self._sizing = Sizing(self._limits.messages)
-        self._coming = self._cut(ranges)
-        self._next: Slot | None = next(self._coming, None)
+        #: What no slot was cut from yet.
+        self._left = deque(each for each in ranges if len(each))
         self._slots: deque[Slot] = deque()
         self._due: deque[Slot] = deque()
         self._is_filling = False
+        self._first = self._first_slot()
 
     @property
     def is_finished(self) -> bool:
         """Whether everything was taken."""
-        return not self._slots and self._next is None
+        return not self._slots and not self._left
 
     @property
     def head(self) -> Slot | None:
@@ -119,13 +124,12 @@ class RangeWindow:
         """The slots that a pull is to be made for now; each must come back, or be lost."""
         while self._due:
             yield self._due.popleft()
-        if not self._is_filling and not self._is_half_empty():
+        if self._first is not None or not (self._is_filling or self._is_half_empty()):
             return
         self._is_filling = True
-        while self._next is not None and self._has_room():
-            slot = self._next
+        while self._left and self._has_room():
+            slot = self._cut(SCANNED if self._is_filtered else self._sizing.size)
             self._slots.append(slot)
-            self._next = next(self._coming, None)
             yield slot
         self._is_filling = False
 
@@ -135,8 +139,11 @@ class RangeWindow:
             return self._limits.messages
         return min(slot.end - slot.at, self._limits.messages)
 
-    def answered(self, slot: Slot, data: Bytes, next_offset: int) -> None:
-        """A pull brought `data` and says that it has covered everything before `next_offset`."""
+    def answered(self, slot: Slot, data: Bytes, next_offset: int) -> bool:
+        """A pull brought `data` and says that it has covered everything before `next_offset`.
+
+        Whether any of the data is kept until it is taken.
+        """
         asked = min(slot.end - slot.at, self._limits.messages)
         if next_offset > slot.end:
             data = before(data, slot.end)
@@ -145,9 +152,10 @@ class RangeWindow:
             slot.pieces.append(data)
         if not self._is_filtered and next_offset > slot.at:
             self._sizing.learn(asked, next_offset - slot.at, len(data))
-        slot.at = max(slot.at, next_offset)
-        if not slot.is_whole:
-            self._due.append(slot)
+            if slot is self._first and next_offset < slot.end:
+                self._end_early(slot, next_offset)
+        self._reached(slot, next_offset)
+        return len(data) > 0
 
     def lost(self, slot: Slot) -> None:
         """A pull was not answered, or not with messages: it is to be made again."""
@@ -156,9 +164,7 @@ class RangeWindow:
 
     def skip(self, slot: Slot, offset: int) -> None:
         """There is nothing before `offset`; the rest of the slot may be there."""
-        slot.at = max(slot.at, offset)
-        if not slot.is_whole:
-            self._due.append(slot)
+        self._reached(slot, offset)
 
     def take(self) -> Chunk | None:
         """What comes next, if it is here."""
@@ -166,6 +172,13 @@ class RangeWindow:
             return None
         slot = self._slots.popleft()
         return Chunk(slot.queue, slot.start, slot.end, slot.pieces)
+
+    def abandon(self) -> list[Bytes]:
+        """End it; what was kept and is never taken."""
+        pieces = [piece for slot in self._slots for piece in slot.pieces]
+        for each in (self._slots, self._due, self._left):
+            each.clear()
+        return pieces
 
     def _has_room(self) -> bool:
         count = len(self._slots)
@@ -178,14 +191,37 @@ class RangeWindow:
         most = min(self._limits.requests, self._limits.bytes / self._sizing.slot_bytes)
         return not self._slots or 2 * len(self._slots) <= most
 
-    def _cut(self, ranges: Sequence[QueueRange]) -> Iterator[Slot]:
-        for each in ranges:
-            start = each.start
-            while start < each.end:
-                size = SCANNED if self._is_filtered else self._sizing.size
-                end = min(start + size, each.end)
-                yield Slot(each.queue, start, end, start)
-                start = end
+    def _first_slot(self) -> Slot | None:
+        """A slot of all that one pull may bring, where that is more than every broker gives."""
+        if self._is_filtered or not self._left or len(self._left[0]) <= _USUAL_ANSWER:
+            return None
+        slot = self._cut(self._limits.messages)
+        self._slots.append(slot)
+        self._due.append(slot)
+        return slot
+
+    def _cut(self, size: int) -> Slot:
+        """A slot of at most so many offsets, from the beginning of what is left."""
+        whole = self._left.popleft()
+        end = min(whole.start + size, whole.end)
+        if end < whole.end:
+            self._left.appendleft(QueueRange(whole.queue, end, whole.end))
+        return Slot(whole.queue, whole.start, end, whole.start)
+
+    def _end_early(self, slot: Slot, end: int) -> None:
+        """Give back what lies behind `end`, when nothing was cut after this slot."""
+        rest = slot.end
+        if self._left and (self._left[0].queue, self._left[0].start) == (slot.queue, rest):
+            rest = self._left.popleft().end
+        self._left.appendleft(QueueRange(slot.queue, end, rest))
+        slot.end = end
+
+    def _reached(self, slot: Slot, offset: int) -> None:
+        slot.at = max(slot.at, offset)
+        if not slot.is_whole:
+            self._due.append(slot)
+        elif slot is self._first:
+            self._first = None
 
 
 class Sizing:
@@ -194,28 +230,41 @@ class Sizing:
     def __init__(self, most: int) -> None:
         self._most = most
         self.size = min(most, _USUAL_ANSWER)
-        self._message_bytes = float(_USUAL_MESSAGE)
+        self._message_bytes: float | None = None
         self._patience = _FIRST_PATIENCE
         self._whole_answers = 0
 
     @property
     def slot_bytes(self) -> float:
         """What a slot is expected to weigh."""
-        return max(1.0, self.size * self._message_bytes)
+        return max(1.0, self.size * (self._message_bytes or _USUAL_MESSAGE))
 
     def learn(self, asked: int, covered: int, size: int) -> None:
         """An answer to a pull for `asked` messages covered so many offsets with `size` bytes."""
+        if self._message_bytes is None:
+            self._message_bytes = size / covered
+            self.size = max(self.size, asked)
+            self._patience = _LONG_PATIENCE if covered < asked else _FIRST_PATIENCE
         self._message_bytes += (size / covered - self._message_bytes) / 8
         if covered < asked:
             if covered < self.size:
                 self._patience = min(self._patience * 2, _LAST_PATIENCE)
-                self.size = covered
+                self.size = _safely(covered)
             self._whole_answers = 0
             return
         self._whole_answers += asked >= self.size
         if self._whole_answers >= self._patience:
             self._whole_answers = 0
             self.size = min(self.size * 2, self._most)
+
+
+def _safely(covered: int) -> int:
+    """How many messages the next answer brings when one brought so many.
+
+    Where their bytes are limited, and not their number, it may be a few less; and each answer that
+    does not cover its slot costs another pull.
+    """
+    return covered if covered <= _USUAL_ANSWER else covered - covered // 16
 
 
 def before(data: Bytes, end: int) -> Bytes:

@@ -242,6 +242,46 @@ async def test_a_message_that_nobody_takes_back_is_tried_again_here() -> None:
     assert bench.statistics.kept_back == 2
 
 
+async def test_a_message_that_fails_on_its_way_back_is_tried_again_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def handle(message: ReceivedMessage) -> None:
+        if message.queue_offset == 1 and message.attempt == 1:
+            raise ValueError("not yet")
+
+    async with consuming(handle, local_retry=0.02) as bench:
+        bench.sent_back.raises = TypeError("a mistake")
+        owned = bench.own(messages(3))
+        await until(lambda: bench.position(owned) == 3)
+
+        assert owned.running == 0
+        assert await bench.consumption.drain(owned, DEADLINE)
+    assert bench.statistics.kept_back == 1
+    (line,) = [each for each in caplog.records if "could not be sent back" in each.getMessage()]
+    assert line.exc_info is not None
+    assert line.exc_info[0] is TypeError
+
+
+async def test_of_messages_on_their_way_back_one_that_fails_does_not_take_others_with_it() -> None:
+    def handle(batch: list[ReceivedMessage]) -> None:
+        raise ValueError("not yet")
+
+    async with consuming(handle, local_retry=DEADLINE) as bench:
+        whole = bench.sent_back.send_back
+
+        async def send_back(message: ReceivedMessage, failure: Failure) -> bool:
+            if message.queue_offset == 1:
+                raise TypeError("a mistake")
+            return await whole(message, failure)
+
+        bench.sent_back.send_back = send_back  # type: ignore[method-assign]
+        owned = bench.own(messages(3))
+        await until(lambda: bench.statistics.sent_back == 2)
+
+        assert bench.position(owned) == 1
+        assert [bench.statistics.kept_back, len(owned.window)] == [1, 1]
+
+
 async def test_nothing_is_tried_again_after_the_stop() -> None:
     calls: list[int] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import pytest
 from orbitmq.broker.permissions import READ_WRITE, Perm
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
+from orbitmq.client.errors import MessageRefused
+from orbitmq.client.message import Message
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.stored import StoredMessage
@@ -31,6 +34,7 @@ from tests.support.consumers import (
     consumer_of,
     done_here,
     new_group,
+    producer_of,
     send,
     until_owned,
     until_retry_is_owned,
@@ -281,6 +285,23 @@ async def test_a_handler_gives_a_message_up_with_its_reason(cluster: AsyncEmbedd
     assert cluster.messages(PARKED) == []
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("signal", [Retry, DeadLetter])
+async def test_an_error_can_be_the_reason(
+    cluster: AsyncEmbeddedCluster, signal: type[Retry | DeadLetter], ordered: bool
+) -> None:
+    consumer = consumer_of(cluster, ordered=ordered, max_retries=0)
+    consumer.on("orders")(Failing(error=signal(ValueError("no such customer"))))
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        dead_letters = f"%DLQ%{consumer.group}"
+        await until(lambda: len(cluster.messages(dead_letters)) == 1)
+
+    (dead,) = cluster.messages(dead_letters)
+    assert dead.get_property("DLQ_REASON") == "ValueError: no such customer"
+    assert committed(cluster, consumer.group, "orders") == 1
+
+
 @pytest.mark.feature("F11")
 @pytest.mark.feature("D7")
 async def test_failures_do_not_hold_progress_back(cluster: AsyncEmbeddedCluster) -> None:
@@ -399,6 +420,50 @@ async def test_a_long_reason_is_cut_and_one_line(
     reason = cluster.messages(dead_letters)[0].get_property("DLQ_REASON") or ""
     assert reason.startswith("ValueError: ")
     assert 900 < len(reason.encode()) <= 1024
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("raises", [ValueError("x" * 900), DeadLetter("x" * 900)])
+async def test_a_message_with_many_properties_fails_like_any_other(
+    cluster: AsyncEmbeddedCluster, ordered: bool, raises: Exception
+) -> None:
+    fail = Failing(times=1, error=raises)
+    consumer = consumer_of(cluster, ordered=ordered)
+    consumer.on("orders")(fail)
+    filled = {"mine": "y" * 32_100}
+    async with consumer:
+        await send(cluster, "orders", ["large"], properties=filled)
+        await send(cluster, "orders", ["small"])
+        await until(lambda: done_here(consumer) == 2)
+        assert consumer.statistics().kept_back == 0
+
+    assert committed(cluster, consumer.group, "orders") == 2
+    copies = cluster.messages(PARKED) + cluster.messages(f"%DLQ%{consumer.group}")
+    if ordered and isinstance(raises, ValueError):
+        assert copies == [], "it was tried again in its place"
+    else:
+        (copy,) = copies
+        assert copy.get_property("mine") == filled["mine"]
+        assert (copy.get_property("DLQ_REASON") or "").strip("x") in ("", "ValueError: ")
+
+
+@pytest.mark.parametrize("fields", [{}, {"delay": 3.5}, {"delay_level": 2}])
+async def test_what_the_client_lets_pass_the_broker_stores(
+    cluster: AsyncEmbeddedCluster, fields: dict[str, float]
+) -> None:
+    async with producer_of(cluster) as producer:
+
+        async def send_with(size: int) -> None:
+            await producer.send(Message("orders", b"x", properties={"a": "b" * size}, **fields))  # type: ignore[arg-type]
+
+        with pytest.raises(MessageRefused, match=r"take \d+ bytes.* may take \d+") as refused:
+            await send_with(40_000)
+        taken, limit = map(int, re.findall(r"\d\d+", str(refused.value)))
+        largest = 40_000 - (taken - limit)
+
+        await send_with(largest)
+        with pytest.raises(MessageRefused):
+            await send_with(largest + 1)
 
 
 async def test_a_compressed_message_comes_again_as_it_was(cluster: AsyncEmbeddedCluster) -> None:

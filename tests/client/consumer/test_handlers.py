@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +23,8 @@ from orbitmq.client.consumer.verdict import DONE, ConsumeContext, DeadLetter, Ou
 from orbitmq.client.errors import SettingError
 from orbitmq.client.middleware import LogDeliveries
 from orbitmq.client.received import ReceivedMessage
-from tests.support.consuming import GROUP, QUEUE, received
+from orbitmq.client.timelimit import TimeLimit
+from tests.support.consuming import DEADLINE, GROUP, QUEUE, consuming, received, until
 
 if TYPE_CHECKING:
     # Not there when the program runs: annotations that cannot be evaluated.
@@ -285,3 +289,158 @@ def test_an_interrupt_of_the_program_is_not_kept_from_it(surrounded: bool) -> No
 
     with pytest.raises(KeyboardInterrupt):
         call(binding)
+
+
+def logged(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator as many write one: it does not know what it is around."""
+
+    @functools.wraps(function)
+    def wrapper(message: Any) -> Any:
+        return function(message)
+
+    return wrapper
+
+
+class Later:
+    """Something that can be awaited and is no coroutine."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        yield from asyncio.sleep(0).__await__()
+        return self._answer
+
+
+async def refuse(message: ReceivedMessage) -> None:
+    await asyncio.sleep(0)
+    raise DeadLetter("no")
+
+
+async def accept(message: ReceivedMessage) -> bool:
+    await asyncio.sleep(0)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("function", "is_good"),
+    [
+        (lambda message: accept(message), True),  # noqa: PLW0108  # as users write it
+        (lambda message: refuse(message), False),  # noqa: PLW0108  # as users write it
+        (logged(accept), True),
+        (logged(refuse), False),
+        (lambda message: Later(None), True),
+        (lambda message: Later(False), False),
+    ],
+)
+@pytest.mark.parametrize("middleware", [[], [LogDeliveries()]], ids=["bare", "surrounded"])
+async def test_what_a_plain_function_returns_is_awaited_on_the_loop_of_the_consumer(
+    function: Callable[[Any], object], is_good: bool, middleware: list[object]
+) -> None:
+    binding = bind_handler(function, group=GROUP, middleware=middleware)
+    assert not binding.is_async
+    async with consuming({"orders": binding}) as bench:
+        owned = bench.own(MESSAGES)
+        await until(lambda: bench.position(owned) == 3)
+
+    assert len(bench.sent_back.back) == (0 if is_good else 3)
+
+
+def test_without_a_consumer_what_was_returned_is_awaited_by_the_thread_itself() -> None:
+    assert call(bind_handler(lambda message: accept(message), group=GROUP)) is DONE  # noqa: PLW0108  # as users write it
+    failure = call(bind_handler(logged(refuse), group=GROUP)).failure
+    assert failure is not None
+    assert failure.reason == "no"
+
+
+async def test_a_listener_may_return_what_has_to_be_awaited() -> None:
+    async def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        await asyncio.sleep(0)
+        context.delay_level = 7
+        return Verdict.RETRY
+
+    binding = bind_listener(lambda messages, context: listen(messages, context), group=GROUP)  # noqa: PLW0108  # as users write it
+    async with consuming({"orders": binding}, ordered=False) as bench:
+        bench.own(MESSAGES[:1])
+        await until(lambda: len(bench.sent_back.back) == 1)
+
+    assert bench.sent_back.back[0][1].level == 7
+
+
+async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop() -> None:
+    here = threading.get_ident()
+    threads: dict[str, int] = {}
+    variable: ContextVar[str] = ContextVar("variable")
+
+    async def asynchronous(message: ReceivedMessage) -> None:
+        threads["coroutine"] = threading.get_ident()
+        assert variable.get() == "set in the thread"
+        assert asyncio.get_running_loop() is loop
+
+    def handle(message: ReceivedMessage) -> Any:
+        threads["function"] = threading.get_ident()
+        variable.set("set in the thread")
+        return asynchronous(message)
+
+    loop = asyncio.get_running_loop()
+    async with consuming(handle) as bench:
+        owned = bench.own(MESSAGES[:1])
+        await until(lambda: bench.position(owned) == 1)
+
+    assert bench.sent_back.back == []
+    assert threads["coroutine"] == here != threads["function"]
+
+
+async def test_a_time_limit_ends_what_a_plain_function_returned() -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    binding = bind_handler(lambda message: endless(), group=GROUP, middleware=[TimeLimit(0.05)])
+    async with consuming({"orders": binding}) as bench:
+        owned = bench.own(MESSAGES[:1])
+        await until(lambda: bench.position(owned) == 1)
+        async with asyncio.timeout(DEADLINE):
+            await ended.wait()
+
+    (failure,) = [failure for _, failure in bench.sent_back.back]
+    assert "longer than 0.05 s" in (failure.reason or "")
+
+
+async def test_a_stop_leaves_nothing_of_what_a_plain_function_returned() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    before = asyncio.all_tasks()
+    async with consuming(lambda message: endless()) as bench:
+        bench.own(MESSAGES[:1])
+        async with asyncio.timeout(DEADLINE):
+            await begun.wait()
+
+    assert ended.is_set()
+    assert asyncio.all_tasks() == before
+    assert bench.sent_back.back == []
+
+
+async def test_a_coroutine_of_a_plain_function_is_a_handler_that_asks() -> None:
+    asked: list[bool] = []
+
+    async def ask() -> None:
+        asked.append(bench.consumption.crew.is_caller)
+
+    async with consuming(lambda message: ask()) as bench:
+        owned = bench.own(MESSAGES[:1])
+        await until(lambda: bench.position(owned) == 1)
+
+    assert asked == [True]
+    assert not bench.consumption.crew.is_caller

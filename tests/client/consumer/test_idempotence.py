@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import pickle
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
-from orbitmq.client.consumer.verdict import DONE, Outcome
+from orbitmq.client.consumer.verdict import DONE, DeadLetter, Outcome, Retry
 from orbitmq.client.errors import SettingError, WrongUse
 from orbitmq.client.idempotence import Idempotence, by_keys
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.seenstores import Claim, SeenInMemory, SeenInSqlite, SeenStore
 from orbitmq.message.wellknown import KEYS
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
+from tests.support.forking import in_a_fork
 
 
 class Time:
@@ -35,6 +39,15 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait in this thread for a condition to become true."""
+    pause, deadline = threading.Event(), monotonic() + DEADLINE
+    while not condition():
+        if monotonic() > deadline:
+            raise TimeoutError
+        pause.wait(0.002)
 
 
 @pytest.fixture
@@ -129,12 +142,119 @@ async def test_of_a_batch_only_what_succeeded_is_seen(store: SeenStore, time: Ti
     assert batches == [[0, 1, 2], [1, 2]]
 
 
-async def test_copies_in_one_batch_are_one(store: SeenStore, time: Time) -> None:
-    sizes: list[int] = []
-    binding = bound(lambda batch: sizes.append(len(batch)), Idempotence(store, now=time))
+def keyed(offset: int, key: str, body: bytes = b"x") -> ReceivedMessage:
+    """A message of its own about something that others may be about, too."""
+    return received(offset, body=body, properties={KEYS: key})
 
-    assert await call(binding, received(1), received(1), received(1)) is DONE
-    assert sizes == [1]
+
+@both
+async def test_copies_in_one_batch_are_one(store: SeenStore, time: Time, is_async: bool) -> None:
+    handled: list[int] = []
+    idempotence = Idempotence(store, key=by_keys, now=time)
+    binding = bound(
+        lambda batch: handled.extend(m.queue_offset for m in batch), idempotence, is_async=is_async
+    )
+
+    outcome = await call(binding, keyed(1, "k"), keyed(2, "k"), keyed(3, "other"), keyed(4, "k"))
+
+    assert outcome is DONE
+    assert handled == [1, 3]
+    assert idempotence.dropped == 2
+    assert await call(binding, keyed(5, "k")) is DONE
+    assert handled == [1, 3]
+
+
+@both
+@pytest.mark.parametrize("fails", [DeadLetter("poison"), Retry("later"), ValueError("no"), False])
+async def test_what_is_behind_a_message_that_failed_is_looked_at_again(
+    store: SeenStore, time: Time, is_async: bool, fails: Exception | bool
+) -> None:
+    handled: list[int] = []
+
+    def handle(batch: list[ReceivedMessage]) -> object:
+        if batch[0].body == b"poison":
+            if isinstance(fails, Exception):
+                raise fails
+            return fails
+        handled.extend(message.queue_offset for message in batch)
+        return None
+
+    idempotence = Idempotence(store, key=by_keys, retry=7, now=time)
+    binding = bound(handle, idempotence, is_async=is_async)
+
+    outcome = await call(binding, keyed(1, "k", b"poison"), keyed(2, "k"), keyed(3, "k"))
+
+    assert [message.queue_offset for message in outcome.tried] == [1]
+    assert [message.queue_offset for message in outcome.held] == [2, 3]
+    assert outcome.hold == 7
+    assert idempotence.dropped == 0
+    assert await call(binding, keyed(2, "k"), keyed(3, "k")) is DONE
+    assert handled == [2]
+    assert idempotence.dropped == 1
+
+
+async def test_copies_go_with_what_became_of_the_first_of_their_key(
+    store: SeenStore, time: Time
+) -> None:
+    binding = bound(lambda batch: 0, Idempotence(store, key=by_keys, now=time))
+
+    outcome = await call(binding, keyed(1, "a"), keyed(2, "b"), keyed(3, "a"), keyed(4, "b"))
+
+    assert [message.queue_offset for message in outcome.tried] == [2]
+    assert [message.queue_offset for message in outcome.held] == [4]
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
+async def test_a_good_message_behind_a_poisonous_one_with_its_key_is_handled(
+    time: Time, ordered: bool
+) -> None:
+    handled: list[int] = []
+
+    def handle(batch: list[ReceivedMessage]) -> None:
+        if batch[0].body == b"poison":
+            raise DeadLetter("poison")
+        handled.extend(message.queue_offset for message in batch)
+
+    binding = bound(handle, Idempotence(key=by_keys, retry=0.01, now=time))
+    async with consuming({"orders": binding}, ordered=ordered, suspend=0.01) as bench:
+        copies = [keyed(0, "k", b"poison"), keyed(1, "k"), keyed(2, "k")]
+        owned = bench.own(copies, lock=LockStub() if ordered else None)
+        await until(lambda: len(owned.window) == 0)
+
+    assert handled == [1]
+    assert bench.position(owned) == 3
+    dead = bench.sent_back.given_up if ordered else bench.sent_back.back
+    assert [message.queue_offset for message, _ in dead] == [0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=8),
+    fates=st.data(),
+)
+def test_no_message_counts_as_done_unless_one_of_its_key_is(
+    keys: list[str], fates: st.DataObject
+) -> None:
+    done: set[str] = set()
+    dead: set[int] = set()
+
+    def handle(batch: list[ReceivedMessage]) -> int:
+        good = fates.draw(st.integers(-1, len(batch) - 1))
+        done.update(message.keys[0] for message in batch[: good + 1])
+        return good
+
+    binding = bound(handle, Idempotence(key=by_keys))
+    left = [keyed(offset, key) for offset, key in enumerate(keys)]
+    while left:
+        outcome = binding.call(QUEUE, left)
+        again = {message.queue_offset for message in outcome.failed}
+        settled = [message for message in left if message.queue_offset not in again]
+        assert done.issuperset(message.keys[0] for message in settled)
+        # One that failed is given up here, as after its last attempt.
+        dead |= {message.queue_offset for message in outcome.tried[:1]}
+        left = [m for m in left if m.queue_offset in again and m.queue_offset not in dead]
+
+    assert {key for offset, key in enumerate(keys) if offset not in dead} <= done
 
 
 async def test_a_message_is_remembered_for_the_length_of_the_window(
@@ -384,7 +504,7 @@ def test_sqlite_sweeps_what_is_old(tmp_path: Path) -> None:
     for number in range(20):
         store.claim(str(number), number, lease=1)
         store.done(str(number), number, window=5)
-    rows = store._connection.execute("SELECT count(*) FROM seen").fetchone()
+    rows = store._opened().execute("SELECT count(*) FROM seen").fetchone()
 
     assert rows[0] < 10
     store.close()
@@ -412,6 +532,187 @@ def test_of_several_processes_one_gets_each_key(tmp_path: Path) -> None:
         process.join(60)
 
     assert sorted(taken) == list(range(100))
+
+
+class TestForks:
+    """A store made before a fork, as with `gunicorn --preload`, is one for each process after."""
+
+    def test_a_fork_is_somebody_else(self, tmp_path: Path) -> None:
+        with contextlib.closing(SeenInSqlite(tmp_path / "seen.db")) as store:
+            assert store.claim("parent", 0, lease=100) is Claim.TAKEN
+            store.claim("done", 0, lease=100)
+            store.done("done", 0, window=100)
+
+            def act() -> str:
+                store.release("parent")
+                found = [store.claim(key, 1, lease=100) for key in ("parent", "done", "child")]
+                return " ".join(
+                    [*(each.name for each in found), str(store.renew("parent", 1, lease=9))]
+                )
+
+            assert in_a_fork(act).said == "BUSY SEEN TAKEN False"
+            store.release("child")
+            assert store.claim("child", 2, lease=100) is Claim.BUSY, "it is not ours"
+            assert store.renew("parent", 2, lease=100), "it is still ours"
+
+    def test_no_connection_is_taken_along(self, tmp_path: Path) -> None:
+        with contextlib.closing(SeenInSqlite(tmp_path / "seen.db")) as store:
+            store.claim("k", 0, lease=100)
+
+            def open_files() -> str:
+                links = list(Path("/proc/self/fd").iterdir())
+                # One was of the listing itself.
+                files = [link.readlink() for link in links if os.path.lexists(link)]
+                return " ".join(file.name for file in files if file.parent == tmp_path)
+
+            assert open_files() != ""
+            assert in_a_fork(open_files).said == ""
+            assert store.claim("k", 1, lease=100) is Claim.BUSY
+
+    def test_a_fork_outlives_its_parents_connection(self, tmp_path: Path) -> None:
+        """The last one to close the file removes its log: nobody must believe to be the last."""
+        store = SeenInSqlite(tmp_path / "seen.db")
+        store.claim("k", 0, lease=100)
+
+        def use_around_a_fork() -> str:
+            store.claim("here", 0, lease=100)
+            other = in_a_fork(use_and_close)
+            store.done("here", 0, window=100)
+            return f"{other.said} {store.claim('here', 1, lease=1).name}"
+
+        def use_and_close() -> str:
+            claim = store.claim("there", 0, lease=100)
+            store.close()
+            return claim.name
+
+        assert in_a_fork(use_around_a_fork).said == "TAKEN SEEN"
+        store.close()
+        with contextlib.closing(sqlite3.connect(tmp_path / "seen.db")) as file:
+            assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert file.execute("SELECT count(*) FROM seen").fetchone() == (3,)
+
+    def test_of_several_forks_one_gets_each_key(self, tmp_path: Path) -> None:
+        store = SeenInSqlite(tmp_path / "seen.db")
+        context = multiprocessing.get_context("fork")
+        claimed = context.Queue()
+        processes = [
+            context.Process(target=_claim_with, args=(store, 100, claimed)) for _ in range(3)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            taken = [key for _ in processes for key in claimed.get(timeout=60)]
+        finally:
+            for process in processes:
+                process.join(DEADLINE)
+                process.kill()
+            store.close()
+
+        assert sorted(taken) == list(range(100))
+
+    @pytest.mark.parametrize("kind", ["memory", "sqlite"])
+    def test_a_lock_that_a_thread_held_is_free_in_the_fork(self, kind: str, tmp_path: Path) -> None:
+        store = SeenInMemory() if kind == "memory" else SeenInSqlite(tmp_path / "seen.db")
+        idempotence = Idempotence(store)
+        held, over = threading.Event(), threading.Event()
+
+        def hold(lock: threading.Lock) -> None:
+            with lock:
+                held.set()
+                over.wait(DEADLINE)
+
+        # The store of a file waits for its own lock before the fork, so that none is held there.
+        lock = idempotence._renewal._lock if isinstance(store, SeenInSqlite) else store._lock
+        thread = threading.Thread(target=hold, args=(lock,))
+        thread.start()
+        try:
+            assert held.wait(DEADLINE)
+            calls: list[int] = []
+            binding = bound(lambda batch: calls.append(len(batch)), idempotence)
+            forked = in_a_fork(lambda: f"{binding.call(QUEUE, [received(1)]) is DONE} {calls}")
+        finally:
+            over.set()
+            thread.join(DEADLINE)
+            store.close()
+
+        assert forked.said == "True [1]"
+
+    def test_a_store_that_is_in_use_while_its_process_forks_goes_on(self, tmp_path: Path) -> None:
+        store = SeenInSqlite(tmp_path / "seen.db")
+        over = threading.Event()
+        used: list[Claim] = []
+
+        def use() -> None:
+            while not over.is_set():
+                used.append(store.claim(str(len(used)), 0, lease=100))
+
+        threads = [threading.Thread(target=use)]
+        threads[0].start()
+        try:
+            said = [
+                in_a_fork(lambda n=n: store.claim(f"fork {n}", 0, lease=9).name).said  # type: ignore[misc]
+                for n in range(10)
+            ]
+        finally:
+            over.set()
+            threads[0].join(DEADLINE)
+            store.close()
+
+        assert said == ["TAKEN"] * 10
+        assert set(used) == {Claim.TAKEN}
+
+    def test_a_fork_does_not_wait_for_a_statement_that_waits(self, tmp_path: Path) -> None:
+        """Another process may have the file for as long as `timeout` says."""
+        store = SeenInSqlite(tmp_path / "seen.db", timeout=DEADLINE)
+        other = sqlite3.connect(tmp_path / "seen.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        claims: list[Claim] = []
+        thread = threading.Thread(target=lambda: claims.append(store.claim("a", 0, lease=9)))
+        thread.start()
+
+        def act() -> str:
+            # Its own connection, and not the one that the thread has.
+            return f"{store._connection} {len(store._left_behind)} {store._lock.locked()}"
+
+        try:
+            wait_for(store._lock.locked)
+            forked = in_a_fork(act)
+            claims_at_the_fork = list(claims)
+        finally:
+            other.execute("ROLLBACK")
+            other.close()
+            thread.join(DEADLINE)
+
+        assert claims_at_the_fork == []
+        assert forked.said == "None 1 False"
+        assert claims == [Claim.TAKEN]
+        assert store.claim("a", 0, lease=9) is Claim.BUSY
+        store.close()
+
+    def test_a_fork_renews_no_claims_of_its_parent(self, tmp_path: Path) -> None:
+        store = SeenInMemory()
+        idempotence = Idempotence(store)
+        idempotence._renewal.add(["parent"])
+        try:
+            kept = in_a_fork(
+                lambda: f"{idempotence._renewal._keys} {idempotence._renewal._thread}"
+            ).said
+        finally:
+            idempotence._renewal.remove(["parent"])
+
+        assert kept == "set() None"
+
+    def test_a_store_that_was_closed_says_so(self, tmp_path: Path) -> None:
+        store = SeenInSqlite(tmp_path / "seen.db")
+        store.close()
+        store.close()
+
+        with pytest.raises(WrongUse, match="closed"):
+            store.claim("k", 0, lease=1)
+
+
+def _claim_with(store: SeenInSqlite, keys: int, claimed: Any) -> None:
+    claimed.put([key for key in range(keys) if store.claim(str(key), 0, lease=9) is Claim.TAKEN])
 
 
 def test_a_claim_that_lapsed_is_not_released_for_its_next_owner(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -167,6 +168,29 @@ async def test_a_listener_says_how_long_its_queue_pauses() -> None:
     assert calls == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("said", "pause"),
+    [(Retry(delay=timedelta(hours=1)), 3600), (Retry(level=18), 7200), (timedelta(days=2), 172800)],
+)
+async def test_a_long_pause_is_as_long_as_it_was_asked_for(
+    said: Retry | timedelta, pause: float
+) -> None:
+    def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        if isinstance(said, Retry):
+            raise said
+        context.suspend = said
+        return Verdict.RETRY
+
+    async with consuming(listen, ordered=True, listener=True) as bench:
+        owned = bench.own(messages(1), lock=LockStub())
+        await until(lambda: bench.consumption._lines[owned].timer is not None)
+        timer = bench.consumption._lines[owned].timer
+        left = timer.when() - asyncio.get_running_loop().time()
+
+        assert pause - DEADLINE < left <= pause
+        assert await bench.consumption.drain(owned, DEADLINE), "a pause holds up no stop"
+
+
 async def test_after_the_allowed_attempts_a_message_is_given_up_and_the_queue_goes_on() -> None:
     calls: list[tuple[int, int]] = []
 
@@ -226,6 +250,27 @@ async def test_a_message_that_cannot_be_given_up_is_tried_again() -> None:
         await until(lambda: bench.position(owned) == 1)
 
     assert attempts == [1, 2, 3]
+
+
+async def test_a_message_that_fails_while_it_is_given_up_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attempts: list[int] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        attempts.append(message.attempt)
+        if message.attempt < 3:
+            raise DeadLetter("bad")
+
+    async with consuming(handle, ordered=True, suspend=0.01) as bench:
+        bench.sent_back.raises = TypeError("a mistake")
+        owned = bench.own(messages(1), lock=LockStub())
+        await until(lambda: bench.position(owned) == 1)
+
+        assert await bench.consumption.drain(owned, DEADLINE)
+    assert attempts == [1, 2, 3]
+    assert bench.statistics.dead_letters == 0
+    assert caplog.text.count("could not be sent back") == 2
 
 
 async def test_of_a_batch_only_what_failed_comes_again() -> None:

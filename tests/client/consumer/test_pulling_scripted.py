@@ -17,6 +17,8 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.batch import encode_batch
 from orbitmq.message.sysflag import INNER_BATCH, NEED_UNWRAP
+from orbitmq.remoting.blocking import Encode
+from orbitmq.remoting.connection import Connection
 from orbitmq.wire.acl import Credentials
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
@@ -49,6 +51,60 @@ class Sequence:
 
     def __call__(self, _: PullMessageRequest) -> Found | int | None:
         return self._answers.pop(0) if self._answers else None
+
+
+# ---- when it is asked
+
+
+@pytest.mark.parametrize(
+    ("max_offset", "order"),
+    [(2, ["handled", "asked"]), (3, ["asked", "handled"])],
+    ids=["nothing more is there", "more is there"],
+)
+async def test_handlers_begin_before_a_pull_that_will_be_held_and_after_one_that_finds_more(
+    monkeypatch: pytest.MonkeyPatch, max_offset: int, order: list[str]
+) -> None:
+    taker = Taker()
+    async with scripted(hold, taker=taker) as (broker, member):
+        member.own(QUEUE)
+        await until(lambda: broker.pulls, DEADLINE)
+        events: list[str] = []
+        loop = asyncio.get_running_loop()
+        # As workers are woken.
+        taker.on_accept = lambda: loop.call_soon(events.append, "handled")
+        requests = member.puller.requests
+        encoder = requests.encoder
+
+        def noted(
+            owned: OwnedQueue, subscription: Subscription, broker_id: int, connection: Connection
+        ) -> Encode:
+            events.append("asked")
+            return encoder(owned, subscription, broker_id, connection)
+
+        monkeypatch.setattr(requests, "encoder", noted)
+
+        broker.answer_held(Found(2, records(0, 1), max_offset=max_offset))
+        await until(lambda: len(broker.pulls) == 2, DEADLINE)
+
+    assert events == order
+    assert broker.pulls[1].queue_offset == 2
+
+
+async def test_a_queue_given_up_before_its_next_pull_is_asked_for_no_more() -> None:
+    taker = Taker()
+    async with scripted(hold, taker=taker) as (broker, member):
+        owned = member.own(QUEUE)
+        await until(lambda: broker.pulls, DEADLINE)
+        loop = asyncio.get_running_loop()
+        taker.on_accept = lambda: loop.call_soon(member.puller.end, owned)
+
+        broker.answer_held(Found(1, records(0), max_offset=1))
+        await until(lambda: taker.messages, DEADLINE)
+        # Another queue, asked for afterwards: whatever was on its way has come before.
+        member.own(replace(QUEUE, id=1))
+        await until(lambda: len(broker.pulls) == 2, DEADLINE)
+
+    assert [pull.queue_id for pull in broker.pulls] == [0, 1]
 
 
 # ---- what is asked

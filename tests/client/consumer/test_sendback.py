@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from orbitmq.broker.retries import PUT_OFF
 from orbitmq.client.consumer.sendback import NO_LIMIT, SendingBack, level_for
-from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Verdict
+from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Retry, Verdict
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SendFailed
+from orbitmq.message.properties import encode_properties
+from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.wellknown import (
     DELAY,
     MAX_RECONSUME_TIMES,
@@ -23,6 +26,7 @@ from orbitmq.message.wellknown import (
     TIMER_DELAY_MS,
     TRANSACTION_PREPARED,
     UNIQ_KEY,
+    WAIT,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
@@ -137,13 +141,39 @@ async def test_a_delay_travels_exactly_and_as_a_level() -> None:
     assert header.delay_level == 5
 
 
+async def test_a_delay_of_ages_is_one_that_a_broker_can_read() -> None:
+    broker = Broker()
+    delay = Retry(delay=timedelta.max).delay
+    assert await sending_back(broker, Resender()).send_back(received(1), Failure(delay=delay))
+
+    _, header, extra, _ = broker.asked[0]
+    assert extra == {"delayMs": "9" * 15}
+    assert header.delay_level == 18
+
+
+async def test_a_message_that_is_given_up_is_dead_whatever_delay_is_named() -> None:
+    broker = Broker()
+    await sending_back(broker, Resender()).send_back(
+        received(1), Failure(DEAD, delay=45.5, reason="poison")
+    )
+
+    _, header, extra, _ = broker.asked[0]
+    assert header.delay_level == DEAD
+    assert extra == {"reason": "poison"}
+
+
 @pytest.mark.parametrize("broker", [Broker(refuses=True), Broker(is_there=False)])
 async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker: Broker) -> None:
     resender = Resender()
     message = received(
         7,
         reconsume_times=2,
-        properties={"colour": "red", TRANSACTION_PREPARED: "true", TIMER_DELAY_MS: "5000"},
+        properties={
+            "colour": "red",
+            TRANSACTION_PREPARED: "true",
+            TIMER_DELAY_MS: "5000",
+            WAIT: "false",  # the copy has to be on the disk when it is taken
+        },
     )
 
     assert await sending_back(broker, resender).send_back(message, Failure(reason="because"))
@@ -249,6 +279,24 @@ async def test_a_dead_letter_is_never_sent_where_it_would_be_consumed() -> None:
         received(1), Failure(DEAD)
     )
     assert not resender.sent
+
+
+@pytest.mark.parametrize("size", [20_000, 31_000, 31_600, 32_200])
+async def test_a_reason_that_does_not_fit_is_cut_or_left_out(size: int) -> None:
+    resender = Resender()
+    message = received(1, properties={"mine": "x" * size})
+    reason = "ValueError: " + "é" * 500
+
+    assert await sending_back(Broker(refuses=True), resender).send_back(
+        message, Failure(reason=reason)
+    )
+
+    properties = resender.sent[0][2]
+    told = properties.get("DLQ_REASON", "")
+    assert properties["mine"] == "x" * size
+    assert reason.startswith(told)
+    assert bool(told) is (size < 31_600)
+    assert not told or len(encode_properties(properties)) <= MAX_PROPERTIES - 1024
 
 
 class TestGivingUp:

@@ -101,7 +101,16 @@ def test_the_reason_of_a_dead_letter_is_the_handlers_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"delay": -1}, {"level": 0}, {"delay": 1, "level": 1}, {"delay": "soon"}]
+    "wrong",
+    [
+        {"delay": -1},
+        {"delay": "soon"},
+        {"delay": float("nan")},
+        {"level": 0},
+        {"level": 1.5},
+        {"level": 2**31},
+        {"delay": 1, "level": 1},
+    ],
 )
 def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingError, match="Retry"):
@@ -117,16 +126,72 @@ def test_a_reason_is_one_line_that_can_travel(text: str) -> None:
     assert len(reason.splitlines()) == 1
 
 
-def test_an_error_that_has_no_text_has_a_reason() -> None:
-    class Speechless(Exception):
-        def __str__(self) -> str:
-            raise ValueError("no text")
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
 
+
+@pytest.mark.parametrize("signal", [Retry, DeadLetter])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (ValueError("no such order\nand more"), "ValueError: no such order"),
+        (Speechless(), "Speechless: (no text: ValueError)"),
+        (404, "404"),
+        (b"raw", "b'raw'"),
+        ("half a \ud800", "half a ?"),
+        ("x" * 5000, "x" * LONGEST_REASON),
+        ("é" * 5000, "é" * (LONGEST_REASON // 2)),
+    ],
+)
+def test_whatever_a_signal_is_given_as_a_reason_can_travel(
+    signal: type[Retry | DeadLetter], given: object, told: str
+) -> None:
+    raised = signal(given)
+    failure = outcome_of_error(raised, MESSAGES).failure
+
+    assert failure is not None
+    assert failure.reason == raised.reason == str(raised) == told
+
+
+@pytest.mark.parametrize("signal", [Retry, DeadLetter])
+def test_a_signal_without_a_reason_has_one(signal: type[Retry | DeadLetter]) -> None:
+    failure = outcome_of_error(signal(None), MESSAGES).failure
+
+    assert failure is not None
+    assert "the handler" in (failure.reason or "")
+
+
+def test_a_signal_of_somebodys_own_need_not_be_made_properly() -> None:
+    class Later(Retry):
+        def __init__(self, delay: object) -> None:
+            self.delay = delay  # type: ignore[assignment]  # that is the point
+
+    class Never(DeadLetter):
+        def __init__(self) -> None:
+            pass
+
+    later, wrong, never = (
+        outcome_of_error(each, MESSAGES).failure for each in (Later(30), Later("soon"), Never())
+    )
+
+    assert later is not None
+    assert (later.level, later.delay) == (BY_ATTEMPTS, 30.0)
+    assert wrong is not None
+    assert wrong.delay is None
+    assert "Retry.delay must be seconds" in (wrong.reason or "")
+    assert never is not None
+    assert never.level == DEAD
+
+
+def test_an_error_that_has_no_text_has_a_reason() -> None:
     assert reason_of(Speechless()) == "Speechless: (no text: ValueError)"
 
 
 def test_signals_keep_what_they_say_when_pickled() -> None:
     assert pickle.loads(pickle.dumps(DeadLetter("because"))).reason == "because"  # noqa: S301
+    retry = pickle.loads(pickle.dumps(Retry(ValueError("no"), delay=5)))  # noqa: S301
+    assert (retry.reason, retry.delay, retry.level) == ("ValueError: no", 5.0, None)
 
 
 class TestListener:
@@ -158,6 +223,15 @@ class TestListener:
 
         assert outcome.failure is not None
         assert outcome.failure.level == 7
+
+    @pytest.mark.parametrize(
+        "wrong", [{"delay_level": "3"}, {"delay_level": 2.5}, {"suspend": "1 s"}, {"ack_index": ""}]
+    )
+    def test_what_cannot_be_done_is_refused_under_its_name(self, wrong: dict[str, object]) -> None:
+        verdict = Verdict.SUCCESS if "ack_index" in wrong else Verdict.RETRY
+
+        with pytest.raises(SettingError, match=rf"context\.{next(iter(wrong))} must be"):
+            outcome_of_verdict(verdict, self.context(**wrong), MESSAGES, "listen")
 
     @pytest.mark.parametrize("verdict", [True, False, 3, "SUCCESS"])
     def test_anything_else_is_refused(self, verdict: object) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import contextvars
 import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from orbitmq.client.consumer.awaiting import Awaiting, awaited
 from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
 from tests.support.consuming import DEADLINE, until
 
@@ -249,6 +252,86 @@ async def test_a_thread_that_does_not_end_is_counted_and_left() -> None:
 
     assert late == 1
     await until(lambda: len(running.done) == 1)
+
+
+async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stop comes after the thread has asked the loop, and before the loop has looked."""
+    loop = asyncio.get_running_loop()
+    awaiting = Awaiting(loop)
+    outcomes: list[BaseException | object] = []
+    begun: list[None] = []
+
+    async def work() -> None:
+        begun.append(None)
+
+    def wait() -> None:
+        try:
+            outcomes.append(awaiting.wait_for(work()))
+        except BaseException as error:  # noqa: BLE001  # looked at below
+            outcomes.append(error)
+
+    asked = threading.Event()
+    ask = loop.call_soon_threadsafe
+
+    def notice(*arguments: Any, **options: Any) -> asyncio.Handle:
+        handle = ask(*arguments, **options)
+        asked.set()
+        return handle
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", notice)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    # Blocks the loop on purpose: it must not look.
+    assert asked.wait(DEADLINE)
+    was_any = awaiting.end()
+    await until(lambda: outcomes)
+    thread.join(DEADLINE)
+
+    assert was_any
+    assert begun == []
+    assert [type(each) for each in outcomes] == [concurrent.futures.CancelledError]
+
+
+async def test_cancelling_what_is_awaited_is_part_of_the_time_to_stop() -> None:
+    """Here by a thread that waits for the loop, and by one that is stuck in its handler."""
+    loop = asyncio.get_running_loop()
+    gate = _Gate(ThreadWorkers)
+    running = Pool(ThreadWorkers, 2)
+    ended: list[None] = []
+    deadlines: list[float] = []
+
+    async def stand() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(None)
+
+    def wait() -> None:
+        with contextlib.suppress(concurrent.futures.CancelledError):
+            awaited(stand())
+
+    workers = cast("ThreadWorkers", running.workers)
+    look = workers._wait_for_threads
+
+    async def noticed(deadline: float) -> None:
+        deadlines.append(deadline)
+        await look(deadline)
+
+    workers._wait_for_threads = noticed  # type: ignore[method-assign]
+    running.submit(gate.job(), Job(wait))
+    await until(lambda: gate.inside == 1 and workers._awaiting._calls)
+    began = loop.time()
+    late = await workers.stop(0.5)
+    gate.open()
+    await until(lambda: len(running.done) == 2)
+
+    assert late == 2
+    assert ended
+    first, last = deadlines
+    assert last >= began + 0.5
+    assert last - first == pytest.approx(0.05)
 
 
 async def test_a_task_that_does_not_end_is_cancelled() -> None:

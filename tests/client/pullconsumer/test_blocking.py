@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.chunks import Chunk
+from orbitmq.client.pullconsumer.core import PullCore
 from orbitmq.client.pullconsumer.errors import QueueNotAssigned
 from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
 from orbitmq.client.pullconsumer.settings import PollSettings
@@ -492,6 +494,41 @@ def test_a_stop_on_another_thread_ends_a_poll(cluster: EmbeddedCluster) -> None:
     with pytest.raises(NotRunning):
         reader.start()
     reader.stop()
+
+
+def test_whoever_stops_it_second_waits_for_the_end_as_well(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, 3)
+    reader = consumer(cluster)
+    reader.subscribe(TOPIC)
+    reader.start()
+    (message,) = reader.poll(DEADLINE, max_messages=1)
+    begun, may_end = threading.Event(), threading.Event()
+    leave = PullCore._leave
+
+    async def slow(core: PullCore, *, settles: bool) -> None:
+        begun.set()
+        assert await asyncio.to_thread(may_end.wait, DEADLINE)
+        await leave(core, settles=settles)
+
+    monkeypatch.setattr(PullCore, "_leave", slow)
+    first = threading.Thread(target=reader.stop)
+    first.start()
+    assert begun.wait(DEADLINE)
+    second = threading.Thread(target=reader.stop)
+    second.start()
+    try:
+        second.join(0.1)
+        assert second.is_alive(), "its program would end, and nothing be committed"
+    finally:
+        may_end.set()
+        first.join(DEADLINE)
+        second.join(DEADLINE)
+
+    assert not first.is_alive()
+    assert not second.is_alive()
+    assert progress(cluster) == message.queue_offset + 1
 
 
 def test_nothing_is_left_running(cluster: EmbeddedCluster) -> None:

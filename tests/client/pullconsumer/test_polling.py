@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,66 @@ async def test_messages_come_one_by_one_until_the_consumer_is_stopped(
         await asyncio.wait_for(reading, DEADLINE)
 
     assert found == [b"%d" % number for number in range(5)]
+    assert progress(cluster)[0] == 5
+
+
+@pytest.mark.feature("G11")
+async def test_a_stop_by_another_task_commits_what_the_block_that_it_ends_has_read(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 20)
+    reader = consumer(cluster)
+    found: list[bytes] = []
+
+    async def work() -> None:
+        async with reader:
+            reader.subscribe(TOPIC)
+            async for message in reader:
+                found.append(message.body)
+
+    working = asyncio.create_task(work())
+    await until(lambda: len(found) == 20, DEADLINE)
+    # The block ends, and stops the consumer as well, while this stop is under way.
+    await asyncio.wait_for(asyncio.gather(working, reader.stop()), DEADLINE)
+
+    assert progress(cluster)[0] == 20
+
+
+@pytest.mark.feature("G11")
+async def test_a_stop_that_is_cancelled_goes_on_and_commits(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 6)
+    reader = consumer(cluster)
+    reader.subscribe(TOPIC)
+    await reader.start()
+    await poll_count(reader, 6)
+
+    # As early as can be: wherever it is cancelled, it must have begun.
+    stopping = asyncio.create_task(reader.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await asyncio.wait_for(reader.stop(), DEADLINE)
+
+    assert progress(cluster)[0] == 6
+
+
+async def test_a_consumer_that_is_stopped_while_it_starts_does_not_run_on(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    before = asyncio.all_tasks()
+    reader = consumer(cluster)
+    reader.subscribe(TOPIC)
+
+    starting = asyncio.create_task(reader.start())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(reader.stop(), DEADLINE)
+
+    with pytest.raises(NotRunning):
+        await asyncio.wait_for(starting, DEADLINE)
+    await until(lambda: asyncio.all_tasks() == before, DEADLINE)
 
 
 async def test_tags_and_conditions_choose_messages(
@@ -298,6 +359,46 @@ async def test_commits_of_what_is_not_ours_or_not_possible_are_refused(
             await reader.commit({queue(0): -1})
         with pytest.raises(SettingError, match="or messages"):
             await reader.commit([b"?"])  # type: ignore[list-item]
+        with pytest.raises(SettingError, match="or messages"):
+            await reader.commit(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [1.5, "2", True, None])
+async def test_positions_that_are_no_whole_numbers_are_refused_and_change_nothing(
+    cluster: AsyncEmbeddedCluster, sender: RawClient, wrong: Any
+) -> None:
+    await send(sender, 4, queues=2)
+
+    async with consumer(cluster, polling=BY_HAND) as reader:
+        await reader.assign([queue(0), queue(1)])
+        await poll_count(reader, 4)
+        with pytest.raises(SettingError, match="an offset to commit must be a whole number"):
+            await reader.commit({queue(1): 1, queue(0): wrong})
+        with pytest.raises(SettingError, match="an offset to seek must be a whole number"):
+            await reader.seek(queue(0), wrong)
+        assert reader.position(queue(0)) == 2
+
+    assert not any(progress(cluster).values())
+
+
+async def test_a_position_beyond_the_end_is_refused_for_it_would_skip_what_is_to_come(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, 4)
+
+    async with consumer(cluster, polling=BY_HAND) as reader:
+        await reader.assign([queue(0)])
+        await reader.poll(DEADLINE, max_messages=1)
+        with pytest.raises(OffsetOutOfRange, match="0 to 4, got 5"):
+            await reader.commit({queue(0): 5})
+        assert await reader.committed(queue(0)) in (None, 0)
+        await reader.commit({queue(0): 4})
+        assert progress(cluster)[0] == 4, "what is there may be passed over"
+
+        await send(sender, 10)
+        # More than the pulls have seen may be there by now.
+        await reader.commit({queue(0): 14})
+        assert progress(cluster)[0] == 14
 
 
 # ---- positions

@@ -50,6 +50,11 @@ class RuntimeInfo:
         return is_orbitmq(self.raw)
 
     @property
+    def name_conflicts(self) -> str:
+        """Which other broker is registered by the name of this one; empty when none is."""
+        return self.raw.get("nameConflicts", "")
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What needs a hand, in words."""
         found: list[str] = []
@@ -66,6 +71,8 @@ class RuntimeInfo:
             found.append(f"it refuses messages: {refusal}")
         if lost := self.raw.get("unreachableNameServers"):
             found.append(f"it cannot reach the name servers {lost}")
+        if self.name_conflicts:
+            found.append(self.name_conflicts)
         if self.raw.get("brokerActive") == "false":
             found.append("it is not active")
         return (*found, *self.findings)

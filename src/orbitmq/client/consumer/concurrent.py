@@ -69,28 +69,26 @@ class _Work:
 class _Tally:
     """What the calls of one queue that ended together came to."""
 
-    __slots__ = ("calls", "done", "failed", "offsets", "seconds")
+    __slots__ = ("done", "failed", "offsets", "times")
 
     def __init__(self) -> None:
         #: Of messages that are done with.
         self.offsets: list[int] = []
-        self.calls = 0
         self.done = 0
         self.failed = 0
-        self.seconds = 0.0
+        #: Seconds that each call took.
+        self.times: list[float] = []
 
     def add_done(self, calls: Sequence[Call]) -> None:
         """Calls that simply succeeded."""
         self.offsets += [message.queue_offset for call in calls for message in call.messages]
         self.done += len(self.offsets)
-        self.calls += len(calls)
-        self.seconds += sum([call.ended - call.began for call in calls])
+        self.times += [call.ended - call.began for call in calls]
 
     def add(self, call: Call, outcome: Outcome) -> None:
-        self.calls += 1
         self.done += len(call.messages) - len(outcome.failed)
         self.failed += len(outcome.tried)
-        self.seconds += call.ended - call.began
+        self.times.append(call.ended - call.began)
 
 
 class ConcurrentConsumption(Consuming):
@@ -128,8 +126,12 @@ class ConcurrentConsumption(Consuming):
         work.calls.update(calls)
         # One by one and in order: what is begun stays a beginning of the queue, so that a hand-over
         # that waits for the calls that run leaves no gap.
+        crew, binding = self.crew, None
         for call in calls:
-            self.crew.workers_for(call.binding.is_async).submit(call)
+            if call.binding is not binding:
+                binding = call.binding
+                submit = crew.workers_for(binding.is_async).submit
+            submit(call)
         owned.running = len(work.calls) + work.sending_back
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
@@ -164,13 +166,9 @@ class ConcurrentConsumption(Consuming):
         for owned, calls in by_queue.items():
             tally = self._tally(owned, calls)
             owned.last_consumed = now
-            if tally.calls:
+            if tally.times:
                 self.statistics.consumed(
-                    owned.queue.topic,
-                    done=tally.done,
-                    failed=tally.failed,
-                    calls=tally.calls,
-                    seconds=tally.seconds,
+                    owned.queue.topic, done=tally.done, failed=tally.failed, times=tally.times
                 )
             self._finish(owned, tally.offsets)
 
@@ -302,7 +300,11 @@ class ConcurrentConsumption(Consuming):
         assert self._sending_back is not None  # noqa: S101  # told apart before
         if message.queue_offset not in owned.window:
             return True
-        return await self._sending_back.send_back(message, failure)
+        try:
+            return await self._sending_back.send_back(message, failure)
+        except Exception as error:  # noqa: BLE001  # the message must not be forgotten
+            self._log_not_taken(message, error)
+            return False
 
     # ---- calls that take too long
 

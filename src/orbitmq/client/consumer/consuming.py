@@ -225,6 +225,24 @@ class Consuming(ABC):
             },
         )
 
+    def _log_not_taken(self, message: ReceivedMessage, error: Exception) -> None:
+        """Something went wrong with a message on its way back that nobody expects there."""
+        log.error(
+            "message %s of group %s (offset %d of %s) could not be sent back; it is tried again "
+            "here",
+            message.msg_id,
+            self._group,
+            message.queue_offset,
+            message.queue,
+            exc_info=error,
+            extra={
+                "group": self._group,
+                "queue": str(message.queue),
+                "offset": message.queue_offset,
+                "message_id": message.msg_id,
+            },
+        )
+
 
 def _ignore(_: OwnedQueue) -> None:
     """For consumption without fetching."""

@@ -63,7 +63,11 @@ class Crew:
             task = asyncio.current_task()
         except RuntimeError:
             return False
-        return task is not None and self._tasks is not None and task in self._tasks.tasks()
+        if task is None:
+            return False
+        if self._threads is not None and self._threads.awaits(task):
+            return True
+        return self._tasks is not None and task in self._tasks.tasks()
 
     async def stop(self, timeout: float) -> int:  # noqa: ASYNC109  # the workers share it
         """Begin nothing more; returns how many calls still run after `timeout` seconds."""

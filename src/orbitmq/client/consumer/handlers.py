@@ -2,7 +2,9 @@
 
 Whatever the application registered - `def` or `async def`, for one message or a batch, with
 middleware or without, a low-level listener - becomes a `Binding` that is called with messages of
-one queue and gives an `Outcome`. A binding never raises what the application raised.
+one queue and gives an `Outcome`. A binding never raises what the application raised. A `def` that
+returns what has to be awaited (a lambda, a decorator around an `async def`) is called in a thread
+as any other, and what it returned is awaited on the event loop.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from orbitmq.client.checks import whole
+from orbitmq.client.consumer.awaiting import awaited
 from orbitmq.client.consumer.settings import LARGEST_BATCH
 from orbitmq.client.consumer.verdict import (
     DONE,
@@ -177,6 +180,8 @@ class _Handler:
         answer = self._function(list(messages) if self._is_batch else messages[0])
         if answer is None:
             return DONE
+        if isinstance(answer, Awaitable):
+            answer = awaited(answer)
         return outcome_of_answer(answer, messages, self.name, is_batch=self._is_batch)
 
     async def on_loop(self, _: Queue, messages: Messages) -> Outcome:
@@ -199,7 +204,9 @@ class _Listener:
 
     def in_thread(self, queue: Queue, messages: Messages) -> Outcome:
         context = ConsumeContext(self._group, queue)
-        verdict = self._function(list(messages), context)
+        verdict: object = self._function(list(messages), context)
+        if isinstance(verdict, Awaitable):
+            verdict = awaited(verdict)
         return outcome_of_verdict(verdict, context, messages, self.name)
 
     async def on_loop(self, queue: Queue, messages: Messages) -> Outcome:

@@ -12,6 +12,7 @@ from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError
 from orbitmq.client.queue import Queue
 from orbitmq.client.topicroute import MASTER
 from orbitmq.remoting.errors import ConnectFailed
+from orbitmq.remoting.occurrences import Reminders
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.membership import (
     ConsumerConnection,
@@ -37,8 +38,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: The field in which our brokers tell what is wrong inside a group (see `broker.findings`).
+FINDINGS: Final = "findings"
 #: A property of running info: the queues that a member is about to begin (see `handover`).
 CLAIMS: Final = "orbitmq.claims"
+
+
+#: While something is wrong inside a group, it is told again after so many seconds.
+TELL_AGAIN: Final = 600.0
+
+
+class _Finding(msgspec.Struct, rename="camel"):
+    text: str
+    kind: str = ""
+    topic: str | None = None
+    client_id: str | None = None
 
 
 class MemberSilent(ClientError):
@@ -60,6 +74,7 @@ class GroupMembers:
         self._answer_within = answer_within
         #: Whether brokers allow members to be asked, as far as is known.
         self.may_ask = True
+        self._findings = Reminders(interval=TELL_AGAIN)
 
     async def of(self, topic: str) -> tuple[str, ...]:
         """The client ids that a broker of the topic lists, as it lists them. Raises."""
@@ -69,7 +84,23 @@ class GroupMembers:
             GetConsumerListRequest(consumer_group=self._group),
             self._engine.settings.request_timeout,
         )
+        self._tell_findings(answer.ext_fields.get(FINDINGS))
         return decode_body(ConsumerList, answer.body).consumer_id_list
+
+    def _tell_findings(self, told: str | None) -> None:
+        """What a broker finds wrong with this group: else nobody would hear of it but operators."""
+        if told is None:
+            return
+        try:
+            findings = msgspec.json.decode(told, type=list[_Finding])
+        except msgspec.MsgspecError:
+            # Somebody else's field.
+            return
+        for finding in findings:
+            # Not by its text: who is in it may change with every member that joins.
+            what = f"{finding.kind} {finding.topic} {finding.client_id}"
+            if self._findings.note(what, self._engine.clock.monotonic()):
+                log.warning("%s", finding.text, extra={"group": self._group})
 
     async def java(self, topic: str) -> frozenset[str]:
         """The members that are push consumers of Apache's Java client. Raises."""

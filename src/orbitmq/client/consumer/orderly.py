@@ -40,9 +40,10 @@ log = logging.getLogger(__name__)
 
 #: Messages taken into a worker at once.
 RUN_LENGTH: Final = 32
-#: Pauses of a queue are kept within these, whatever a listener says.
+#: Pauses of a queue are at least so long, whatever a handler says. Apache's clients cut those that
+#: are longer than 30 s; but who asks for an hour does not want to be tried again every half minute,
+#: and the queue's lock is renewed as long as it takes.
 SHORTEST_PAUSE: Final = 0.01
-LONGEST_PAUSE: Final = 30.0
 
 Calls: TypeAlias = "list[tuple[Binding, Sequence[ReceivedMessage]]]"
 
@@ -182,9 +183,8 @@ class OrderlyConsumption(Consuming):
             self._close(line)
             return
         pause = self._settings.suspend if seconds is None else seconds
-        pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
         line.become(_State.PAUSED)
-        line.timer = self._later(pause, self._go_on, line)
+        line.timer = self._later(max(pause, SHORTEST_PAUSE), self._go_on, line)
 
     # ---- what became of a run
 
@@ -211,8 +211,7 @@ class OrderlyConsumption(Consuming):
             run.owned.queue.topic,
             done=_messages(run, made) - again,
             failed=sum(len(outcome.tried) for outcome in run.outcomes),
-            calls=made,
-            seconds=run.ended - run.began,
+            times=run.times(),
         )
 
     def _judge(self, line: _Line, run: Run) -> None:
@@ -302,7 +301,11 @@ class OrderlyConsumption(Consuming):
                 },
             )
             return True
-        is_taken = await self._sending_back.give_up(message, failure)
+        try:
+            is_taken = await self._sending_back.give_up(message, failure)
+        except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
+            self._log_not_taken(message, error)
+            return False
         if is_taken:
             self.statistics.dead_letters += 1
         return is_taken

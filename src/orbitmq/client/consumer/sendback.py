@@ -15,6 +15,9 @@ that it has goes to the retry topic. Should some member of the group consume in 
 so a minute ago, its locks would make that a dead letter; so the copy is marked, and a broker of
 ours has it wait. Apache's do not know the mark: what runs there needs a group of its own.
 
+What a message carries is bounded, and it may have as much already: a reason that does not fit is
+cut, or left out. The broker that takes a message back does so by itself.
+
 Beyond what Apache's clients send: the mark, the reason of the failure, which ends up in dead
 letters, and an exact delay. Brokers of Apache do not know the two fields and take the delay level,
 which is the first one that is not shorter.
@@ -30,6 +33,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
 from orbitmq.client.names import retry_topic
 from orbitmq.errors import OrbitError
+from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.wellknown import (
     DELAY,
     MAX_RECONSUME_TIMES,
@@ -40,6 +44,7 @@ from orbitmq.message.wellknown import (
     TIMER_DELAY_SEC,
     TIMER_DELIVER_MS,
     TRANSACTION_PREPARED,
+    WAIT,
 )
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
@@ -63,8 +68,16 @@ _DELAY_FIELD: Final = "delayMs"
 _REASON_PROPERTY: Final = "DLQ_REASON"
 _PUT_OFF_PROPERTY: Final = "__ORBIT_PUT_OFF"
 
-#: What must not count once more in a copy.
+#: More than any broker waits for, and no more digits than it reads.
+_LONGEST_DELAY_MS: Final = 10**15 - 1
+#: Bytes of properties that a copy leaves to brokers: where it waits, where it came from if it is
+#: dead, and what they note in every message. Two long names of topics are the most of it.
+_LEFT_TO_BROKERS: Final = 1024
+
+#: What must not count once more in a copy. `WAIT` is false in what a broker has sent once more, and
+#: may be in what a producer sent; but a failed message is forgotten when its copy is taken.
 _SPENT: Final = (
+    WAIT,
     TRANSACTION_PREPARED,
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
@@ -188,9 +201,10 @@ class SendingBack:
     async def _ask(self, message: ReceivedMessage, failure: Failure) -> None:
         stored = message.stored
         level, extra = failure.level, {}
-        if failure.delay is not None:
+        # A message that is given up waits for nothing.
+        if failure.delay is not None and level != DEAD:
             level = level_for(failure.delay)
-            extra[_DELAY_FIELD] = str(round(failure.delay * 1000))
+            extra[_DELAY_FIELD] = str(min(round(failure.delay * 1000), _LONGEST_DELAY_MS))
         if failure.reason:
             extra[_REASON_FIELD] = failure.reason
         header = ConsumerSendBackRequest(
@@ -231,10 +245,10 @@ class SendingBack:
             MAX_RECONSUME_TIMES: str(allowed),
             DELAY: str(level),
         }
-        if failure.reason:
-            properties[_REASON_PROPERTY] = _one_value(failure.reason)
         if failure.is_held:
             properties[_PUT_OFF_PROPERTY] = "true"
+        if reason := _fitting(failure.reason or "", properties):
+            properties[_REASON_PROPERTY] = reason
         try:
             await self._producer.forward(
                 retry_topic(self._group),
@@ -286,6 +300,15 @@ class SendingBack:
 def _origin_topic(message: ReceivedMessage) -> str:
     """The topic that a message was sent to, as brokers know it."""
     return message.get(RETRY_TOPIC) or message.stored.topic
+
+
+def _fitting(reason: str, properties: Mapping[str, str]) -> str:
+    """As much of a reason as fits beside these properties, as the value of one."""
+    taken = sum(
+        len(f"{name}{value}".encode("utf-8", "replace")) + 2 for name, value in properties.items()
+    )
+    room = MAX_PROPERTIES - _LEFT_TO_BROKERS - taken - len(_REASON_PROPERTY) - 2
+    return _one_value(reason).encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore")
 
 
 def _one_value(text: str) -> str:

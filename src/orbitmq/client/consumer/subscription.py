@@ -16,6 +16,7 @@ from orbitmq.client.errors import SettingError
 from orbitmq.client.names import check_topic
 from orbitmq.filter import SQL92, TAG, TagFilter, UnknownFilterType, compile_filter, parse_tags
 from orbitmq.filter.tags import ALL
+from orbitmq.message.wellknown import TAGS
 from orbitmq.wire.bodies.membership import SubscriptionData
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Subscription:
         if self.tags.matches_all:
             return messages
         wanted = self.tags.tags
-        return [message for message in messages if message.tags in wanted]
+        return [each for each in messages if each.stored.get_property(TAGS) in wanted]
 
     def to_data(self) -> SubscriptionData:
         """What heartbeats carry, as Java clients write it."""

@@ -18,10 +18,12 @@ A low-level listener must say something: None is a failure there, as with Apache
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.checks import whole
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import ClientError, SettingError
 
@@ -35,6 +37,8 @@ DELAY_LEVELS: Final = (
 )  # fmt: skip
 #: Bytes of a reason that travel with a failed message.
 LONGEST_REASON: Final = 1024
+#: What fits the wire; brokers take a level that they do not have for their last one.
+HIGHEST_LEVEL: Final = 2**31 - 1
 #: What a send-back says for a delay level: the broker chooses by the attempts; dead at once.
 BY_ATTEMPTS: Final = 0
 DEAD: Final = -1
@@ -59,11 +63,11 @@ class Retry(Exception):
     """Raised by a handler: the messages come again, after a delay of its choice."""
 
     def __init__(
-        self, reason: str = "", *, delay: Duration | None = None, level: int | None = None
+        self, reason: object = "", *, delay: Duration | None = None, level: int | None = None
     ) -> None:
         """`delay` is exact with OrbitMQ's broker, else rounded up to a level; `level` is 1 to 18.
 
-        With neither, the delay grows with the attempts.
+        With neither, the delay grows with the attempts. The reason is a text, or an error.
         """
         if delay is not None and level is not None:
             raise SettingError("give Retry a delay or a level, not both")
@@ -71,19 +75,18 @@ class Retry(Exception):
         self.delay = None if delay is None else seconds(delay, "Retry.delay")
         if self.delay is not None and self.delay < 0:
             raise SettingError(f"Retry.delay must not be negative, got {self.delay}")
-        if level is not None and (isinstance(level, bool) or level < 1):
-            raise SettingError(f"Retry.level must be 1 or more, got {level!r}")
-        self.reason = reason
-        self.level = level
-        super().__init__(reason)
+        self.level = None if level is None else whole(level, "Retry.level", most=HIGHEST_LEVEL)
+        self.reason = _travelling(reason)
+        super().__init__(self.reason)
 
 
 class DeadLetter(Exception):
     """Raised by a handler: trying again is of no use, the messages go to the dead letters."""
 
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-        super().__init__(reason)
+    def __init__(self, reason: object = "") -> None:
+        """The reason is a text, or an error."""
+        self.reason = _travelling(reason)
+        super().__init__(self.reason)
 
 
 class AnswerInvalid(ClientError):
@@ -177,8 +180,8 @@ class ConsumeContext:
     delay_level: int = BY_ATTEMPTS
     #: In order: with False, only `COMMIT` moves progress on, and `ROLLBACK` is possible.
     auto_commit: bool = True
-    #: In order: seconds that the queue pauses after a failure. None: as the consumer is set.
-    suspend: float | None = None
+    #: In order: how long the queue pauses after a failure. None: as the consumer is set.
+    suspend: Duration | None = None
 
 
 def outcome_of_answer(
@@ -202,23 +205,23 @@ def outcome_of_error(error: BaseException, messages: Sequence[ReceivedMessage]) 
 def outcome_of_verdict(
     verdict: object, context: ConsumeContext, messages: Sequence[ReceivedMessage], listener: str
 ) -> Outcome:
-    """What a low-level listener's verdict means. Raises `AnswerInvalid`."""
-    if verdict is Verdict.SUCCESS:
-        index = context.ack_index
-        if index is not None:
-            return _acknowledged(max(-1, index), messages, Failure(context.delay_level))
+    """What a low-level listener's verdict means. Raises `AnswerInvalid`, `SettingError`."""
+    if verdict is Verdict.SUCCESS and context.ack_index is None:
         return DONE if context.auto_commit else Outcome(Verdict.SUCCESS, auto_commit=False)
+    level, index, suspend = _said_in(context)
+    if verdict is Verdict.SUCCESS:
+        return _acknowledged(max(-1, index), messages, Failure(level))
     if verdict is None or verdict is Verdict.RETRY:
         reason = _SILENCE if verdict is None else _RETURNED_RETRY.reason
         return Outcome(
             Verdict.RETRY,
             messages,
-            Failure(context.delay_level, reason=reason),
-            suspend=context.suspend,
+            Failure(level, reason=reason),
+            suspend=suspend,
             auto_commit=context.auto_commit,
         )
     if isinstance(verdict, Verdict):
-        return Outcome(verdict, suspend=context.suspend, auto_commit=context.auto_commit)
+        return Outcome(verdict, suspend=suspend, auto_commit=context.auto_commit)
     raise AnswerInvalid(listener, verdict, is_batch=False)
 
 
@@ -240,8 +243,7 @@ def accounted(outcome: Outcome, messages: Sequence[ReceivedMessage]) -> Outcome:
 def reason_of(error: BaseException) -> str:
     """The kind of an error and the first line of its text, short enough to travel."""
     lines = text_of(error).splitlines()
-    text = type(error).__name__ + (f": {lines[0]}" if lines else "")
-    return text.encode("utf-8", "replace")[:LONGEST_REASON].decode("utf-8", "ignore")
+    return _cut(type(error).__name__ + (f": {lines[0]}" if lines else ""))
 
 
 def text_of(value: object) -> str:
@@ -252,6 +254,30 @@ def text_of(value: object) -> str:
         return f"(no text: {type(error).__name__})"
 
 
+def _travelling(reason: object) -> str:
+    """A reason as it travels with a message, whatever somebody gave for one."""
+    if isinstance(reason, BaseException):
+        return reason_of(reason)
+    return "" if reason is None else _cut(text_of(reason))
+
+
+def _cut(text: str) -> str:
+    return text.encode("utf-8", "replace")[:LONGEST_REASON].decode("utf-8", "ignore")
+
+
+def _said_in(context: ConsumeContext) -> tuple[int, int, float | None]:
+    """What a listener wrote into its context: delay level, index, pause. Raises `SettingError`.
+
+    Here, where it counts as raised by the listener: later it would be found in the middle of
+    settling what the listener said.
+    """
+    level = whole(context.delay_level, "context.delay_level", least=DEAD, most=HIGHEST_LEVEL)
+    index = -1 if context.ack_index is None else context.ack_index
+    whole(index, "context.ack_index", least=-sys.maxsize)
+    suspend = context.suspend
+    return level, index, None if suspend is None else seconds(suspend, "context.suspend")
+
+
 def _acknowledged(index: int, messages: Sequence[ReceivedMessage], failure: Failure) -> Outcome:
     failed = messages[index + 1 :]
     if not failed:
@@ -260,10 +286,22 @@ def _acknowledged(index: int, messages: Sequence[ReceivedMessage], failure: Fail
 
 
 def _failure_of(error: BaseException) -> Failure:
+    # By what it has and not by what it was made with: a class of the application's own may have
+    # left `__init__` out, or have written something else over it since.
     match error:
-        case Retry(delay=delay, level=level):
-            return Failure(level or BY_ATTEMPTS, delay, error.reason or _RETURNED_RETRY.reason)
         case DeadLetter():
-            return Failure(DEAD, reason=error.reason or "the handler gave it up")
+            reason = _travelling(getattr(error, "reason", ""))
+            return Failure(DEAD, reason=reason or "the handler gave it up")
+        case Retry():
+            try:
+                asked = Retry(
+                    getattr(error, "reason", ""),
+                    delay=getattr(error, "delay", None),
+                    level=getattr(error, "level", None),
+                )
+            except SettingError as wrong:
+                return Failure(reason=reason_of(wrong), error=error)
+            reason = asked.reason or _RETURNED_RETRY.reason or ""
+            return Failure(asked.level or BY_ATTEMPTS, asked.delay, reason)
         case _:
             return Failure(reason=reason_of(error), error=error)

@@ -37,10 +37,16 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Protocol, TypeAlias, cast
 
+from orbitmq.client.consumer.awaiting import AWAITING, Awaiting
+
 log = logging.getLogger(__name__)
 
 #: How often the loop looks for what is done, while things are.
 SETTLE_PAUSE: Final = 0.001
+#: What is left of the time to stop for awaited things that are cancelled: a share, and at most so
+#: many seconds.
+_UNWINDING_SHARE: Final = 0.1
+_UNWINDING: Final = 1.0
 #: How long a task may go on with handlers that never wait, before the loop gets its turn.
 ON_END: Final = 0.005
 
@@ -86,6 +92,8 @@ class ThreadWorkers:
         """Made on the loop that `finished` is called on, with lists of done jobs."""
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
+        self._awaiting = Awaiting(self._loop)
+        self._context.run(AWAITING.set, self._awaiting)
         self._name = name
         self._tell = finished
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -129,6 +137,21 @@ class ThreadWorkers:
         self._is_stopping = True
         self.resize(0)
         deadline = self._loop.time() + timeout
+        try:
+            await self._wait_for_threads(deadline - min(timeout * _UNWINDING_SHARE, _UNWINDING))
+            late = len(self._threads)
+        finally:
+            # Also when nobody waits for them any more.
+            was_awaited = self._awaiting.end()
+        await self._wait_for_threads(deadline)
+        if not was_awaited:
+            late = len(self._threads)
+        self._settle()
+        if self._timer is not None:
+            self._timer.cancel()
+        return late
+
+    async def _wait_for_threads(self, deadline: float) -> None:
         while self._threads and (left := deadline - self._loop.time()) > 0:
             self._all_ended.clear()
             try:
@@ -136,10 +159,10 @@ class ThreadWorkers:
                     await self._all_ended.wait()
             except TimeoutError:
                 break
-        self._settle()
-        if self._timer is not None:
-            self._timer.cancel()
-        return len(self._threads)
+
+    def awaits(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a thread waits for a task, which belongs to its handler."""
+        return self._awaiting.has(task)
 
     def threads(self) -> list[threading.Thread]:
         """The threads, those that wait for a job as well."""
@@ -245,7 +268,8 @@ class TaskWorkers:
         self._is_stopping = True
         self._size = 0
         self._jobs.clear()
-        for waiter in self._idle:
+        while self._idle:
+            waiter = self._idle.popleft()
             if not waiter.done():
                 waiter.set_result(None)
         tasks = set(self._tasks)
@@ -339,9 +363,11 @@ class TaskWorkers:
         self._idle.append(waiter)
         try:
             await waiter
-        finally:
+        except BaseException:
+            # Whoever woke it has taken it out.
             if waiter in self._idle:
                 self._idle.remove(waiter)
+            raise
 
     def _wake_one(self) -> None:
         """Have one more task look for jobs, if one is idle."""

@@ -153,6 +153,9 @@ class AsyncPullConsumer:
         `done` is whether what the last poll returned counts as done, for automatic commits. By
         default it does, unless an error is being handled that came after that poll: then it comes
         again, as it does when the error ends an `async with` block.
+
+        Of several callers the first one says so, and all wait until it is stopped. When one is
+        cancelled, the stop goes on; call it again to wait for its end.
         """
         await self._core.stop(settles=not self._trouble.is_there if done is None else done)
 
@@ -390,7 +393,8 @@ class AsyncPullConsumer:
 
         Without an argument: everything that polls have returned. A position is the offset of the
         next message to consume; a message stands for everything up to it. Raises what the broker
-        refuses with, and `QueueNotAssigned` for a queue that was lost meanwhile.
+        refuses with, `QueueNotAssigned` for a queue that was lost meanwhile, and `OffsetOutOfRange`
+        for a position beyond the end, which would skip messages that are still to come.
         """
         return await self._core.commit(None if done is None else positions_of(done))
 

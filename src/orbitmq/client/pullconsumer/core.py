@@ -14,15 +14,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from orbitmq.client.checks import whole
 from orbitmq.client.consumer.brokerprogress import BrokerProgress
 from orbitmq.client.consumer.pulling import Puller
 from orbitmq.client.consumer.rebalancing import Rebalancer
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting, end_offset, first_offset
 from orbitmq.client.consumer.subscription import Subscription, Subscriptions
 from orbitmq.client.consumer.subscriptioncheck import check_subscriptions
-from orbitmq.client.errors import AlreadyRunning, NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
 from orbitmq.client.pullconsumer.assigning import Assigning
 from orbitmq.client.pullconsumer.cache import Cache
+from orbitmq.client.pullconsumer.committing import check_positions
 from orbitmq.client.pullconsumer.draining import Settling
 from orbitmq.client.pullconsumer.errors import OffsetOutOfRange, QueueNotAssigned
 from orbitmq.errors import OrbitError
@@ -119,6 +121,7 @@ class PullCore:
         self._mode: Mode | None = None
         self._planned: tuple[Queue, ...] = ()
         self._state = _State.NEW
+        self._stopping: asyncio.Task[None] | None = None
         self._is_polling = False
         self._auto_commit: Periodic | None = None
 
@@ -158,16 +161,21 @@ class PullCore:
             await self._begin_work()
         except BaseException:
             await self.stop(settles=False)
+            if self._owns_engine:
+                await self.engine.stop()  # a stop in the middle of the start came too early for it
             raise
 
     async def _begin_work(self) -> None:
         await self.progress.load()
+        if self._state is _State.STOPPED:
+            raise NotRunning(WHAT, was_stopped=True)
         self.engine.join(self)
         self._state = _State.RUNNING
         await check_subscriptions(self.engine, self.group, self.subscriptions)
         await self.rebalancer.start()
         if self._mode is Mode.ASSIGN:
             await self._assigning.assign(self._planned)
+        self.check_running()  # it may have been stopped meanwhile
         settings = self.settings
         if settings.auto_commit:
             self._auto_commit = self.engine.every(
@@ -177,13 +185,33 @@ class PullCore:
             )
 
     async def stop(self, *, settles: bool = True) -> None:
-        """Give the queues up and leave the group; with `settles` everything returned is done."""
-        was_running = self.is_running
-        self._state = _State.STOPPED
-        self.cache.arrived.set()
+        """Give the queues up and leave the group; with `settles` everything returned is done.
+
+        There is one stop, whoever asks for it: the first caller says what is done, all of them wait
+        for its end, and it goes on when one of them is cancelled.
+        """
+        if self._stopping is None:
+            was_running = self.is_running
+            self._state = _State.STOPPED
+            self.cache.arrived.set()
+            self._stopping = asyncio.get_running_loop().create_task(
+                self._stop(was_running=was_running, settles=settles),
+                name=f"stop pull consumer {self.group}",
+            )
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, *, was_running: bool, settles: bool) -> None:
         try:
             if was_running and self.engine.is_running:
                 await self._leave(settles=settles)
+        except Exception:
+            # Maybe nobody waits for it any more.
+            log.exception(
+                "a pull consumer of group %s did not stop in order",
+                self.group,
+                extra={"group": self.group},
+            )
+            raise
         finally:
             self.puller.stop()
             if self._owns_engine:
@@ -314,7 +342,8 @@ class PullCore:
 
     async def seek(self, offsets: Mapping[Queue, int]) -> None:
         """Go on from these offsets. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
-        for queue in offsets:
+        for queue, offset in offsets.items():
+            whole(offset, "an offset to seek", least=0)
             self.assigned(queue)
         await asyncio.gather(*(self._check_range(*each) for each in offsets.items()))
         for queue, offset in offsets.items():
@@ -346,16 +375,18 @@ class PullCore:
     # ---- commits
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
-        """Store positions: what polls have returned, or `offsets`. Returns what was stored."""
+        """Store positions: what polls have returned, or `offsets`. Returns what was stored.
+
+        All of them or none: positions that cannot be are refused before one is stored.
+        """
         self.check_running()
         if offsets is None:
             offsets = {queue.owned.queue: queue.returned for queue in self.cache.queues}
         positions = dict(offsets)
-        for queue, offset in positions.items():
-            if offset < 0:
-                raise SettingError(f"an offset to commit must be 0 or more, got {offset!r}")
-            self.cache.of(self.assigned(queue)).settled = offset
-            self.progress.update(queue, offset, increase_only=False)
+        await check_positions(self, positions)
+        for queue, owned in [(queue, self.assigned(queue)) for queue in positions]:
+            self.cache.of(owned).settled = positions[queue]
+            self.progress.update(queue, positions[queue], increase_only=False)
         self.cache.settled.set()
         # Whoever asks for it gets an answer of the broker, not what we believe.
         self.progress.insist(positions)

@@ -129,14 +129,17 @@ class PullConsumer:
 
     def _stop(self, stopping: Coroutine[Any, Any, None]) -> None:
         if self._is_running and self._check_process.is_same:
-            self._take_back()
-        was_running, self._is_running = self._is_running, False
+            with suppress(NotRunning):  # as below
+                self._take_back()
+        self._is_running = False
         self._was_stopped = True
-        if not was_running or not self._check_process.is_same:
+        if not self._thread.is_running:
             stopping.close()
             return
         try:
-            self._thread.run(stopping)
+            # Whoever comes second waits too: its program may end with its return.
+            with suppress(NotRunning):  # somebody else has stopped it meanwhile
+                self._thread.run(stopping)
         finally:
             self._thread.stop()
 
