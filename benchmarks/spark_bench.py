@@ -3,6 +3,10 @@
 A source that yields record batches made beforehand is the ceiling: Spark's own path with no network
 and no decoding, for the very rows that the topic has. On a small machine the broker takes its share
 of the same cores, ours as well as Kafka's.
+
+The ceiling is the source that anybody would write. Ours has one advantage over it that has nothing
+to do with reading: it spares its workers a look through all modules after every task
+(`orbitmq.spark.workergarbage`). With the same done for the ceiling, the ratios were 0.69 to 0.71.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _STAGE = SparkStage()
-_CEILING = "a source of record batches made beforehand"
+_CEILING = "a source of record batches made beforehand (as anybody would write it)"
 _KAFKA = "Spark's own Kafka source (connector 4.2.0, broker 3.9.2), the same messages"
 _KIB = 1024
 #: Other columns of a message, in bytes.

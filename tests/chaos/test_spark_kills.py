@@ -6,6 +6,7 @@ of them. What is killed, and when, comes from the seed, which a failure shows.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -81,8 +82,11 @@ class Rounds:
         self.job.until_batches(1, DEADLINE)
 
     def _kill_worker(self) -> None:
-        for worker in self.job.workers():
-            os.kill(worker, signal.SIGKILL)
+        workers = self.job.workers()
+        assert workers, "there is no Python worker to kill"
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.kill(worker, signal.SIGKILL)
 
     def _kill_broker(self) -> None:
         self._broker.kill()

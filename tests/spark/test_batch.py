@@ -262,6 +262,13 @@ def test_messages_that_are_gone_are_told_of_or_left_out(
     assert read(spark, cluster, "orders", failOnDataLoss="false", **offsets).count() == 5000 - low
     assert read(spark, cluster, "orders").count() == 5000 - low
 
+    beyond = {"startingOffsets": '{"orders": {"broker-a:0": 9999}}'}
+    with pytest.raises(Exception, match="messages are gone") as raised:
+        read(spark, cluster, "orders", **beyond).count()
+    assert f"is to be read from offset 9999 on and has {low} to 5000" in str(raised.value)
+    assert "goes on at the present end" in str(raised.value)
+    assert read(spark, cluster, "orders", failOnDataLoss="false", **beyond).count() == 0
+
 
 @pytest.mark.parametrize(
     ("options", "words"),
@@ -269,6 +276,11 @@ def test_messages_that_are_gone_are_told_of_or_left_out(
         ({"startingOffset": "earliest"}, "'startingoffset' must be written startingOffsets"),
         ({"startingOffsets": "latest"}, "'startingOffsets' must be earliest, group or JSON"),
         ({"schema": "queueOffset INT"}, "column 'queueOffset' is bigint, the schema says int"),
+        ({"maxOffsetsPerTrigger": "abc"}, "'maxOffsetsPerTrigger' must be a whole number"),
+        (
+            {"subExpressionType": "SQL92", "subExpression": "a >"},
+            "'subExpression' must be a condition in SQL92",
+        ),
         ({"queues": "broker-z:9"}, "'queues' must be of broker-a:0, broker-a:1"),
         ({"subscribe": "no-such-topic"}, "no broker serves topic 'no-such-topic'"),
     ],

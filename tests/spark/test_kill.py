@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.filling import fill, numbered
+from tests.support.sparkheld import Hold
 from tests.support.sparking import in_files, until
-from tests.support.sparkkilling import BrokerProcess, Job, lag
+from tests.support.sparkkilling import STARTING, BrokerProcess, Job, lag
 
 TOPIC = "orders"
 GROUP = "archive"
@@ -31,24 +32,38 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 def test_nothing_is_lost_or_doubled_when_driver_worker_and_broker_are_killed(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    fill(broker.broker, TOPIC, numbered(1000, queues=QUEUES))
+    """Each of them in the middle of a batch, which is held for that."""
+    hold = Hold(tmp_path)
+    words = (broker.name_server, TOPIC, GROUP, str(tmp_path))
+    send(broker, 0, 1000)
 
-    first = Job("sparkpipeline", broker.name_server, TOPIC, GROUP, str(tmp_path))
+    first = Job("sparkheld", *words)
     try:
         first.until_batches(2)
+        in_the_middle(hold, broker, 1000, 600)
     finally:
         first.kill()
-    fill(broker.broker, TOPIC, numbered(600, queues=QUEUES, first=1000))
+    assert hold.is_batch_open(), "the driver was killed between two batches"
+    hold.end()
 
-    second = Job("sparkpipeline", broker.name_server, TOPIC, GROUP, str(tmp_path))
+    second = Job("sparkheld", *words)
     try:
         second.until_batches(1)
-        for worker in second.workers():
+        in_the_middle(hold, broker, 1600, 200)
+        workers = second.workers()
+        assert hold.holders() <= set(workers), "those that are killed do the work"
+        for worker in workers:
             os.kill(worker, signal.SIGKILL)
-        second.until_batches(3)
+        assert hold.is_batch_open(), "the workers were killed between two batches"
+        hold.end()
+        second.until_batches(len(second.batches) + 1)
+
+        in_the_middle(hold, broker, 1800, 100)
         broker.kill()
+        assert hold.is_batch_open(), "the broker was killed between two batches"
         broker.start()
-        fill(broker.broker, TOPIC, numbered(400, queues=QUEUES, first=1600))
+        hold.end()
+        send(broker, 1900, 100)
         until(lambda: len(in_files(tmp_path)) >= 2000, "everything is in the files")
         until(lambda: lag(broker.name_server, GROUP, TOPIC) == 0, "the broker knows of it")
     finally:
@@ -58,3 +73,14 @@ def test_nothing_is_lost_or_doubled_when_driver_worker_and_broker_are_killed(
     counts = Counter(in_files(tmp_path))
     assert sorted(counts) == list(range(2000))
     assert set(counts.values()) == {1}
+
+
+def in_the_middle(hold: Hold, broker: BrokerProcess, first: int, count: int) -> None:
+    """Return when a batch runs and does not go on; there is something to make one of."""
+    hold.begin()
+    send(broker, first, count)
+    until(hold.holders, "a task is held", STARTING)
+
+
+def send(broker: BrokerProcess, first: int, count: int) -> None:
+    fill(broker.broker, TOPIC, numbered(count, queues=QUEUES, first=first))

@@ -193,7 +193,29 @@ REFUSED: Mapping[str, tuple[dict[str, str], str]] = {
     "a type of filter": ({"subExpressionType": "XPATH"}, "must be one of TAG, SQL92"),
     "no condition": ({"subExpressionType": "SQL92"}, "'subExpression' must be a condition"),
     "no tag": ({"subExpression": "||"}, "'subExpression' must be tags"),
-    "a slip of the pen": ({"startingOffset": "earliest"}, "must be written startingOffsets"),
+    "a condition that is none": (
+        {"subExpressionType": "SQL92", "subExpression": "a >"},
+        r"'subExpression' must be a condition in SQL92 [\s\S]*; got 'a >'",
+    ),
+    "a slip of the pen": ({"startingOffset": "earliest"}, "must be written startingOffsets: there"),
+    "a slip in another's": ({"maxOffsetPerTrigger": "9"}, "must be written maxOffsetsPerTrigger"),
+    "an end before its start": (
+        {
+            "startingOffsets": '{"orders": {"a:0": 50, "a:1": 0}}',
+            "endingOffsets": '{"orders": {"a:0": 10, "a:1": 0}}',
+        },
+        "'endingOffsets' must be at least startingOffsets, which is 50 there; got '10 for orders@a",
+    ),
+    "a limit of streams": (
+        {"maxOffsetsPerTrigger": "abc"},
+        "'maxOffsetsPerTrigger' must be a whol",
+    ),
+    "a delay of streams": ({"maxTriggerDelay": "soon"}, "'maxTriggerDelay' must be a number and"),
+    "rows of writes": ({"badRows": "perhaps"}, "'badRows' must be one of fail, skip"),
+    "offsets beside a time": (
+        {"startingTimestamp": "5", "startingOffsets": "middle"},
+        "'startingOffsets' must be earliest",
+    ),
     "a pattern": ({"subscribe": "", "subscribePattern": "("}, "must be a regular expression"),
     "no assignment": ({"subscribe": "", "assign": "{}"}, "with at least one queue"),
     "a bad assignment": ({"subscribe": "", "assign": '{"t": "a:0"}'}, "'assign' must be"),
@@ -245,14 +267,69 @@ def test_a_group_that_nobody_named_is_the_same_each_time_and_for_each_subscripti
     assert not one.has_own_group
 
 
-def test_options_of_another_kind_of_query_have_no_effect(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("maxOffsetsPerTrigger", "5"),
+        ("minOffsetsPerTrigger", "5"),
+        ("maxTriggerDelay", "5m"),
+        ("commitProgress", "true"),
+    ],
+)
+def test_what_is_for_streams_has_no_effect_on_a_batch_and_is_warned_of(
+    caplog: pytest.LogCaptureFixture, option: str, text: str
 ) -> None:
-    batch_options(LEAST | {"maxOffsetsPerTrigger": "5"}, {})
-    stream_options(LEAST | {"endingOffsets": "latest"}, {})
+    assert batch_options(LEAST | {option: text}, {}) == batch_options(LEAST, {})
 
-    assert "option maxOffsetsPerTrigger has no effect here: it is for a stream read" in caplog.text
-    assert "option endingOffsets has no effect here: it is for a batch read" in caplog.text
+    assert caplog.messages == [f"option {option} has no effect here: it is for a stream"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "2023-11-14T22:13:20Z"),
+        ("endingOffsetsByTimestamp", '{"orders": {"broker-a:0": 9}}'),
+        ("queues", "1"),
+        ("fromOffset", "7"),
+        ("toOffset", "9"),
+    ],
+)
+def test_a_stream_refuses_what_would_restrict_a_batch(
+    caplog: pytest.LogCaptureFixture, option: str, text: str
+) -> None:
+    words = f"option '{option}' must be left out of a stream: it is for batch reads; got"
+
+    with pytest.raises(OptionRefused, match=words):
+        stream_options(LEAST | {option: text}, {})
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"failOnDataLoss": "maybe"},
+        {"startingOffsets": "middle"},
+        {"endingOffsets": "earliest"},
+        {"minPartitions": "0"},
+        {"maxOffsetsPerTrigger": "abc"},
+        {"pullTimeoutMs": "soon"},
+        {"metadata.cache.ttl.ms": "-2"},
+        {"group": "a b"},
+        {"sendTimeoutMs": "-1"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_value_that_nothing_can_use_is_refused_wherever_it_is_given(
+    wrong: dict[str, str],
+) -> None:
+    (option,) = wrong
+
+    for options in (batch_options, stream_options):
+        with pytest.raises(OptionRefused, match=f"option '{option}' must be"):
+            options(LEAST | wrong, {})
+    with pytest.raises(OptionRefused, match=f"option '{option}' must be"):
+        write_options({"nameServer": "a:1", "topic": "orders"} | wrong, {})
 
 
 def test_unknown_options_are_told_of_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,3 +403,7 @@ def test_errors_survive_the_way_from_a_worker() -> None:
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
 
     assert (str(copy), copy.option, copy.value) == (str(error), "group", "a b")
+    with pytest.raises(OptionRefused) as raised:
+        batch_options(LEAST | {"startingOffset": "earliest"}, {})
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # noqa: S301
+    assert "missing" not in str(raised.value)

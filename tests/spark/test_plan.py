@@ -73,6 +73,15 @@ def test_small_queues_share_a_task() -> None:
     assert partition(wanted) == [tuple(wanted)]
 
 
+def test_small_queues_are_shared_out_evenly() -> None:
+    wanted = [range_of(queue, 0, 6000) for queue in (A, B, C)]
+    wanted.append(range_of(Queue("orders", "broker-c", 9), 0, 6000))
+
+    parts = partition(wanted, small=16_000)
+
+    assert [sum(map(len, part)) for part in parts] == [12_000, 12_000]
+
+
 def test_a_big_queue_has_a_task_of_its_own_and_keeps_its_order() -> None:
     big = range_of(B, 0, 10**7)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from orbitmq import Admin
 from orbitmq.client.errors import NoRoute
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangecluster import Bounds, Found
@@ -462,17 +463,27 @@ def test_expired_offsets_are_an_error_that_says_what_to_do(
 
     words = str(raised.value)
     assert f"orders@broker-a:0 is to be read from offset 7 on and has {low} to 5000" in words
-    for remedy in ("failOnDataLoss to false", "new checkpointLocation", "keep messages longer"):
+    for remedy in (
+        "failOnDataLoss to false",
+        "goes on at the present end of a queue that ends before the wanted offset",
+        "new checkpointLocation",
+        "keep messages longer",
+    ):
         assert remedy in words
 
 
-def test_expired_offsets_can_be_left_out(forgetful: tuple[EmbeddedCluster, int]) -> None:
+def test_expired_offsets_can_be_left_out(
+    forgetful: tuple[EmbeddedCluster, int], caplog: pytest.LogCaptureFixture
+) -> None:
     cluster, low = forgetful
 
     with driver(cluster, "orders", failOnDataLoss="false") as stream:
         end = stream.latest_offset(at("orders", 7), limit=None)
 
         assert taken(stream, at("orders", 7), end) == {("broker-a", 0): (low, 5000)}
+    assert (
+        "messages are gone and left out: orders@broker-a:0 was asked for offsets 7" in caplog.text
+    )
 
 
 def test_a_queue_that_ends_before_the_stream_is_an_error(
@@ -488,25 +499,104 @@ def test_a_queue_that_ends_before_the_stream_is_an_error(
         stream.latest_offset(at(topic, 99, 0, 0, 0), limit=None)
 
 
-def test_a_stream_can_go_on_where_a_queue_ends_now(
+@pytest.mark.parametrize("trigger", ["once", "what is there", "ordinary"])
+def test_where_losses_are_allowed_a_stream_goes_on_at_the_end_of_a_queue_that_ends_before_it(
     orbit_shared_cluster: EmbeddedCluster,
     orbit_shared_topic: str,
     caplog: pytest.LogCaptureFixture,
+    trigger: str,
 ) -> None:
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 10, queues=1)
 
     with driver(orbit_shared_cluster, topic, failOnDataLoss="false") as stream:
+        if trigger == "what is there":
+            stream.take_only_what_is_there()
         start = at(topic, 99, 0, 0, 0)
-        end = stream.latest_offset(start, limit=None)
+        end = stream.latest_offset(start, limit=4, take_all=trigger == "once")
+        batch = taken(stream, start, end)
+        again = stream.latest_offset(end, limit=4, take_all=trigger == "once")
+    send(orbit_shared_cluster, topic, 5, queues=1)
+    with driver(orbit_shared_cluster, topic, failOnDataLoss="false") as stream:
+        repeated = taken(stream, start, end)
+        rest = taken(stream, end, stream.latest_offset(end, limit=None))
 
-        assert end == at(topic, 10, 0, 0, 0)
-        assert taken(stream, start, end) == {}
-        assert "was read up to offset 99 and now ends at 10" in caplog.text
+    # Not back to what it has read, or could have: that might be days.
+    assert end == again == at(topic, 10, 0, 0, 0)
+    assert batch == repeated == {}
+    assert rest == {("broker-a", 0): (10, 15)}
+    (warning,) = (each.getMessage() for each in caplog.records if "offset 99" in each.message)
+    assert f"{topic}@broker-a:0 is to be read from offset 99 on and has 0 to 10" in warning
+    assert "a stream goes on at its present end" in warning
+    assert "read what it holds with a new checkpointLocation, or with startingOffsets" in warning
+
+
+def test_a_batch_that_passed_over_a_queue_is_not_repeated_where_losses_are_not_allowed(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 10, queues=1)
+
+    with (
+        driver(orbit_shared_cluster, topic) as stream,
+        pytest.raises(DataLost, match="was read up to offset 99 and now ends at 10"),
+    ):
+        stream.partitions(at(topic, 99, 0, 0, 0), at(topic, 10, 0, 0, 0))
+
+
+@pytest.mark.parametrize("trigger", ["once", "ordinary"])
+@pytest.mark.parametrize("place", ["offsets", "group"])
+def test_a_stream_that_is_to_begin_beyond_the_end_of_a_queue(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, place: str, trigger: str
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 10, queues=1)
+    options = {"startingOffsets": json.dumps(at(topic, 99, 0, 0, 0))}
+    if place == "group":
+        # As after the topic was made anew.
+        options = {"startingOffsets": "group", "group": f"beyond-{trigger}"}
+        with driver(orbit_shared_cluster, topic, options=options) as stream:
+            stream.finished(at(topic, 99, 0, 0, 0))
+    once = trigger == "once"
+
+    with (
+        driver(orbit_shared_cluster, topic, options=options) as stream,
+        pytest.raises(DataLost, match="broker-a:0 is to be read from offset 99 on and has 0 to 10"),
+    ):
+        stream.latest_offset(stream.initial_offset(), limit=None, take_all=once)
+
+    with driver(orbit_shared_cluster, topic, options=options, failOnDataLoss="false") as stream:
+        first = stream.latest_offset(stream.initial_offset(), limit=None, take_all=once)
+        assert taken(stream, stream.initial_offset(), first) == {}
+        assert first == at(topic, 10, 0, 0, 0)
         send(orbit_shared_cluster, topic, 5, queues=1)
-        assert taken(stream, end, stream.latest_offset(end, limit=None)) == {
-            ("broker-a", 0): (10, 15)
-        }
+        end = stream.latest_offset(first, limit=None, take_all=once)
+        assert taken(stream, first, end) == {("broker-a", 0): (10, 15)}
+
+
+def test_of_a_queue_that_is_made_anew_while_the_stream_runs_is_said_what_it_has_now(
+    forgetful: tuple[EmbeddedCluster, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, low = forgetful
+    # Beginnings are asked for once and then believed.
+    heads = HeadSettings(idle=0.0, busy=0.0, lows=3600.0, route=0.0)
+    with driver(cluster, "orders", heads=heads, failOnDataLoss="false") as stream:
+        start = at("orders", 5000)
+        assert stream.latest_offset(start, limit=None) == start
+        with Admin(name_server=cluster.name_server) as admin:
+            admin.topics.delete("orders")
+        cluster.create_topic("orders", queues=1)
+        fill(cluster.broker_addresses[0], "orders", numbered(low + 7))
+
+        first = stream.latest_offset(start, limit=None)
+        fill(cluster.broker_addresses[0], "orders", numbered(3))
+        end = stream.latest_offset(first, limit=None)
+
+        assert first == at("orders", low + 7)
+        assert taken(stream, start, first) == {}
+        assert taken(stream, first, end) == {("broker-a", 0): (low + 7, low + 10)}
+    # Not where it began in its former life.
+    assert f"is to be read from offset 5000 on and has 0 to {low + 7}" in caplog.text
 
 
 def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,37 +131,55 @@ def lag(name_server: str, group: str, topic: str, queues: int = 4) -> int:
 class _Process(NamedTuple):
     pid: int
     parent: int
+    session: int
     words: str
 
 
-def processes_of(session: int) -> Iterator[_Process]:
-    """The processes of a session: Python's workers leave the group, but not the session."""
+def processes_of(leader: int, sessions: Iterable[int] = ()) -> Iterator[_Process]:
+    """A process, what it and its children have started, and everything in these sessions.
+
+    Java is in a session of its own, in which Python's workers stay when they leave its group.
+    """
+    running = list(_running())
+    theirs = {leader, *sessions}
+    while True:
+        family = {each.pid for each in running if each.session in theirs} | {leader}
+        found = {each.session for each in running if each.parent in family} | theirs
+        if found == theirs:
+            return iter([each for each in running if each.session in theirs])
+        theirs = found
+
+
+def python_workers(leader: int) -> list[int]:
+    """The processes of a job in which tasks run: they are forked from a daemon."""
+    found = [each for each in processes_of(leader) if "pyspark.daemon" in each.words]
+    daemons = {each.pid for each in found}
+    return [each.pid for each in found if each.parent in daemons]
+
+
+def kill_session(leader: int) -> None:
+    """Kill a process that leads a session, and everything that it has started."""
+    sessions = {leader}
+
+    def are_dead() -> bool:
+        # Again and again: some may be born while others are killed. What is orphaned is known by
+        # its session.
+        found = list(processes_of(leader, sessions))
+        sessions.update(each.session for each in found)
+        for each in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        return not found
+
+    until(are_dead, f"job {leader} is killed")
+
+
+def _running() -> Iterator[_Process]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             words = (entry / "cmdline").read_text()
         except OSError:
             continue  # it has ended meanwhile
-        if int(fields[3]) == session and fields[0] != "Z":
-            yield _Process(int(entry.name), int(fields[1]), words)
-
-
-def python_workers(session: int) -> list[int]:
-    """The processes of a session in which tasks run: they are forked from a daemon."""
-    found = [each for each in processes_of(session) if "pyspark.daemon" in each.words]
-    daemons = {each.pid for each in found}
-    return [each.pid for each in found if each.parent in daemons]
-
-
-def kill_session(session: int) -> None:
-    """Kill a process that leads a session, and everything that it has started."""
-
-    def are_dead() -> bool:
-        # Again and again: some may be born while others are killed.
-        found = [each.pid for each in processes_of(session)]
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return not found
-
-    until(are_dead, f"session {session} is killed")
+        if fields[0] != "Z":
+            yield _Process(int(entry.name), int(fields[1]), int(fields[3]), words)

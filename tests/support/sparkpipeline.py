@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from orbitmq.spark.session import local_session, prepare
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
@@ -35,16 +35,29 @@ ON_A_CLUSTER = {
 
 def main(name_server: str, topic: str, group: str, folder: str, master: str | None = None) -> None:
     spark = session() if master is None else session_on(master)
-    query = (
+    run(spark, messages(spark, name_server, topic, group), folder)
+
+
+def messages(
+    spark: SparkSession, name_server: str, topic: str, group: str, *, partitions: int = 2
+) -> DataFrame:
+    """The topic as a stream, in small batches."""
+    return (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
         .option("subscribe", topic)
         .option("group", group)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", "100")
-        .option("minPartitions", "2")
+        .option("minPartitions", str(partitions))
         .load()
-        .writeStream.format("parquet")
+    )
+
+
+def run(spark: SparkSession, frame: DataFrame, folder: str) -> None:
+    """Write a stream into files until a signal comes."""
+    query = (
+        frame.writeStream.format("parquet")
         .option("path", str(Path(folder) / "out"))
         .option("checkpointLocation", str(Path(folder) / "checkpoint"))
         .start()

@@ -14,9 +14,10 @@ from orbitmq.client.ranges import QueueRange
 from orbitmq.spark.errors import OptionRefused
 from orbitmq.spark.offsets import queue_name
 from orbitmq.spark.options import BatchOptions
-from orbitmq.spark.places import available, resolve, subscribed
+from orbitmq.spark.places import available, placed, resolve, subscribed
 from orbitmq.spark.plan import partition
 from orbitmq.spark.schema import check_schema
+from orbitmq.spark.workergarbage import put_modules_aside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +50,7 @@ class RocketMQBatchReader(DataSourceReader):
         ) as cluster:
             ranges = self._ranges(cluster)
         parts = partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
+        put_modules_aside()
         return [RangePartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -65,8 +67,15 @@ class RocketMQBatchReader(DataSourceReader):
         starts = resolve(read.start, queues, cluster)
         ends = resolve(options.end, queues, cluster)
         bounds = cluster.bounds(queues).or_raise()
+        beyond = {
+            queue: start
+            for queue, start in starts.items()
+            if start > max(ends[queue], bounds[queue].high)
+        }
+        placed(beyond, bounds, fail=read.fail_on_data_loss)
         wanted = [
-            # A time may end before another begins: then there is nothing between them.
+            # A queue may end before it is to be read, a time before another begins, and a group
+            # have read more than up to the end that is asked for: there is nothing between them.
             QueueRange(queue, starts[queue], max(starts[queue], ends[queue]))
             for queue in queues
         ]

@@ -1,4 +1,4 @@
-"""The sockets of a Python worker of Spark, kept between its tasks.
+"""The sockets of a Python worker of Spark, and its memory for answers, kept between its tasks.
 
 A worker is reused for tasks of many batches and queries; nothing but module state outlives a task
 in it. So this is the one place of the package that has some. It is keyed by the process, because
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangememory import AnswerMemory
 
 if TYPE_CHECKING:
     from orbitmq.client.rangewriting import RangeWriter, WritingSettings
@@ -25,6 +28,20 @@ KEPT: Final = 4
 
 _links: OrderedDict[tuple[int, RangeAccess], RangeLinks] = OrderedDict()
 _writers: OrderedDict[tuple[int, RangeAccess, str, WritingSettings], RangeWriter] = OrderedDict()
+#: At most one, and none while it is in use.
+_memories: list[AnswerMemory] = []
+
+
+@contextmanager
+def answer_memory(size: int) -> Iterator[AnswerMemory]:
+    """Memory to receive into, the same for one task after the other: to map it anew costs time."""
+    memory = _memories.pop() if _memories else AnswerMemory(size)
+    if memory.size < size:
+        memory = AnswerMemory(size)
+    yield memory
+    # Not after an error: then somebody may still have a piece of it.
+    if memory.is_unused and not _memories:
+        _memories.append(memory)
 
 
 def links_to(access: RangeAccess) -> RangeLinks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from orbitmq.client.ranges import OffsetsGone
 from orbitmq.errors import OrbitError
@@ -22,8 +23,25 @@ class OptionRefused(SourceError):
         got = "it is missing" if value is None else f"got {value!r}"
         super().__init__(f"option {option!r} must be {allowed}; {got}")
 
-    def __reduce__(self) -> tuple[type[OptionRefused], tuple[str, str | None, str]]:
+    def __reduce__(self) -> tuple[type[OptionRefused], tuple[Any, ...]]:
         return type(self), (self.option, self.value, self.allowed)
+
+
+class OptionMisspelt(OptionRefused):
+    """An option whose name is nearly one of ours. Its text is not shown: it may be a secret."""
+
+    def __init__(self, option: str, meant: str) -> None:
+        self.meant = meant
+        self.option = option
+        self.value = None
+        self.allowed = f"written {meant}"
+        SourceError.__init__(
+            self,
+            f"option {option!r} must be written {meant}: there is none of the name that was given",
+        )
+
+    def __reduce__(self) -> tuple[type[OptionMisspelt], tuple[Any, ...]]:
+        return type(self), (self.option, self.meant)
 
 
 class SchemaRefused(SourceError):
@@ -34,9 +52,11 @@ class DataLost(SourceError):
     """Messages that the query has to read are not there any more."""
 
     REMEDIES = (
-        "either set failOnDataLoss to false, which leaves out what is gone; or begin anew with a "
-        "new checkpointLocation and startingOffsets=earliest; and have the broker keep messages "
-        "longer than the query may lag (fileReservedTime)"
+        "either set failOnDataLoss to false, which leaves out what is gone, and goes on at the "
+        "present end of a queue that ends before the wanted offset (it lost its end, or was made "
+        "anew and what it holds is passed over); or begin anew with a new checkpointLocation and "
+        "startingOffsets=earliest, which reads all that is there; and have the broker keep "
+        "messages longer than the query may lag (fileReservedTime)"
     )
 
     def __init__(self, problems: Iterable[str]) -> None:

@@ -111,11 +111,15 @@ class Heads:
             failures = found.failures
         else:
             ends = self._cluster.ends(asked, patient=False)
-            for queue, end in ends.values.items():
-                # A queue that ends before it began was made anew.
-                low = self._known[queue].low
-                self._known[queue] = Bounds(low if low <= end else 0, end)
+            # A queue that ends before it ended was made anew or cut: it may begin elsewhere, too.
+            cut = {queue for queue, end in ends.values.items() if end < self._known[queue].high}
             failures = ends.failures
+            for queue in ends.values.keys() - cut:
+                self._known[queue] = Bounds(self._known[queue].low, ends.values[queue])
+            if cut:
+                found = self._cluster.bounds(cut, patient=False)
+                self._known.update(found.values)
+                failures = failures | found.failures
         self._note(asked, failures, now)
 
     def _note(self, asked: list[Queue], failures: dict[Queue, OrbitError], now: float) -> None:

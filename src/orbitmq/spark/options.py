@@ -15,28 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orbitmq.client.errors import SettingError
-from orbitmq.client.names import check_group, check_topic
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.ranges import EVERYTHING, RangeFilter
-from orbitmq.filter.errors import InvalidFilter
-from orbitmq.filter.tags import parse_tags
+from orbitmq.client.ranges import RangeFilter
 from orbitmq.spark.access import ACCESS_OPTIONS, access_options
-from orbitmq.spark.errors import OptionRefused
+from orbitmq.spark.errors import OptionMisspelt, OptionRefused
 from orbitmq.spark.offsets import (
-    EARLIEST,
     LATEST,
     AtOffsets,
-    AtTimes,
     Earliest,
     GroupProgress,
     Latest,
-    OnNoMatch,
     Place,
     assign_option,
-    offsets_option,
-    times_option,
+)
+from orbitmq.spark.optionparts import (
+    allowed_group,
+    allowed_topic,
+    batch_limits,
+    check_order,
+    check_values,
+    end_place,
+    names_in,
+    offset_bounds,
+    range_filter,
+    route_life,
+    start_place,
 )
 from orbitmq.spark.optiontext import OptionTexts, json_object
 
@@ -83,6 +87,9 @@ _BATCH: Final = (
     "toOffset",
 )
 _WRITE: Final = ("topic", "producerGroup", "sendTimeoutMs", "sendBatchBytes", "badRows")
+_OF_BATCHES: Final = ACCESS_OPTIONS + _READ + _BATCH
+_OF_STREAMS: Final = ACCESS_OPTIONS + _READ + _STREAM
+_OF_WRITES: Final = ACCESS_OPTIONS + _WRITE
 #: Given by Spark itself, or for it.
 _SPARKS: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode"})
 
@@ -164,10 +171,8 @@ def batch_options(
     options: Mapping[str, str], environment: Mapping[str, str] | None = None
 ) -> BatchOptions:
     """The options of a batch read. Raises `OptionRefused`."""
-    texts = _checked(
-        options, ACCESS_OPTIONS + _READ + _BATCH, misplaced=dict.fromkeys(_STREAM, "stream")
-    )
-    start = _start(texts, default=Earliest())
+    texts = _checked(options, _OF_BATCHES)
+    start, end = start_place(texts, default=Earliest()), end_place(texts)
     if isinstance(start, Latest):
         raise OptionRefused(
             "startingOffsets", "latest", "earliest, group or JSON in a batch read, which ends there"
@@ -176,13 +181,12 @@ def batch_options(
         raise OptionRefused(
             "startingOffsets", "-1", "an offset, or -2 for earliest, in a batch read"
         )
-    start_at, end_at = texts.count("fromOffset", least=0), texts.count("toOffset", least=0)
-    if start_at is not None and end_at is not None and end_at < start_at:
-        raise OptionRefused("toOffset", str(end_at), f"at least fromOffset, which is {start_at}")
+    check_order(start, end)
+    start_at, end_at = offset_bounds(texts)
     return BatchOptions(
         read=_read_options(texts, environment, start),
-        end=_end(texts),
-        only_queues=_names(texts.get("queues")),
+        end=end,
+        only_queues=names_in(texts.get("queues")),
         from_offset=start_at,
         to_offset=end_at,
     )
@@ -192,19 +196,13 @@ def stream_options(
     options: Mapping[str, str], environment: Mapping[str, str] | None = None
 ) -> StreamOptions:
     """The options of a stream. Raises `OptionRefused`."""
-    texts = _checked(
-        options, ACCESS_OPTIONS + _READ + _STREAM, misplaced=dict.fromkeys(_BATCH, "batch")
-    )
-    start = _start(texts, default=Latest())
+    texts = _checked(options, _OF_STREAMS)
+    start = start_place(texts, default=Latest())
     read = _read_options(texts, environment, start)
     commit = texts.flag("commitProgress", default=read.has_own_group)
     if commit and not read.has_own_group:
         raise OptionRefused("commitProgress", "true", "false without the option 'group'")
-    most, least = texts.count("maxOffsetsPerTrigger"), texts.count("minOffsetsPerTrigger")
-    if most is not None and least is not None and least > most:
-        raise OptionRefused(
-            "minOffsetsPerTrigger", str(least), f"at most maxOffsetsPerTrigger, which is {most}"
-        )
+    most, least = batch_limits(texts)
     drain_file = texts.get("drainFile")
     return StreamOptions(
         read=read,
@@ -220,12 +218,12 @@ def write_options(
     options: Mapping[str, str], environment: Mapping[str, str] | None = None
 ) -> WriteOptions:
     """The options of a write. Raises `OptionRefused`."""
-    texts = _checked(options, ACCESS_OPTIONS + _WRITE, misplaced={})
+    texts = _checked(options, _OF_WRITES)
     topic = texts.get("topic")
     if topic is not None:
-        _allowed_topic("topic", topic)
+        allowed_topic("topic", topic)
     group = texts.get("producerGroup") or DEFAULT_PREFIX
-    _allowed_group("producerGroup", group)
+    allowed_group("producerGroup", group)
     return WriteOptions(
         access=access_options(texts, environment, 3.0),
         topic=topic,
@@ -244,28 +242,37 @@ def include_properties(options: Mapping[str, str]) -> bool:
 # ---- parts
 
 
-def _checked(
-    options: Mapping[str, str], known: tuple[str, ...], *, misplaced: Mapping[str, str]
-) -> OptionTexts:
-    """The options as texts; refuses what looks like one of ours and is none."""
+def _checked(options: Mapping[str, str], known: tuple[str, ...]) -> OptionTexts:
+    """The options as texts; refuses what looks like one of ours and is none, and bad values.
+
+    A value that no query could use is refused also where the option has no effect: whoever gave it
+    believes that it has one.
+    """
     texts = OptionTexts(options)
-    names = {name.lower(): name for name in known}
-    elsewhere = {name.lower(): name for name in (*_READ, *_STREAM, *_BATCH, *_WRITE)}
-    for given in sorted(texts.names() - names.keys() - _SPARKS):
-        if given in elsewhere:
-            kind = misplaced.get(elsewhere[given])
-            log.warning(
-                "option %s has no effect here%s",
-                elsewhere[given],
-                f": it is for a {kind} read" if kind else "",
-            )
-            continue
+    here = {name.lower() for name in known}
+    ours = {name.lower(): name for name in (*known, *_READ, *_STREAM, *_BATCH, *_WRITE)}
+    for given in sorted(texts.names() - ours.keys() - _SPARKS):
         # A name that is nearly one of ours is a slip of the pen, and would silently do nothing.
-        if close := difflib.get_close_matches(given, names, n=1, cutoff=0.8):
-            # Its text is not shown: it may be a secret.
-            raise OptionRefused(given, None, f"written {names[close[0]]}")
+        if close := difflib.get_close_matches(given, ours, n=1, cutoff=0.8):
+            raise OptionMisspelt(given, ours[close[0]])
         log.warning("option %s is not known and has no effect", given)
+    check_values(texts)
+    for option in (ours[given] for given in sorted(texts.names() & ours.keys() - here)):
+        # Passed over, a stream would read what somebody has taken care to leave out.
+        if option in _BATCH and known is _OF_STREAMS and (text := texts.get(option)):
+            raise OptionRefused(option, text, "left out of a stream: it is for batch reads")
+        log.warning("option %s has no effect here: it is for %s", option, _purpose(option))
     return texts
+
+
+def _purpose(option: str) -> str:
+    kinds = {
+        "a stream": _STREAM,
+        "a batch read": _BATCH,
+        "a read": _READ,
+        "a write": _WRITE,
+    }
+    return next(kind for kind, options in kinds.items() if option in options)
 
 
 def _read_options(
@@ -275,13 +282,12 @@ def _read_options(
     group = texts.get("group")
     if group is None and isinstance(start, GroupProgress):
         raise OptionRefused("group", None, "given when startingOffsets is group")
-    life = texts.get("metadata.cache.ttl.ms")
     return ReadOptions(
         access=access_options(texts, environment, texts.milliseconds("pullTimeoutMs", 3.0)),
         subscription=subscription,
-        group=_allowed_group("group", group) if group else _made_group(texts, subscription),
+        group=allowed_group("group", group) if group else _made_group(texts, subscription),
         has_own_group=group is not None,
-        wanted=_filter(texts),
+        wanted=range_filter(texts),
         start=start,
         fail_on_data_loss=texts.flag("failOnDataLoss", default=True),
         min_partitions=texts.count("minPartitions"),
@@ -289,7 +295,7 @@ def _read_options(
         pull_size=texts.count("pullBatchSize") or 2048,
         offset_retries=_or(texts.count("fetchOffset.numRetries", least=0), 3),
         offset_pause=texts.milliseconds("fetchOffset.retryIntervalMs", 0.01),
-        route_life=30.0 if life == "-1" else texts.milliseconds("metadata.cache.ttl.ms", 30.0),
+        route_life=route_life(texts),
     )
 
 
@@ -312,89 +318,17 @@ def _subscription(texts: OptionTexts) -> Subscription:
         except re.error as error:
             raise OptionRefused(option, text, f"a regular expression ({error})") from None
         return Subscription(pattern=text)
-    topics = _names(text)
+    topics = names_in(text)
     if not topics:
         raise OptionRefused(option, text, "topics with commas between them")
-    return Subscription(topics=tuple(_allowed_topic(option, topic) for topic in topics))
+    return Subscription(topics=tuple(allowed_topic(option, topic) for topic in topics))
 
 
 def _made_group(texts: OptionTexts, subscription: Subscription) -> str:
     """A name for the broker, the same each time: brokers keep every group that they have seen."""
     prefix = texts.get("groupPrefix") or DEFAULT_PREFIX
     digest = hashlib.sha256(subscription.text.encode()).hexdigest()[:12]
-    return _allowed_group("groupPrefix", f"{prefix}-{digest}")
-
-
-def _filter(texts: OptionTexts) -> RangeFilter:
-    kind = texts.choice("subExpressionType", "TAG", ("TAG", "SQL92"))
-    expression = texts.get("subExpression") or EVERYTHING
-    if kind == "TAG":
-        try:
-            parse_tags(expression)
-        except InvalidFilter as error:
-            raise OptionRefused(
-                "subExpression", expression, f"tags, as in a || b ({error})"
-            ) from None
-    elif expression == EVERYTHING:
-        raise OptionRefused("subExpression", expression, "a condition, with SQL92")
-    return RangeFilter(expression, kind)
-
-
-def _start(texts: OptionTexts, *, default: Place) -> Place:
-    strategy = OnNoMatch(
-        texts.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
-    )
-    if (time := texts.time("startingTimestamp")) is not None:
-        return AtTimes("startingTimestamp", strategy, time=time)
-    if (times := texts.json("startingOffsetsByTimestamp")) is not None:
-        return times_option("startingOffsetsByTimestamp", times, strategy)
-    text = texts.get("startingOffsets")
-    match text and text.lower():
-        case None:
-            return default
-        case "earliest":
-            return Earliest()
-        case "latest":
-            return Latest()
-        case "group":
-            return GroupProgress()
-        case _ if text is not None and text.startswith("{"):
-            option = "startingOffsets"
-            return offsets_option(option, json_object(option, text), least=EARLIEST)
-        case _:
-            raise OptionRefused("startingOffsets", text, "earliest, latest, group or JSON")
-
-
-def _end(texts: OptionTexts) -> Place:
-    if (time := texts.time("endingTimestamp")) is not None:
-        return AtTimes("endingTimestamp", OnNoMatch.LATEST, time=time)
-    if (times := texts.json("endingOffsetsByTimestamp")) is not None:
-        return times_option("endingOffsetsByTimestamp", times, OnNoMatch.LATEST)
-    text = texts.get("endingOffsets")
-    if text is None or text.lower() == "latest":
-        return Latest()
-    if not text.startswith("{"):
-        raise OptionRefused("endingOffsets", text, "latest or JSON")
-    return offsets_option("endingOffsets", json_object("endingOffsets", text), least=LATEST)
-
-
-def _allowed_topic(option: str, topic: str) -> str:
-    try:
-        return check_topic(topic)
-    except SettingError as error:
-        raise OptionRefused(option, topic, f"the name of a topic ({error})") from None
-
-
-def _allowed_group(option: str, group: str) -> str:
-    try:
-        return check_group(group)
-    except SettingError as error:
-        raise OptionRefused(option, group, f"the name of a group ({error})") from None
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    parts = [part.strip() for part in (text or "").split(",")]
-    return tuple(dict.fromkeys(part for part in parts if part))
+    return allowed_group("groupPrefix", f"{prefix}-{digest}")
 
 
 def _or(value: int | None, default: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
@@ -23,8 +24,16 @@ from orbitmq.spark.offsets import (
 )
 from orbitmq.spark.options import Subscription
 
+log = logging.getLogger(__name__)
+
 #: How many queues an error names.
 _SHOWN = 10
+#: What a warning says of a queue that ends before it is to be read.
+_PASSED_OVER = (
+    "nothing of it is read in this batch, and a stream goes on at its present end; if the queue "
+    "was made anew, read what it holds with a new checkpointLocation, or with startingOffsets for "
+    "that queue"
+)
 
 
 def subscribed(
@@ -63,6 +72,31 @@ def resolve(
             return _at_times(place, queues, cluster)
 
 
+def placed(positions: Positions, bounds: Mapping[Queue, Bounds], *, fail: bool) -> dict[Queue, int]:
+    """Where queues are read on from; raises `DataLost` with `fail` if that is not there.
+
+    Without, a queue that ends before its position is read on from where it ends now. Whether it
+    lost its end, lags behind its log after a crash or was made anew cannot be told from here; to
+    go back could read again what took days to read. What is gone from the beginning is left out by
+    `available`. A queue of unknown bounds stays where it is.
+    """
+    found = dict(positions)
+    problems: list[str] = []
+    for queue, at in sorted(positions.items()):
+        if queue not in bounds or bounds[queue].low <= at <= bounds[queue].high:
+            continue
+        low, high = bounds[queue].low, bounds[queue].high
+        problem = f"{queue} is to be read from offset {at} on and has {low} to {high}"
+        problems.append(problem)
+        if at > high:
+            found[queue] = low
+            if not fail:
+                log.warning("%s; %s", problem, _PASSED_OVER)
+    if problems and fail:
+        raise DataLost(problems)
+    return found
+
+
 def available(
     wanted: Iterable[QueueRange], bounds: Mapping[Queue, Bounds], *, fail: bool
 ) -> list[QueueRange]:
@@ -83,6 +117,8 @@ def available(
         found.append(QueueRange(each.queue, start, max(start, min(each.end, high))))
     if problems and fail:
         raise DataLost(problems)
+    for problem in problems:
+        log.warning("messages are gone and left out: %s", problem)
     return found
 
 

@@ -42,8 +42,13 @@ def partition(
     ]
     if pieces and min_partitions is not None and len(pieces) < min_partitions:
         return [(piece,) for piece in _cut_to(pieces, min_partitions)]
-    most = max_records if max_records is not None else sum(map(len, pieces))
-    return _packed(pieces, least=min_partitions or 1, small=min(small, most), most=most)
+    total = sum(map(len, pieces))
+    most = max_records if max_records is not None else total
+    small = min(small, most)
+    if total > small:
+        # Equal ones: the last task would else have what happens to be left, and the others wait.
+        small = -(-total // -(-total // small))
+    return _packed(pieces, least=min_partitions or 1, small=small, most=most)
 
 
 def cut(whole: QueueRange, count: int) -> list[QueueRange]:

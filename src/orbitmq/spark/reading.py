@@ -16,15 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orbitmq.client.queue import Queue
+from orbitmq.client.rangememory import AnswerMemory
+from orbitmq.client.rangepulls import ANSWER_BYTES
 from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
 from orbitmq.client.ranges import OffsetsGone, QueueRange
 from orbitmq.client.rangewindow import Bytes, Chunk, WindowLimits
 from orbitmq.filter.tags import parse_tags
 from orbitmq.message.arrow import BadBody, messages_to_arrow
 from orbitmq.message.errors import ChunkTooLarge, RecordInvalid
-from orbitmq.spark.connections import links_to
+from orbitmq.message.slices import listed
+from orbitmq.spark.connections import answer_memory, links_to
 from orbitmq.spark.errors import DataLost
 from orbitmq.spark.schema import arrow_schema
+from orbitmq.spark.workergarbage import put_modules_aside
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -44,13 +48,20 @@ def read_partition(
     """The messages of a partition as record batches of the schema."""
     decoder = _Decoder(options, schema)
     try:
-        for piece in _joined(_chunks(ranges, options)):
-            yield from decoder.batches(piece)
+        with answer_memory(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
+            for stretch in _joined(_chunks(ranges, options, memory)):
+                # What is decoded is a copy.
+                batches = decoder.batches(stretch)
+                memory.give_back(stretch.pieces)
+                yield from batches
     except OffsetsGone as gone:
         raise DataLost.of(gone) from gone
+    put_modules_aside()
 
 
-def _chunks(ranges: Sequence[QueueRange], options: ReadOptions) -> Iterator[Chunk]:
+def _chunks(
+    ranges: Sequence[QueueRange], options: ReadOptions, memory: AnswerMemory
+) -> Iterator[Chunk]:
     return read_ranges(
         links_to(options.access),
         ranges,
@@ -60,6 +71,7 @@ def _chunks(ranges: Sequence[QueueRange], options: ReadOptions) -> Iterator[Chun
             missing=Missing.RAISE if options.fail_on_data_loss else Missing.SKIP,
             window=WindowLimits(messages=options.pull_size),
         ),
+        memory=memory,
     )
 
 
@@ -111,20 +123,20 @@ class _Decoder:
         self._tags = None
         if wanted.kind == "TAG" and not wanted.passes_all:
             # Brokers compare hashes of tags; different tags may share one.
-            self._tags = pa.array(sorted(parse_tags(wanted.expression).tags), pa.string())
+            tags = sorted(parse_tags(wanted.expression).tags)
+            self._tags = listed([tag.encode() for tag in tags], pa.string())
         #: Columns that are decoded; `tags` at the end when it is only needed for the filter.
         self._columns = list(self._schema.names)
         if self._tags is not None and "tags" not in self._columns:
             self._columns.append("tags")
 
-    def batches(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
+    def batches(self, stretch: _Stretch) -> list[pa.RecordBatch]:
+        """One batch with everything, as a rule; nothing in it refers to the bytes any more."""
         found = self._decoded(stretch)
         if self._options.fail_on_data_loss and self._options.wanted.passes_all:
             self._check_count(stretch, sum(batch.num_rows for batch in found))
-        for batch in found:
-            chosen = self._chosen(batch)
-            if chosen.num_rows:
-                yield self._shaped(chosen)
+        chosen = map(self._chosen, found)
+        return [self._shaped(batch) for batch in chosen if batch.num_rows]
 
     def _decoded(self, stretch: _Stretch) -> list[pa.RecordBatch]:
         if not stretch.pieces:

@@ -10,7 +10,8 @@ stands for; only from then on there is something to repeat. So neither time nor 
 `startingOffsets` can move the place when a first batch that failed is repeated.
 
 A queue that appears later is read from its beginning: the batch in which it appears takes nothing
-of it and ends at its first message.
+of it and ends at its first message. Where losses are allowed, a batch takes nothing of a queue that
+ends before the stream's position, and the stream goes on at that end: it never goes further back.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import DataLost
 from orbitmq.spark.heads import Heads, HeadSettings
 from orbitmq.spark.offsets import (
+    AtOffsets,
+    GroupProgress,
     Json,
     Latest,
     from_json,
@@ -35,7 +38,7 @@ from orbitmq.spark.offsets import (
     to_json,
 )
 from orbitmq.spark.options import StreamOptions
-from orbitmq.spark.places import available, resolve
+from orbitmq.spark.places import available, placed, resolve
 from orbitmq.spark.plan import TriggerGate, admit, partition
 
 log = logging.getLogger(__name__)
@@ -110,9 +113,10 @@ class StreamDriver:
         if self._is_draining():
             return start
         bounds = self._heads.bounds(fresh=is_new_start)
-        self._check(positions, bounds)
+        # Says early what a batch would find missing.
+        found = placed(positions, bounds, fail=self._options.read.fail_on_data_loss)
         self._check_brokers(positions)
-        ends = self._ends(positions, bounds, limit, take_all=take_all)
+        ends = self._ends(found, bounds, limit, take_all=take_all)
         return start if ends == positions else to_json(ends)
 
     def latest_known(self) -> Json | None:
@@ -147,12 +151,18 @@ class StreamDriver:
         return self._resolved
 
     def _first_batch_end(self, *, take_all: bool) -> dict[Queue, int]:
-        begin = self._begin()
+        begin, read = self._begin(), self._options.read
         # A stream that begins at the end has nothing to take, however much came since.
-        if not take_all or isinstance(self._options.read.start, Latest):
+        if isinstance(read.start, Latest):
             return begin
         bounds = self._heads.bounds(fresh=True)
-        return {queue: max(at, bounds[queue].high) for queue, at in begin.items()}
+        found = begin
+        if isinstance(read.start, AtOffsets | GroupProgress):
+            # The others stand for offsets that are there.
+            found = placed(begin, bounds, fail=read.fail_on_data_loss)
+        if not take_all:
+            return found
+        return {queue: max(at, bounds[queue].high) for queue, at in found.items()}
 
     def _ends(
         self,
@@ -168,23 +178,16 @@ class StreamDriver:
             for queue, each in within.items()
             if queue not in positions
         }
-        # Only where losses are allowed: the queue lost its end or was made anew. The stream goes on
-        # where it ends now.
-        shortened = {
-            queue: each.high
-            for queue, each in within.items()
-            if each.high < positions.get(queue, 0)
-        }
         highs = {
             queue: self._limited(queue, each.high)
             for queue, each in within.items()
-            if queue in positions and queue not in shortened
+            if queue in positions
         }
         waiting = sum(max(0, high - positions[queue]) for queue, high in highs.items())
         is_open = take_all or self._target is not None
         if not is_open and not self._gate.opens(waiting, self._monotonic()):
-            return positions | new | shortened
-        return admit(positions, highs, limit) | new | shortened
+            return positions | new
+        return admit(positions, highs, limit) | new
 
     def _is_draining(self) -> bool:
         """Whether whoever runs the stream wants it to come to rest, to be stopped between batches.
@@ -199,19 +202,6 @@ class StreamDriver:
 
     def _limited(self, queue: Queue, high: int) -> int:
         return high if self._target is None else min(high, self._target[queue].high)
-
-    def _check(self, positions: dict[Queue, int], bounds: dict[Queue, Bounds]) -> None:
-        """Say early what a batch would find missing."""
-        if not self._options.read.fail_on_data_loss:
-            return
-        problems = [
-            f"{queue} is to be read from offset {at} on and has {bounds[queue].low} to "
-            f"{bounds[queue].high}"
-            for queue, at in sorted(positions.items())
-            if queue in bounds and not bounds[queue].low <= at <= bounds[queue].high
-        ]
-        if problems:
-            raise DataLost(problems)
 
     def _check_brokers(self, positions: dict[Queue, int]) -> None:
         """A run that takes what is there must not end well without what an absent broker has."""
@@ -246,13 +236,12 @@ class StreamDriver:
             low = bounds[queue].low if queue in bounds else 0
             at = positions.get(queue, min(low, to))
             if to < at:
+                # Planned where losses were allowed, and warned of there.
                 problems.append(f"{queue} was read up to offset {at} and now ends at {to}")
                 continue
             wanted.append(QueueRange(queue, at, to))
         if problems and read.fail_on_data_loss:
             raise DataLost(problems)
-        for problem in problems:
-            log.warning("%s; what is there is not read, the stream goes on at that end", problem)
         yield from available(wanted, bounds, fail=read.fail_on_data_loss)
 
     # ---- the group

@@ -16,7 +16,7 @@ from orbitmq.spark.consuming.errors import RowsRefused
 from orbitmq.spark.consuming.settling import Settled
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
-from tests.support.sparking import DEADLINE, numbers, read, stream
+from tests.support.sparking import DEADLINE, numbers, read, stream, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,6 +66,25 @@ def test_a_row_is_written_or_given_back_by_one_verdict(
     assert settled == Settled(retried=1, dead=0, failures={0: 1})
     assert during > before
     assert set(kept_blocks(spark)) == before
+
+
+def test_a_row_without_a_verdict_comes_again(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster
+) -> None:
+    """An expression that says nothing about some rows must not count them as done."""
+    from pyspark.sql.functions import expr
+
+    orbit_cluster.create_topic("orders", queues=2)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6, queues=2))
+
+    with judged(read(spark, orbit_cluster, "orders"), lambda message: None) as rows:
+        changed = rows.withColumn("outcome", expr("CASE WHEN body <> '3' THEN outcome END"))
+        settled = settle(changed, "billing", name_server=orbit_cluster.name_server)
+
+    assert settled == Settled(retried=1, dead=0, failures={0: 1})
+    orbit_cluster.advance(10)
+    until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
+    assert [each.body for each in orbit_cluster.messages("%RETRY%billing")] == [b"3"]
 
 
 def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(

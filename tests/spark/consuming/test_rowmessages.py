@@ -59,8 +59,8 @@ def test_a_time_of_another_kind_is_no_time() -> None:
         (Speechless(), "Speechless: (no text: ValueError)"),
         (ValueError("\udcff broken"), "ValueError: ? broken"),
         (Retry("\udcff broken"), "? broken"),
-        (Retry(Speechless()), "(no text: ValueError)"),  # type: ignore[arg-type]
-        (Retry(404), "404"),  # type: ignore[arg-type]
+        (Retry(Speechless()), "(no text: ValueError)"),
+        (Retry(404), "404"),
     ],
 )
 def test_an_error_whose_text_is_none_is_a_verdict_like_others(error: Exception, said: str) -> None:

@@ -73,13 +73,15 @@ def settle(
     """Send the failed rows of `judged` back, to be delivered to the group again or given up.
 
     Returns when brokers have taken all of them; raises `ReturnFailed` when one was not taken, so
-    that the batch fails and is repeated. Rows that would be judged again are refused.
+    that the batch fails and is repeated. Rows that would be judged again are refused. A row whose
+    outcome is null has no verdict, and is delivered again as well.
     """
     check_group(group)
     check_columns(frame, (*REQUIRED, "outcome"))
     check_kept(frame)
     used = [name for name in _USED if name in frame.columns]
-    failed = frame.where(frame["outcome"] != OK).select(*used)
+    # Without a verdict a row has not succeeded: it comes again.
+    failed = frame.where(~frame["outcome"].eqNullSafe(OK)).select(*used)
     send = _sending(reach(name_server, credentials, tls), group, max_retries)
     rows = failed.mapInArrow(send, _SCHEMA).collect()
     kept = sum(row.kept for row in rows)

@@ -1,0 +1,60 @@
+"""What a worker has imported is kept out of its collections: there, once, and nowhere else."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from orbitmq.spark import workergarbage
+from orbitmq.spark.workergarbage import put_modules_aside
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    done: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    workergarbage._freeze.cache_clear()
+    return done
+
+
+def test_a_worker_puts_its_modules_aside_once(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = SimpleNamespace(__spec__=SimpleNamespace(name="pyspark.daemon"))
+    monkeypatch.setitem(sys.modules, "__main__", daemon)
+
+    put_modules_aside()
+    put_modules_aside()
+
+    assert calls == ["collect", "freeze"]
+
+
+def test_nobody_elses_process_is_touched(calls: list[str]) -> None:
+    put_modules_aside()
+
+    assert calls == []
+
+
+#: Decodes few messages and many, and one without properties.
+_DECODES = """
+import sys
+from orbitmq.message.arrow import BadBody, messages_to_arrow
+from tests.support.message import plain_message, plain_pull
+for pull in (plain_pull(5), plain_pull(500), plain_message(1, properties=b"").encode()):
+    messages_to_arrow(pull, broker_name="b", bad_body=BadBody.NULL)
+print("pandas" in sys.modules)
+"""
+
+
+def test_decoding_does_not_import_pandas() -> None:
+    # Arrow does at the least occasion, and each worker of Spark would pay for it.
+    found = subprocess.run(
+        [sys.executable, "-c", _DECODES], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert found.stdout.strip() == "False"
