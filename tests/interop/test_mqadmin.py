@@ -277,16 +277,17 @@ def test_progress_is_cloned(session: Session) -> None:
     assert session.running.progress("cloned")[0] == 2
 
 
-def test_consumers_and_producers_are_shown(session: Session) -> None:
+def test_consumers_and_producers_are_shown(session: Session, release: Release) -> None:
     assert CLIENT in session.printed["connection"]
     assert "PYTHON" in session.printed["connection"]
     assert "ConsumeType: CONSUME_PASSIVELY" in session.printed["connection"]
     assert "127.0.0.1:" in session.printed["producers"]
     assert "Orders" in session.printed["status"]
     assert "#Consumer MQ Detail#" in session.printed["status"]
-    # What Apache's consumers do not tell is printed as it is.
-    (line,) = [each for each in session.printed["status"].splitlines() if "consumeTimes" in each]
-    assert line.split(": ", 1)[1].startswith("calls=1 p50=0.250000 ")
+    # What Apache's consumers do not tell is printed as it is, and passed over by 4.9.
+    told = [each for each in session.printed["status"].splitlines() if "consumeTimes" in each]
+    assert len(told) == (0 if release.is_old_line else 1)
+    assert all(each.split(": ", 1)[1].startswith("calls=1 p50=0.250000 ") for each in told)
 
 
 def test_messages_are_found_by_id_key_unique_id_and_offset(session: Session) -> None:
