@@ -89,7 +89,7 @@ def placed(positions: Positions, bounds: Mapping[Queue, Bounds], *, fail: bool) 
         problem = f"{queue} is to be read from offset {at} on and has {low} to {high}"
         problems.append(problem)
         if at > high:
-            found[queue] = low
+            found[queue] = high
             if not fail:
                 log.warning("%s; %s", problem, _PASSED_OVER)
     if problems and fail:
