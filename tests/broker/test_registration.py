@@ -245,7 +245,7 @@ async def test_one_that_does_not_answer_who_is_listed_holds_up_no_news_and_is_le
     await until(lambda: len(names.times) == told + 1, "a registration in the meantime")
 
     monkeypatch.setattr(registration_module, "_LOOK_PATIENCE", 0.01)
-    broker.parts.registration.register_all()
+    names.end_connections()
     (server,) = broker.parts.registration._servers
     await until(lambda: server.silences == 3, "three looks in vain")
     before = names.looks

@@ -141,9 +141,10 @@ class Registration:
         if self._servers:
             self._topics.take_changed()
         for server in self._servers:
-            task = asyncio.get_running_loop().create_task(self._keep_informed(server))
-            task.add_done_callback(_log_failure)
-            self._tasks.append(task)
+            for work in (self._keep_informed(server), self._look_around(server)):
+                task = asyncio.get_running_loop().create_task(work)
+                task.add_done_callback(_log_failure)
+                self._tasks.append(task)
 
     def notice(self) -> None:
         """Register soon if the topics have changed; cheap when they have not."""
@@ -224,33 +225,24 @@ class Registration:
 
     async def _has_news(self, server: _NameServer, seconds: float) -> bool:
         """Wait for news; False when it is time to register without any."""
-        loop = asyncio.get_running_loop()
-        # Beside each other: a name server that is slow to say who is listed holds up no news.
-        waiting = loop.create_task(server.has_news.wait())
-        looking = loop.create_task(self._until_unlisted(server))
         try:
-            await asyncio.wait(
-                (waiting, looking), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            waiting.cancel()
-            looking.cancel()
-            await asyncio.wait((waiting, looking))
-        if not looking.cancelled() and (error := looking.exception()) is not None:
-            raise error
-        if server.has_news.is_set():
-            return True
-        if looking.cancelled():
+            async with asyncio.timeout(seconds):
+                await server.has_news.wait()
+        except TimeoutError:
             # A rival that registers just before us each time is seen now or never.
             await self._is_unlisted(server)
-        return False
+            return False
+        return True
 
-    async def _until_unlisted(self, server: _NameServer) -> None:
-        """Look who is listed in our place, again and again, until nobody is."""
+    async def _look_around(self, server: _NameServer) -> None:
+        """Look who is listed in our place, again and again, and have it taken when nobody is.
+
+        Beside the registrations: a name server that is slow to say it holds up no news.
+        """
         while True:
             await asyncio.sleep(server.place.pause)
             if await self._is_unlisted(server):
-                return
+                server.add_news(None)
 
     async def _is_unlisted(self, server: _NameServer) -> bool:
         """Look who is listed in our place; whether nobody is."""
