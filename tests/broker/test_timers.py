@@ -380,10 +380,10 @@ async def test_a_restart_reads_on_from_the_first_message_that_is_still_pending(
         broker.step()
 
         await broker.restart()
-        start = broker.parts.timers._scanned
         broker.advance(1)
 
-        assert start == 4096
+        # What was left to it; it may have read on by now.
+        assert broker.parts.timers._before.first_pending == 4096
         assert broker.bodies("T")[-1] == b"last"
         assert len(broker.bodies("T")) == 5001
 
