@@ -20,7 +20,7 @@ setup: $(READY) ## Make the virtual environment (the other targets do it when ne
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "OrbitMQ needs Python 3.11 or newer; name it with: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1; }
-	@echo "Setting up $(VENV) (once; about a minute)"
+	@echo "Setting up $(VENV) (once; one to three minutes, without a word)"
 	@test -x $(BIN)/pip || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
