@@ -11,22 +11,7 @@ import pytest
 from orbitmq.broker.settings import AccessSettings, BrokerSettings
 from orbitmq.testing import EmbeddedCluster
 from tests.clients.conftest import StartClient
-
-MAKER = ("maker-key", "maker-s3cr3t")
-TAKER = ("taker-key", "taker-s3cr3t")
-
-ACCOUNTS = f"""
-[[accounts]]
-accessKey = "{MAKER[0]}"
-secretKey = "{MAKER[1]}"
-topicPerms = ["Orders=PUB"]
-
-[[accounts]]
-accessKey = "{TAKER[0]}"
-secretKey = "{TAKER[1]}"
-topicPerms = ["Orders=SUB"]
-groupPerms = ["readers=SUB"]
-"""
+from tests.support.clients import ACCOUNTS, MAKER, TAKER
 
 
 @pytest.fixture

@@ -7,22 +7,10 @@ a new group find the backlog, or wait for what they send.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from orbitmq.testing import EmbeddedCluster
 from tests.clients.conftest import StartClient
-from tests.support.clients import CppClient
-
-
-def orders(count: int, first: int = 0, **more: object) -> list[dict[str, Any]]:
-    return [
-        {"topic": "Orders", "body": f"order {number}", **more}
-        for number in range(first, first + count)
-    ]
-
-
-def bodies(count: int, first: int = 0) -> list[str]:
-    return [f"order {number}" for number in range(first, first + count)]
+from tests.support.clients import CppClient, bodies, orders
 
 
 def consume(client: CppClient, cluster: EmbeddedCluster, group: str, **more: object) -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,26 +13,13 @@ from orbitmq import Admin, Consumer, PullConsumer, ReceivedMessage
 from orbitmq.broker.settings import AccessSettings, BrokerSettings, TransactionSettings
 from orbitmq.testing import EmbeddedCluster
 from tests.interop.goclient import GoClient, obtain_go_client
+from tests.support.clients import ACCOUNTS, MAKER, TAKER, bodies, orders
 from tests.support.maven import Unavailable
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(180)]
 
 StartClient = Callable[[], GoClient]
 
-MAKER = ("maker-key", "maker-s3cr3t")
-TAKER = ("taker-key", "taker-s3cr3t")
-ACCOUNTS = f"""
-[[accounts]]
-accessKey = "{MAKER[0]}"
-secretKey = "{MAKER[1]}"
-topicPerms = ["Orders=PUB"]
-
-[[accounts]]
-accessKey = "{TAKER[0]}"
-secretKey = "{TAKER[1]}"
-topicPerms = ["Orders=SUB"]
-groupPerms = ["readers=SUB"]
-"""
 
 #: The client rebalances every 20 s and at once when the broker says that members changed.
 JOINING = 60.0
@@ -75,17 +61,6 @@ def client(start_client: StartClient, cluster: EmbeddedCluster) -> GoClient:
     client = start_client()
     client.produce("makers", cluster.name_server)
     return client
-
-
-def orders(count: int, first: int = 0, **more: object) -> list[dict[str, Any]]:
-    return [
-        {"topic": "Orders", "body": f"order {number}", **more}
-        for number in range(first, first + count)
-    ]
-
-
-def bodies(count: int, first: int = 0) -> list[str]:
-    return [f"order {number}" for number in range(first, first + count)]
 
 
 def consume(client: GoClient, cluster: EmbeddedCluster, group: str, **more: object) -> None:

@@ -13,28 +13,12 @@ from orbitmq import Admin, Consumer, PullConsumer, ReceivedMessage
 from orbitmq.broker.settings import AccessSettings, BrokerSettings
 from orbitmq.testing import EmbeddedCluster
 from tests.interop.nodeclient import NodeClient, obtain_node_client
+from tests.support.clients import ACCOUNTS, MAKER, TAKER, bodies, orders
 from tests.support.maven import Unavailable
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
 
 StartClient = Callable[[], NodeClient]
-
-MAKER = ("maker-key", "maker-s3cr3t")
-TAKER = ("taker-key", "taker-s3cr3t")
-
-#: The client asks for the retry topic of its group like for any other.
-ACCOUNTS = f"""
-[[accounts]]
-accessKey = "{MAKER[0]}"
-secretKey = "{MAKER[1]}"
-topicPerms = ["Orders=PUB"]
-
-[[accounts]]
-accessKey = "{TAKER[0]}"
-secretKey = "{TAKER[1]}"
-topicPerms = ["Orders=SUB"]
-groupPerms = ["readers=SUB"]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +57,6 @@ def client(start_client: StartClient, cluster: EmbeddedCluster) -> NodeClient:
     client = start_client()
     client.produce("makers", cluster.name_server)
     return client
-
-
-def orders(count: int, first: int = 0, **more: object) -> list[dict[str, Any]]:
-    return [
-        {"topic": "Orders", "body": f"order {number}", **more}
-        for number in range(first, first + count)
-    ]
-
-
-def bodies(count: int, first: int = 0) -> list[str]:
-    return [f"order {number}" for number in range(first, first + count)]
 
 
 def consume(client: NodeClient, cluster: EmbeddedCluster, group: str, **more: object) -> None:

@@ -25,6 +25,32 @@ DEADLINE = 30.0
 _DOWNLOAD_DEADLINE = 60.0
 
 
+#: Access and secret key of an account that may send orders, and of one that may read them.
+MAKER = ("maker-key", "maker-s3cr3t")
+TAKER = ("taker-key", "taker-s3cr3t")
+ACCOUNTS = f"""
+[[accounts]]
+accessKey = "{MAKER[0]}"
+secretKey = "{MAKER[1]}"
+topicPerms = ["Orders=PUB"]
+
+[[accounts]]
+accessKey = "{TAKER[0]}"
+secretKey = "{TAKER[1]}"
+topicPerms = ["Orders=SUB"]
+groupPerms = ["readers=SUB"]
+"""
+
+
+def orders(count: int, first: int = 0, **more: object) -> list[dict[str, Any]]:
+    """Messages for a driver to send, whose bodies are those of `bodies`."""
+    return [{"topic": "Orders", "body": body, **more} for body in bodies(count, first)]
+
+
+def bodies(count: int, first: int = 0) -> list[str]:
+    return [f"order {number}" for number in range(first, first + count)]
+
+
 class Unobtainable(Exception):
     """The package could not be installed here."""
 
