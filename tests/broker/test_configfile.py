@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile, Origin
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
 from orbitmq.wire.bodies.offsets import ConsumerOffsets
+from tests.support.powerloss import ForgetfulFiles
 
 FOLDER = Path("/config")
 PATH = FOLDER / "consumerOffset.json"
@@ -196,6 +198,25 @@ def test_a_complete_document_remains_wherever_the_process_or_the_machine_stops(
 
     assert step >= 6
     assert looked_at > 10
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_the_folder_that_a_document_is_saved_in_survives_as_well(
+    tmp_path: Path, is_made_before: bool
+) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    disk = ForgetfulFiles(root)
+    if is_made_before:  # by a life that ended before it had saved anything
+        disk.make_folder(root / "config")
+
+    ConfigFile(root / "config" / PATH.name, ConsumerOffsets, disk=disk).save(progress(7))
+
+    for seed in range(8):
+        left = tmp_path / f"left-{seed}"
+        disk.lose_power(left, random.Random(seed))
+        loaded = ConfigFile(left / "config" / PATH.name, ConsumerOffsets).load()
+        assert loaded.value == progress(7)
 
 
 @pytest.mark.parametrize("history", [1, 2])

@@ -27,9 +27,10 @@ from orbitmq.remoting.connection import Connection
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, bodies_in, until
 from tests.support.conversing import converse_all
+from tests.support.fuzzing import fuzz_seed, note_inputs
 from tests.support.mutations import Corpus
 
-SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "20"))
+SEED = fuzz_seed(20)
 CONVERSATIONS = 10_000
 #: Conversations after which caches are warm and memory is looked at for the first time.
 WARM = 2_000
@@ -67,6 +68,7 @@ async def test_nonsense_costs_nobody_but_the_one_who_says_it(
     assert len(broker.parts.held) == 0
     assert not broker.parts.producers.groups()
     assert not [group for group in broker.parts.consumers.groups() if _members(broker, group)]
+    note_inputs(CONVERSATIONS)
     assert grown < GROWTH
     assert longest < ENDS_WITHIN
     assert _unexpected(caplog) == []

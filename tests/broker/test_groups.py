@@ -98,6 +98,45 @@ def test_from_a_number_of_groups_on_only_administration_makes_more(
     assert groups.find("g0", now=NOW) is not None
 
 
+@pytest.mark.parametrize(
+    ("groups", "name", "words"),
+    [
+        (
+            GroupTable(max_auto=len(PREDEFINED_GROUPS), now=NOW),
+            "billing",
+            r"\[billing\].*max_auto_groups is 8.*orbitmq group create billing",
+        ),
+        (
+            GroupTable(auto_create=False, now=NOW),
+            "billing",
+            r"auto_create_group is off.*orbitmq group create billing",
+        ),
+        (GroupTable(now=NOW), "no group", r"illegal characters.*choose another name"),
+    ],
+)
+def test_who_needs_a_group_that_is_not_made_is_told_why_and_what_to_do(
+    groups: GroupTable, name: str, words: str
+) -> None:
+    with pytest.raises(Refused, match=words) as refused:
+        groups.require(name, now=NOW)
+
+    assert refused.value.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert name not in groups
+
+
+def test_a_group_that_is_only_made_a_second_later_is_a_matter_of_coming_again() -> None:
+    groups = GroupTable(now=NOW)
+    for number in range(MADE_PER_SECOND):
+        groups.require(f"g{number}", now=NOW)
+
+    with pytest.raises(Refused, match="come again") as refused:
+        groups.require("billing", now=NOW)
+
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    assert groups.missing("billing") is None
+    assert groups.require("billing", now=NOW + 1).group_name == "billing"
+
+
 def test_groups_that_come_too_many_at_once_are_made_later() -> None:
     groups = table()
     named = [f"g{number}" for number in range(MADE_PER_SECOND + 5)]

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.drafts import Draft
 from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.settings import PullSettings
+from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import SubscriptionData
@@ -99,6 +101,37 @@ async def test_a_pull_is_woken_in_the_turn_in_which_its_message_is_written(
 
     # The write itself announces what arrived.
     assert order == ["woken", "written"]
+
+
+@pytest.mark.parametrize("queues", [(0,), (0, 1, 2)])
+async def test_those_of_a_connection_who_are_woken_get_one_write_within_the_turn(
+    broker: Broker,
+    client: RawClient,
+    orders: str,
+    monkeypatch: pytest.MonkeyPatch,
+    queues: tuple[int, ...],
+) -> None:
+    turns, counts = broker.parts.turns, broker.parts.counters.group(orders, GROUP)
+    waiting = [begin(client, orders, queue_id) for queue_id in queues]
+    await held(broker, len(queues))
+    for queue_id in queues:
+        turns.append(Draft(orders, queue_id, b"new", b"", 0, broker.parts.store_host))
+    written: list[tuple[int, int]] = []
+    flush = Outgoing.flush
+
+    def watched(outgoing: Outgoing) -> int:
+        size = flush(outgoing)
+        written.append((size, counts.gets))
+        return size
+
+    monkeypatch.setattr(Outgoing, "flush", watched)
+    turns.finish()
+
+    # Who is alone does not even wait for being counted.
+    assert [gets for size, gets in written if size] == [0 if len(queues) == 1 else len(queues)]
+    answers = await asyncio.wait_for(asyncio.gather(*waiting), LONG)
+    assert [bodies_in(answer) for answer in answers] == [[b"new"]] * len(queues)
+    assert counts.gets == len(queues)
 
 
 async def test_with_synchronous_flushing_a_pull_is_woken_when_the_message_is_safe(

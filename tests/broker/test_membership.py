@@ -150,6 +150,22 @@ async def test_a_heartbeat_of_very_many_groups_makes_no_more_than_are_allowed(
     assert len(broker.parts.topics) == before + made
 
 
+async def test_members_of_a_group_that_may_not_be_made_are_told_when_they_ask_who_is_in_it(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(max_auto_groups=1)
+    client = await open_client(broker)
+    await client.heartbeat("c1", ORDERS)
+
+    answer = await client.connection.request(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
+    )
+
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert f"orbitmq group create {GROUP}" in (answer.remark or "")
+    assert "max_auto_groups" in (answer.remark or "")
+
+
 async def test_a_heartbeat_of_a_cpp_client_is_understood(broker: Broker, client: RawClient) -> None:
     """Numbers for names, texts for versions, sets that are missing, a newline at the end."""
     answer = await raw_heartbeat(

@@ -694,6 +694,23 @@ async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(
     assert then.code == ResponseCode.SUCCESS
 
 
+async def test_progress_from_before_a_reset_does_not_undo_it(
+    broker: Broker, client: RawClient
+) -> None:
+    """The C++ client goes to where it is sent, and still carries what it had before."""
+    await fill(client, 10)
+    broker.parts.progress.reset("orders", GROUP, 0, 3)
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+    await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+
+    await client.pull("orders", 0, 3, sys_flag=flag, commit_offset=8)
+    stale = broker.parts.progress.stored("orders", GROUP, 0)
+    await client.pull("orders", 0, 7, sys_flag=flag, commit_offset=6)
+
+    assert stale == 3
+    assert broker.parts.progress.stored("orders", GROUP, 0) == 6
+
+
 @pytest.mark.parametrize(
     ("reset", "offset", "reported", "is_moved"),
     [

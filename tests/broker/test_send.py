@@ -308,7 +308,7 @@ CASES = (
     Case(
         "10 no group",
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-        "subscription group not exist, nobody",
+        "subscription group [nobody] does not exist",
         {"topic": "%RETRY%nobody"},
         {"auto_create_group": False},
     ),

@@ -441,7 +441,9 @@ async def test_questions_go_round_among_the_producers_of_a_group(
     assert len(producer.questions) == len(other.questions) == 2
 
 
-async def test_without_a_producer_the_question_counts_all_the_same(broker: HandBroker) -> None:
+async def test_without_a_producer_the_question_counts_all_the_same_and_operators_are_told(
+    broker: HandBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     gone = await AskedProducer.join(broker.broker)
     await send_half(gone, "T", b"x", broker)
     await gone.close()
@@ -449,11 +451,19 @@ async def test_without_a_producer_the_question_counts_all_the_same(broker: HandB
 
     check(broker)
 
+    check(broker)
+
     assert broker.messages(HALF)[1].properties["TRANSACTION_CHECK_TIMES"] == "1"
+    told = [line for line in caplog.messages if "nobody to ask" in line]
+    assert len(told) == 1  # not every half minute
+    unique_id = broker.messages(HALF)[0].unique_id
+    assert f"no producer of group makers is connected; message {unique_id} to T" in told[0]
+    assert "question 1 of 15" in told[0]
+    assert "given up and never delivered" in told[0]
 
 
 async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
-    broker: HandBroker, producer: AskedProducer
+    broker: HandBroker, producer: AskedProducer, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = await send_half(producer, "T", b"x", broker)
     for _ in range(15):
@@ -474,6 +484,7 @@ async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
 
     assert kept == []
     assert [message.unique_id for message in given_up] == [half.transaction_id]
+    assert f"message {half.transaction_id} to T (keys none) is not delivered" in caplog.text
     assert questions == 15
     assert answer.code == ResponseCode.SUCCESS
     assert broker.bodies("T") == [b"x"]

@@ -28,6 +28,9 @@ def test_the_port_may_be_left_out_where_there_is_a_default() -> None:
     assert parse_address("localhost", default_port=9876) == Address("localhost", 9876)
     assert parse_address("[::1]", default_port=9876) == Address("::1", 9876)
     assert parse_address("localhost:1", default_port=9876) == Address("localhost", 1)
+    # It would be somebody's 0.0.38.148, and is a port or a count that was put into the wrong place.
+    with pytest.raises(AddressError, match="a number alone is no address: write host:port"):
+        parse_address("9876", default_port=9876)
 
 
 @pytest.mark.parametrize(

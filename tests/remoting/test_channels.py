@@ -90,10 +90,22 @@ async def test_a_restarted_peer_is_reached_again_within_three_seconds() -> None:
         await channels.close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_refusal_is_told_in_the_words_of_the_system(host: str) -> None:
+    address = Address(host, _free_address().port)
+    channels = Channels()
+
+    with pytest.raises(ConnectFailed) as refused:
+        await channels.get(address)
+
+    assert str(refused.value) == f"cannot connect to {address}: Connection refused"
+    await channels.close()
+
+
 async def test_attempts_after_failures_wait_and_say_for_how_long() -> None:
     channels = Channels(ChannelSettings(first_pause=5.0, longest_pause=20.0, jitter=0.0))
     address = _free_address()
-    with pytest.raises(ConnectFailed, match=r"next attempt in [45]\.\d s") as first:
+    with pytest.raises(ConnectFailed) as first:
         await channels.get(address)
 
     # The pause is longer than the caller would wait: it is told at once.
@@ -103,6 +115,8 @@ async def test_attempts_after_failures_wait_and_say_for_how_long() -> None:
 
     assert 4.0 < first.value.retry_in <= 5.0
     assert 4.0 < second.value.retry_in <= channels.retry_in(address) + 0.5
+    # Whoever reads the text may have ended by then.
+    assert "attempt" not in f"{first.value} {second.value}"
     await channels.close()
 
 

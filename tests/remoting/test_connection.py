@@ -245,6 +245,23 @@ async def test_nothing_is_written_after_a_write_that_failed() -> None:
     assert not connection.is_open
 
 
+async def test_what_is_replied_at_once_does_not_wait_for_the_loop_nor_for_others() -> None:
+    connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
+    connection.data_received(_requests(3, code=HOLD))
+    first, second, third = (Command.request(HOLD, opaque=number) for number in range(3))
+
+    connection.reply(first, first.answer(0), at_once=True)
+    written = [len(transport.written)]
+    for patient in (second, third):
+        connection.reply(patient, patient.answer(0))
+    written.append(len(transport.written))
+    await asyncio.sleep(0)
+    written.append(len(transport.written))
+
+    assert written == [1, 1, 2]
+    assert connection.open_requests == 0
+
+
 async def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
     held: list[tuple[Connection, Command]] = []
 
@@ -256,6 +273,7 @@ async def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
         connection = await connect(server.address)
         with pytest.raises(RequestTimedOut):
             await connection.request(HOLD, timeout=0.02)
+        await until(lambda: bool(held))
         server_side, request = held[0]
         server_side.reply(request, request.answer(0, body=b"too late"))
         answer = await connection.request(ECHO, body=b"still here", timeout=DEADLINE)

@@ -446,8 +446,8 @@ def test_a_store_that_cannot_undo_refuses_writes_and_goes_on_reading(
     assert bodies(open_store(), "T", 0) == [b"kept"]
 
 
-def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory(
-    open_store: OpenStore,
+def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory_and_is_tried_again_soon(
+    open_store: OpenStore, clock: HandClock
 ) -> None:
     disk = FailingFiles()
     store = open_store(files=disk)
@@ -469,10 +469,15 @@ def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory(
     with pytest.raises(DiskFull, match="consume queue"):
         put(store, "T", 0, b"refused")
     assert len(bodies(store, "T", 0)) == 13
+    clock.advance(1.0)
+    store.tick()  # begins a round
+    store.tick()
+    with pytest.raises(DiskFull, match="consume queue"):
+        put(store, "T", 0, b"refused")
     disk.heal()
-    for _ in range(3):
-        store._durability.is_wanted = True
-        store.tick()
+    clock.advance(1.0)
+    store.tick()
+    store.tick()
     put(store, "T", 0, b"accepted")
     store.write()
     assert len(bodies(store, "T", 0)) == 14

@@ -1,7 +1,11 @@
-"""A real process, killed while it stores: what it has acknowledged is there afterwards."""
+"""A real process, killed while it stores: what it has acknowledged is there afterwards.
+
+ORBITMQ_ROUNDS says how often, ORBITMQ_FIRST_SEED makes other moments of it.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -18,6 +22,11 @@ from tests.support.store import SMALL, messages_of, with_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "20"))
+SEED = os.environ.get("ORBITMQ_FIRST_SEED", "")
+#: Kills of one store, after which another one begins: reading all of it takes longer each time.
+OF_ONE_STORE = 20
 
 #: Stores messages as fast as it can and prints the number of each when it counts as stored.
 WRITER = """
@@ -82,13 +91,13 @@ def flip(root: Path, at: int) -> None:
 def test_kill_9_under_load_loses_nothing_that_was_acknowledged(
     tmp_path: Path, policy: FlushPolicy, pytestconfig: pytest.Config
 ) -> None:
-    """Twenty times per policy, each time on what the last time left; torn tails are cut, queues and
-    index made again."""
-    dice = random.Random(policy.value)
-    root = tmp_path / "store"
+    """Each time on what the last time left; torn tails are cut, queues and index made again."""
+    dice = random.Random(policy.value + SEED)
     settings = replace(with_policy(SMALL, policy), file_size=65536)
-    known: dict[int, bytes] = {}
-    for _ in range(20):
+    for life in range(ROUNDS):
+        if life % OF_ONE_STORE == 0:
+            root = tmp_path / f"store-{life}"
+            known: dict[int, bytes] = {}
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(root), policy.value, str(pytestconfig.rootpath)],
             stdout=subprocess.PIPE,

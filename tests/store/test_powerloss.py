@@ -1,6 +1,7 @@
 """Losing power at any moment, with unflushed pages lost in any order.
 
-Each seed is a life of a store, three times interrupted. ORBITMQ_SEEDS sets how many.
+Each seed is a life of a store, three times interrupted. ORBITMQ_SEEDS sets how many,
+ORBITMQ_FIRST_SEED where to begin; a failure says how to repeat it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,12 +19,11 @@ from orbitmq.broker.progress import ProgressFile, ProgressTable, encode_progress
 from orbitmq.store.settings import FlushPolicy, FlushSettings
 from orbitmq.store.store import Store
 from tests.support.powerloss import ForgetfulFiles
+from tests.support.repeating import tell_how_to_repeat
 from tests.support.store import SMALL, HandClock, messages_of, put
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "60"))
+FIRST = int(os.environ.get("ORBITMQ_FIRST_SEED", "0"))
 
 #: place in the log -> queue, number, body
 Known = dict[int, tuple[int, int, bytes]]
@@ -65,8 +65,18 @@ def live(store: Store, clock: HandClock, dice: random.Random, written: Known) ->
     return promised
 
 
+def seeds(share: float = 1.0) -> range:
+    """The seeds of a test that takes a share of them: one at least."""
+    return range(FIRST, FIRST + max(1, int(SEEDS * share)))
+
+
+@pytest.fixture(autouse=True)
+def repetition(request: pytest.FixtureRequest, seed: int) -> None:
+    tell_how_to_repeat(request, ORBITMQ_FIRST_SEED=seed, ORBITMQ_SEEDS=1)
+
+
 @pytest.mark.parametrize("policy", list(FlushPolicy))
-@pytest.mark.parametrize("seed", range(SEEDS // 2))
+@pytest.mark.parametrize("seed", seeds(0.5))
 def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(
     tmp_path: Path, policy: FlushPolicy, seed: int
 ) -> None:
@@ -105,7 +115,7 @@ def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(
         known = found
 
 
-@pytest.mark.parametrize("seed", range(SEEDS // 4))
+@pytest.mark.parametrize("seed", seeds(0.25))
 def test_without_waiting_for_the_disk_little_is_lost_and_only_at_the_end(
     tmp_path: Path, seed: int
 ) -> None:
@@ -190,7 +200,7 @@ class Consumption:
                 assert body in self.given, (queue_id, number)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds())
 def test_no_group_passes_a_message_that_it_was_not_given(tmp_path: Path, seed: int) -> None:
     dice = random.Random(f"progress{seed}")
     flush = FlushSettings(policy=FlushPolicy.ASYNC, queue_tail_bytes=dice.choice([100, 2000]))

@@ -17,6 +17,7 @@ from orbitmq.filter.tags import parse_tags
 from orbitmq.store.consumequeue import ConsumeQueue, QueueFiles
 from orbitmq.store.errors import WriteFailed
 from orbitmq.store.files import DiskFiles
+from orbitmq.store.nearreading import read_near
 from orbitmq.store.reading import Reading, ReadResult, ReadStatus, read_queue
 from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, QuickFiles, messages_of, put
@@ -274,17 +275,17 @@ def test_reading_does_not_copy(open_store: OpenStore) -> None:
 class Log:
     """Stands for a log all of whose files are there."""
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, content: bytes | None = None) -> None:
         self.start, self.end = start, end
-        self._view = memoryview(bytes(end))
+        self._view = memoryview(bytes(end) if content is None else content)
 
     def view(self, offset: int, size: int) -> memoryview | None:
         if offset < self.start or offset + size > self.end:
             return None
         return self._view[offset : offset + size]
 
-    def file_of(self, offset: int) -> File:
-        return File(self._view, self.end)
+    def file_of(self, offset: int) -> File | None:
+        return File(self._view, self.end) if offset >= self.start else None
 
     def following_file(self, offset: int) -> int:
         return offset - offset % 4096 + 4096
@@ -307,21 +308,18 @@ class File:
     asked=st.integers(0, 60),
     max_bytes=st.sampled_from([100, 3000, 1 << 40]),
     memory_bytes=st.sampled_from([2000, 20_000, 1 << 30]),
-    codes=st.sampled_from([None, (1,), (1, 2), (9,)]),
+    codes=st.sampled_from([(1,), (1, 2), (9,)]),
 )
 def test_the_fast_way_does_what_the_rule_says(
     messages: list[tuple[int, int, bool]],
     asked: int,
     max_bytes: int,
     memory_bytes: int,
-    codes: tuple[int, ...] | None,
+    codes: tuple[int, ...],
 ) -> None:
-    raw, at = b"", 0
-    for size, code, has_neighbour in messages:
-        raw += struct.pack(">qiq", at, size, code)
-        at += size + (500 if has_neighbour else 0)
+    raw, at = entries_of(messages)
     read_settings = ReadSettings(memory_bytes=memory_bytes, memory_distance=1 << 40)
-    wanted = None if codes is None else replace(parse_tags("x"), codes=codes)
+    wanted = replace(parse_tags("x"), codes=codes)
 
     def reading() -> tuple[Reading, ReadResult]:
         result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 0, 0, len(messages))
@@ -333,7 +331,7 @@ def test_the_fast_way_does_what_the_rule_says(
     slow, slow_result = reading()
     slow.take_one_by_one(raw, wanted)
 
-    assert fast.take_at_once(raw, wanted) or (wanted is not None and len(messages) <= 16)
+    assert fast.take_at_once(raw, wanted) or len(messages) <= 16
     if fast_result.next_offset:
         assert (fast_result.status, fast_result.next_offset) == (
             slow_result.status,
@@ -342,6 +340,74 @@ def test_the_fast_way_does_what_the_rule_says(
         assert fast_result.size == slow_result.size
         assert fast_result.count == slow_result.count
         assert fast_result.suggest_replica == slow_result.suggest_replica
+
+
+class Queue:
+    """Stands for a queue in memory."""
+
+    min_offset, trusted_from, topic_field = 0, 0, b""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self.max_offset = len(raw) // 20
+
+    def entries(self, first: int, count: int) -> bytes:
+        return self._raw[first * 20 : (first + count) * 20]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    messages=st.lists(
+        st.tuples(st.integers(91, 2000), st.just(1), st.booleans()), min_size=1, max_size=180
+    ),
+    data=st.data(),
+    asked=st.sampled_from([-1, 0, 1, 5, 32, 60, 500]),
+    max_bytes=st.sampled_from([0, 100, 3000, 1 << 40]),
+    memory_count=st.sampled_from([1, 32, 1024]),
+    memory_bytes=st.sampled_from([50, 2000, 20_000, 1 << 30]),
+    distance=st.sampled_from([0, 5_000, 1 << 40]),
+    short_by=st.sampled_from([0, 0, 1]),
+)
+def test_the_near_way_does_what_the_rule_says(
+    messages: list[tuple[int, int, bool]],
+    data: st.DataObject,
+    asked: int,
+    max_bytes: int,
+    memory_count: int,
+    memory_bytes: int,
+    distance: int,
+    short_by: int,
+) -> None:
+    raw, at = entries_of(messages)
+    # No two places of the log look alike.
+    words = -(-at // 4)
+    queue, log = Queue(raw), Log(0, at - short_by, struct.pack(f">{words}i", *range(words)))
+    first = data.draw(st.integers(0, len(messages) - 1))
+    read_settings = ReadSettings(
+        memory_count=memory_count, memory_bytes=memory_bytes, memory_distance=distance
+    )
+    expected = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, first, 0, len(messages))
+    limit = max(max_bytes, 100)
+    rule = Reading(log, read_settings, queue, asked, limit, expected)  # type: ignore[arg-type]
+    rule.take_one_by_one(raw[first * 20 :], None)
+
+    result = read_near(queue, log, read_settings, first, asked, max_bytes)  # type: ignore[arg-type]
+
+    if result is None:
+        # Only what is far, or not there.
+        assert distance < 1 << 40 or short_by
+        return
+    assert b"".join(result.pieces) == b"".join(expected.pieces)
+    assert replace(result, pieces=()) == replace(expected, pieces=())
+
+
+def entries_of(messages: list[tuple[int, int, bool]]) -> tuple[bytes, int]:
+    """Entries of messages with these sizes and codes, some with others behind; where they end."""
+    raw, at = b"", 0
+    for size, code, has_neighbour in messages:
+        raw += struct.pack(">qiq", at, size, code)
+        at += size + (500 if has_neighbour else 0)
+    return raw, at
 
 
 class Alone:
@@ -384,10 +450,14 @@ def test_a_message_that_is_alone_is_read_as_the_rule_says(
     rule = Reading(log, read_settings, queue, asked, 1 << 30, expected)  # type: ignore[arg-type]
     rule.take_one_by_one(queue.entries(7, 1), wanted)
 
-    result = read_queue(queue, log, read_settings, 7, asked, wanted, 1 << 30)  # type: ignore[arg-type]
+    results = [read_queue(queue, log, read_settings, 7, asked, wanted, 1 << 30)]  # type: ignore[arg-type]
+    near = read_near(queue, log, read_settings, 7, asked, 1 << 30)  # type: ignore[arg-type]
+    if near is not None and (wanted is None or wanted == parse_tags("*")):
+        results.append(near)
 
-    assert list(result.pieces) == list(expected.pieces)
-    assert replace(result, pieces=()) == replace(expected, pieces=())
+    for result in results:
+        assert list(result.pieces) == list(expected.pieces)
+        assert replace(result, pieces=()) == replace(expected, pieces=())
 
 
 @settings(

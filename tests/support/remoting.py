@@ -7,12 +7,15 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.address import Address, parse_address
+from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher, Handler
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import ServerSettings
+from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.headers.base import RequestHeader
 
 #: How long anything may take before a test fails.
 DEADLINE = 20.0
@@ -26,6 +29,16 @@ async def until(condition: Callable[[], bool], what: str = "the condition") -> N
         if loop.time() > end:
             raise AssertionError(f"{what} did not come about within {DEADLINE} s")
         await asyncio.sleep(0.002)
+
+
+async def asked(address: str, code: RequestCode, header: RequestHeader) -> Command:
+    """The answer to one question, over a connection of its own."""
+    connection = await connect(parse_address(address), owner=Dispatcher({}))
+    try:
+        return await connection.request(code, header, timeout=DEADLINE)
+    finally:
+        connection.close()
+        await connection.wait_closed()
 
 
 @contextlib.asynccontextmanager

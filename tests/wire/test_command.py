@@ -15,7 +15,7 @@ from orbitmq.wire.codes import Flag, Language, RequestCode, ResponseCode, Serial
 from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
 from orbitmq.wire.errors import EncodeError, FrameError, HeaderError, WireError
 from orbitmq.wire.frame import Frame, FrameReader
-from orbitmq.wire.headers.base import NoFields
+from orbitmq.wire.headers.base import Header, NoFields
 from orbitmq.wire.headers.membership import UnregisterClientRequest
 from orbitmq.wire.headers.pull import PullMessageRequest
 from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
@@ -122,14 +122,45 @@ def test_a_send_is_read_in_one_go_to_the_same_end(
     quick = decode_command(Frame(0, b"{" + text, b"body"))
     usual = decode_command(Frame(0, b"{ " + text, b"body"))
 
-    assert _read(quick) == _read(usual)
+    assert _read(quick, SendMessageRequest) == _read(usual, SendMessageRequest)
     assert quick.with_fields({"b": "x"}) == usual.with_fields({"b": "x"})
 
 
-def _read(command: Command) -> tuple[object, ...]:
+pull_numbers = ("queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset", "subVersion")
+whole_pulls = st.fixed_dictionaries(
+    {
+        **dict.fromkeys(("consumerGroup", "topic"), texts),
+        **{name: st.integers(-3, 1 << 30).map(str) for name in pull_numbers},
+        "suspendTimeoutMillis": st.just("15000"),
+    },
+    optional={
+        **dict.fromkeys(("subscription", "expressionType", "bname", "AccessKey"), texts),
+        "maxMsgBytes": st.integers(-3, 1 << 33).map(str) | st.integers(0, 9) | texts,
+        "lo": st.sampled_from(["true", "false", "", None]),
+    },
+)
+pull_fields = st.dictionaries(
+    st.sampled_from((*pull_numbers, "topic", "consumerGroup")), texts | st.none(), max_size=9
+)
+
+
+@given(fields=pull_fields | whole_pulls, rest=outer)
+def test_a_pull_is_read_in_one_go_to_the_same_end(
+    fields: dict[str, object], rest: dict[str, object]
+) -> None:
+    text = f'"code":11,"extFields":{json.dumps(fields)},{json.dumps(rest)[1:]}'.encode()
+
+    quick = decode_command(Frame(0, b"{" + text, b"body"))
+    usual = decode_command(Frame(0, b"{ " + text, b"body"))
+
+    assert _read(quick, PullMessageRequest) == _read(usual, PullMessageRequest)
+    assert quick.with_fields({"topic": "x"}) == usual.with_fields({"topic": "x"})
+
+
+def _read(command: Command, kind: type[Header]) -> tuple[object, ...]:
     """What somebody can know of a command: its header first, which must not need the map."""
     try:
-        header: object = to_builtins(command.header(SendMessageRequest))
+        header: object = to_builtins(command.header(kind))
         other: object = to_builtins(command.header(NoFields))
         fields: object = dict(command.ext_fields)
     except HeaderError as error:

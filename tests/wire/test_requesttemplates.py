@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.command import Command, encode_command
 from orbitmq.wire.errors import EncodeError
 from orbitmq.wire.headers.send import SendMessageRequest
 from orbitmq.wire.limits import WireLimits
@@ -51,7 +51,22 @@ def test_it_writes_the_same_bytes(
     filled = template.pieces(opaque, *values, body=body)
 
     header = SendMessageRequest(**constant, **dict(zip(VARYING, values, strict=True)))
-    assert filled == command_pieces(Command.request(code, header, opaque=opaque, body=body))
+    request = Command.request(code, header, opaque=opaque, body=body)
+    assert b"".join(filled) == encode_command(request)
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(0, 1), (1024, 1), (64 * 1024, 2)])
+def test_a_small_body_is_one_piece_with_its_head_and_a_large_one_is_not_copied(
+    size: int, pieces: int
+) -> None:
+    template = RequestTemplate(310, SendMessageRequest, VARYING, constant=_constant())
+    body = bytes(size)
+
+    filled = template.pieces(1, 0, 0, 0, 0, "", body=body)
+
+    assert len(filled) == pieces
+    assert b"".join(filled).endswith(body)
+    assert pieces == 1 or filled[-1] is body
 
 
 def test_fields_in_another_order_are_refused() -> None:

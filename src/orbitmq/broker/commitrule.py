@@ -64,7 +64,7 @@ class BackwardRule(enum.Enum):
 class QueueProgress:
     """The progress of a group in one queue."""
 
-    __slots__ = ("at", "by", "offset", "permitted", "permitted_until", "pulled")
+    __slots__ = ("at", "by", "offset", "permitted", "permitted_until", "pulled", "was_sent_back")
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -76,6 +76,8 @@ class QueueProgress:
         self.permitted_until = 0.0
         #: Where the group's next pull will begin, for the statistics.
         self.pulled = -1
+        #: Whether a pull was sent to where a reset wants the group.
+        self.was_sent_back = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

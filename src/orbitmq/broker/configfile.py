@@ -90,6 +90,8 @@ class ConfigFile(Generic[B]):
         self._disk = disk or ConfigDisk()
         self._encode = encode
         self._is_checked = False
+        #: Whether the name of the folder is on the disk; a life before may have left that undone.
+        self._is_folder_kept = False
         #: Why the last save failed; None when it did not, or there was none.
         self.problem: str | None = None
         #: Saves that failed since the last that did not, and in all.
@@ -141,6 +143,10 @@ class ConfigFile(Generic[B]):
                 self._disk.rename(self.path, self.backup)
             self._disk.rename(self._fresh, self.path)
             self._disk.sync_folder(self.path.parent)
+            if not self._is_folder_kept:
+                # The names in a folder are lost with its own.
+                self._disk.sync_folder(self.path.parent.parent)
+                self._is_folder_kept = True
         except OSError as error:
             raise ConfigNotSaved(self.path, error) from error
 

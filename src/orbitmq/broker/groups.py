@@ -6,7 +6,9 @@ administration. Commits and resets only look whether it is there (`in`).
 
 Anybody can name groups, tens of thousands in one heartbeat, and each is kept for good with a retry
 topic of its own. So there is a number from which on no more come into being by themselves, and not
-too many do in one second, in which others are to be served as well; clients come again.
+too many do in one second, in which others are to be served as well; clients come again. Whoever is
+refused for that reason is told so (`missing`): nothing else would tell a consumer why it gets
+nothing.
 
 Beside its configuration a group may be forbidden single topics: a set of bits for each, of which
 the read bit stops pulls. Apache's broker drops all of a group's bits when one topic's are
@@ -34,6 +36,9 @@ log = logging.getLogger(__name__)
 
 #: Groups that come into being in one second by themselves; each costs about 0.1 ms.
 MADE_PER_SECOND = 1000
+
+#: Of a name that somebody else has chosen, or of what is wrong with it, this much is shown.
+_SHOWN = 512
 
 #: What there is from the start. All may broadcast, which is also the default.
 PREDEFINED_GROUPS = (
@@ -111,6 +116,42 @@ class GroupTable:
             return None
         self._made += 1
         return self._put(SubscriptionGroupConfig(group_name=group), now)
+
+    def require(self, group: str, *, now: float) -> SubscriptionGroupConfig:
+        """The same for those who cannot do without it; raises `Refused`."""
+        config = self.find(group, now=now)
+        if config is None:
+            raise self.missing(group) or self._not_now(group)
+        return config
+
+    def missing(self, group: str) -> Refused | None:
+        """Why a group is not there and is not going to be; None when it is, or may be made."""
+        if group in self._groups:
+            return None
+        remedy = f"create it with: orbitmq group create {group}"
+        if (problem := names.group_problem(group)) is not None:
+            why, remedy = problem[:_SHOWN], "choose another name"
+        elif not self._auto_create and not group.startswith(names.SYSTEM_GROUP_PREFIX):
+            why = "the broker makes none by itself (auto_create_group is off)"
+        elif len(self._groups) >= self._max_auto:
+            why = (
+                f"with {len(self._groups)} groups the broker makes no more by itself "
+                f"(max_auto_groups is {self._max_auto})"
+            )
+            remedy += ", delete some that nobody needs, or raise that setting"
+        else:
+            return None
+        return Refused(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{group[:_SHOWN]}] does not exist: {why}; {remedy}",
+        )
+
+    def _not_now(self, group: str) -> Refused:
+        return Refused(
+            ResponseCode.SYSTEM_BUSY,
+            f"subscription group [{group}] does not exist, and {self._made} were made in this "
+            "second already: it is made when its members come again",
+        )
 
     def _has_room(self, now: float) -> bool:
         if int(now) != self._second:

@@ -20,6 +20,7 @@ class HeldPull:
         "deadline",
         "group",
         "header",
+        "is_alone",
         "is_held",
         "is_put_off",
         "offset",
@@ -65,6 +66,8 @@ class HeldPull:
         self.since = 0.0
         self.deadline = 0.0
         self.is_held = False
+        #: Whether nothing else is to be written with its answer: then that is written at once.
+        self.is_alone = False
         self.is_put_off = False
 
     @property

@@ -233,6 +233,8 @@ class Holding:
                 woken += [pull for pull in tuple(waiting) if self._is_woken(pull, arrival, seen)]
             else:
                 self._judge_in_slices(key, arrival)
+        if len(woken) == 1:
+            woken[0].is_alone = True
         for pull in woken:
             self._process(pull)
         # Not left to the end of the step: whoever waits has waited long enough.

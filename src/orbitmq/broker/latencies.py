@@ -154,7 +154,13 @@ class Latencies:
         milliseconds = seconds * 1000
         if not was_held and milliseconds > self.longest_pull:
             self.longest_pull = milliseconds
-        self.call((code, response, was_held), milliseconds)
+        histogram = self._calls.get((code, response, was_held))
+        if histogram is None:
+            self.call((code, response, was_held), milliseconds)
+        else:
+            # As `Histogram.note` does: there are many pulls.
+            histogram.counts[bisect_left(RPC_BOUNDS, milliseconds)] += 1
+            histogram.total += milliseconds
 
     def call(self, key: CallKey, milliseconds: float) -> None:
         """A request took so long."""

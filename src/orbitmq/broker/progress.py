@@ -227,7 +227,22 @@ class ProgressTable:
         offset = pending.pop(queue_id, None)
         if not pending:
             del self._resets[key]
+        queue = self._table.get(key, {}).get(queue_id)
+        if offset is not None and queue is not None:
+            queue.was_sent_back = True
         return offset
+
+    def is_stale(self, topic: str, group: str, queue_id: int, carried: int, pulled_at: int) -> bool:
+        """Whether what a pull carries is from before a reset that sent its group back.
+
+        Nobody has consumed what he only asks for now. The C++ client reports its old progress with
+        the pulls that follow a reset, until it has consumed something there; stored, it would undo
+        the reset for a client that dies meanwhile.
+        """
+        if carried <= pulled_at:
+            return False
+        queue = self._table.get((topic, group), {}).get(queue_id)
+        return queue is not None and queue.was_sent_back
 
     def clone(
         self, source: str, target: str, topic: str | None = None

@@ -6,10 +6,13 @@ code that Apache's broker gives, so that clients do what they do there.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.permissions import may_read
 from orbitmq.filter.subscription import TAG, MessageFilter
+from orbitmq.filter.tags import TagFilter
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
@@ -18,6 +21,7 @@ from orbitmq.wire.command import Command
 from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
 
 _SUBSCRIPTION = int(PullFlag.SUBSCRIPTION)
+_PULL = int(RequestCode.PULL_MESSAGE)
 #: How often the subscription that comes with every pull of a group is noted.
 _NOTE_SUBSCRIPTION = 60.0
 _MOST_NOTED = 10_000
@@ -31,44 +35,42 @@ class Forbidden(Refused):
         super().__init__(ResponseCode.NO_PERMISSION, remark)
 
 
+class _Noted(NamedTuple):
+    """What a group wants of a topic, and until when that is not noted again."""
+
+    text: str | None
+    kind: str | None
+    until: float
+    #: None when it is more than tags: that takes more memory, and may be switched off.
+    wanted: TagFilter | None
+
+
 class PullChecks:
     """Lets pulls pass or refuses them."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._monotonic = parts.clock.monotonic
-        self._noted: dict[tuple[str, str], tuple[str | None, str | None, float]] = {}
+        #: Whether the broker itself has nothing against pulls, and nothing against anybody's.
+        self._is_open = self._is_for_all = False
+        self._apply_settings()
+        parts.on_settings_changed(self._apply_settings)
+        self._noted: dict[tuple[str, str], _Noted] = {}
+
+    def _apply_settings(self) -> None:
+        settings = self._parts.settings
+        self._is_open = may_read(settings.permission) and not settings.is_slave
+        self._is_for_all = not settings.pull.reject_pull_consumer
 
     def check(
         self, request: Command, header: PullMessageRequest
     ) -> tuple[SubscriptionGroupConfig, TopicConfig]:
         """Whether this group may read this queue: checks 0 to 7."""
+        if not self._is_open or request.code != _PULL:
+            self._check_broker(request)
         parts = self._parts
-        settings = parts.settings
-        if settings.is_slave and not (
-            settings.pull.slave_read_enable or parts.replication.is_master_gone
-        ):
-            raise SystemBusy
-        if not may_read(settings.permission):
-            raise Forbidden(
-                ForbiddenType.BROKER,
-                f"the broker[{parts.address}] pulling message is forbidden: its read permission "
-                "is off",
-            )
-        if request.code == RequestCode.LITE_PULL_MESSAGE and not settings.pull.lite_pull:
-            raise Forbidden(
-                ForbiddenType.BROKER,
-                f"the broker[{parts.address}] for lite pull consumer is forbidden",
-            )
-        group = parts.groups.get(header.consumer_group) or parts.groups.find(
+        group = parts.groups.get(header.consumer_group) or parts.groups.require(
             header.consumer_group, now=parts.clock.now()
         )
-        if group is None:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumer_group}] does not exist; create it, or allow "
-                "that it is created",
-            )
         if not group.consume_enable:
             raise Forbidden(
                 ForbiddenType.GROUP,
@@ -96,15 +98,48 @@ class PullChecks:
             )
         return group, topic
 
+    def _check_broker(self, request: Command) -> None:
+        """Whether anybody may read here: checks 0 to 2."""
+        parts = self._parts
+        settings = parts.settings
+        if settings.is_slave and not (
+            settings.pull.slave_read_enable or parts.replication.is_master_gone
+        ):
+            raise SystemBusy
+        if not may_read(settings.permission):
+            raise Forbidden(
+                ForbiddenType.BROKER,
+                f"the broker[{parts.address}] pulling message is forbidden: its read permission "
+                "is off",
+            )
+        if request.code == RequestCode.LITE_PULL_MESSAGE and not settings.pull.lite_pull:
+            raise Forbidden(
+                ForbiddenType.BROKER,
+                f"the broker[{parts.address}] for lite pull consumer is forbidden",
+            )
+
     def wanted(
-        self, connection: Connection, header: PullMessageRequest, group: SubscriptionGroupConfig
+        self,
+        connection: Connection,
+        header: PullMessageRequest,
+        group: SubscriptionGroupConfig,
+        now: float,
     ) -> MessageFilter:
         """The filter that this pull brings or its group has: checks 8 to 10."""
         parts = self._parts
         name = header.consumer_group
         if header.sys_flag & _SUBSCRIPTION:
-            wanted = parts.filters.of_pull(header.subscription, header.expression_type)
-            self._note_subscription(header)
+            noted = self._noted.get((name, header.topic))
+            if (
+                noted is not None
+                and noted.text == header.subscription
+                and noted.kind == header.expression_type
+                and now < noted.until
+            ):
+                wanted = noted.wanted or parts.filters.of_pull(noted.text, noted.kind)
+            else:
+                wanted = parts.filters.of_pull(header.subscription, header.expression_type)
+                self._note_subscription(header, wanted, now)
         else:
             self._check_membership(header, group)
             wanted = parts.filters.of_group(
@@ -113,7 +148,7 @@ class PullChecks:
                 parts.consumers.subscription(name, header.topic, with_compensation=False),
                 header.sub_version,
             )
-        if parts.settings.pull.reject_pull_consumer and not self._is_known(connection, name):
+        if not self._is_for_all and not self._is_known(connection, name):
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's group info not exist, or the pull consumer is rejected by server: "
@@ -156,17 +191,16 @@ class PullChecks:
         )
         return not is_active or any(member.channel is connection for member in members)
 
-    def _note_subscription(self, header: PullMessageRequest) -> None:
+    def _note_subscription(
+        self, header: PullMessageRequest, wanted: MessageFilter, now: float
+    ) -> None:
         """Remember, for the tools, what a group wants that need not send heartbeats."""
-        key = (header.consumer_group, header.topic)
-        now = self._monotonic()
-        noted = self._noted.get(key)
         text, kind = header.subscription, header.expression_type
-        if noted is not None and noted[:2] == (text, kind) and now - noted[2] < _NOTE_SUBSCRIPTION:
-            return
         if len(self._noted) >= _MOST_NOTED:
             self._noted.clear()
-        self._noted[key] = (text, kind, now)
+        self._noted[header.consumer_group, header.topic] = _Noted(
+            text, kind, now + _NOTE_SUBSCRIPTION, wanted if isinstance(wanted, TagFilter) else None
+        )
         subscription = SubscriptionData(
             topic=header.topic,
             sub_string=text,

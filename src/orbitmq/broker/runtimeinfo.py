@@ -147,6 +147,8 @@ def _ours(parts: Parts, state: StoreStatistics) -> dict[str, str]:
     return {
         "topics": str(len(parts.topics)),
         "groups": str(len(parts.groups)),
+        "maxAutoTopics": str(parts.settings.max_auto_topics),
+        "maxAutoGroups": str(parts.settings.max_auto_groups),
         "heldPulls": str(len(parts.held)),
         "refusedBySystemBusy": str(parts.counters.busy_puts),
         "refusedCommits": str(parts.progress.refused),

@@ -28,11 +28,13 @@ from orbitmq.message.properties import replace_property
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.wellknown import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
+    KEYS,
     PRODUCER_GROUP,
     TRANSACTION_CHECK_TIMES,
     TRANSACTION_PREPARED_QUEUE_OFFSET,
 )
 from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.occurrences import Reminders
 from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers.transactions import CheckTransactionStateRequest
@@ -111,6 +113,8 @@ class TransactionChecks:
         #: When the current round began; None between rounds.
         self._round_ms: int | None = None
         self._release: Release | None = None
+        #: Groups of which nobody could be asked.
+        self._unanswered = Reminders()
 
     def step(self, now: float) -> float | None:
         """Do a part of a round when it is time for one; when there will be more to do."""
@@ -221,10 +225,15 @@ class TransactionChecks:
         release.put(parts.turns, draft, half.queue_offset, stored)
 
     def _given_up(self, half: StoredMessage) -> Draft:
+        group = half.get_property(PRODUCER_GROUP)
         log.error(
-            "a half message is given up after %d questions",
+            "a half message is given up after %d questions that no producer of group %s has "
+            "answered: %s is not delivered, a copy is kept in topic %s",
             times_asked(half),
-            extra={"group": half.get_property(PRODUCER_GROUP), "message_id": half.msg_id},
+            group,
+            _named(half),
+            names.CHECK_MAX_TIME_TOPIC,
+            extra={"group": group, "topic": _topic_of(half), "message_id": half.unique_id},
         )
         topic = TopicConfig(
             topic_name=names.CHECK_MAX_TIME_TOPIC,
@@ -253,11 +262,9 @@ class TransactionChecks:
         place = real_place(half)
         channel = None if place is None else self._somebody(group, place[0])
         if channel is None or place is None:
-            log.warning(
-                "nobody to ask about a transaction",
-                extra={"group": group, "message_id": half.msg_id},
-            )
+            self._tell_nobody(half, group)
             return
+        self._unanswered.end(group)
         message = StoredMessage.build(
             topic=place[0],
             queue_id=place[1],
@@ -284,6 +291,23 @@ class TransactionChecks:
         )
         parts.notify(channel, RequestCode.CHECK_TRANSACTION_STATE, header, body=message.encode())
 
+    def _tell_nobody(self, half: StoredMessage, group: str) -> None:
+        """Of the open transactions of a group that nobody can be asked about, one a minute."""
+        if not (count := self._unanswered.note(group, self._parts.clock.monotonic())):
+            return
+        asked, most = times_asked(half) + 1, self._parts.settings.transactions.check_max
+        log.warning(
+            "nobody to ask about a transaction: no producer of group %s is connected; %s has had "
+            "question %d of %d, and after the last one it is given up and never delivered. Start a "
+            "producer of the group with check= (time %d)",
+            group,
+            _named(half),
+            asked,
+            most,
+            count,
+            extra={"group": group, "topic": _topic_of(half), "message_id": half.unique_id},
+        )
+
     def _somebody(self, group: str, topic: str) -> Channel | None:
         """A producer of the group that may see what is sent to a topic.
 
@@ -295,6 +319,16 @@ class TransactionChecks:
             is_active=lambda channel: _is_open(channel) and may_publish(channel, topic),
             is_writable=_is_quick,
         )
+
+
+def _topic_of(half: StoredMessage) -> str:
+    place = real_place(half)
+    return "no topic" if place is None else place[0]
+
+
+def _named(half: StoredMessage) -> str:
+    keys = half.get_property(KEYS) or "none"
+    return f"message {half.unique_id} to {_topic_of(half)} (keys {keys[:128]})"
 
 
 def _is_open(channel: Channel) -> bool:

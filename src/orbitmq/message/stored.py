@@ -16,6 +16,8 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
+import msgspec
+
 from orbitmq.message.checksum import CRC_BITS, crc32
 from orbitmq.message.compression import MAX_EXPANDED_BODY, expand_body
 from orbitmq.message.errors import BodyCorrupt, RecordInvalid
@@ -114,17 +116,16 @@ def decode_message(record: Buffer) -> StoredMessage:
     return message
 
 
-class StoredMessage:
+class StoredMessage(msgspec.Struct, eq=False, gc=False):
     """One record, decoded as far as it was asked for. Equal to another if the bytes are."""
 
-    __slots__ = ("_body", "_head", "_properties", "_stored_body", "_tail")
-
-    def __init__(self, head: _Head, stored_body: bytes, tail: bytes) -> None:
-        self._head = head
-        self._stored_body = stored_body
-        self._tail = tail  # the topic with its length, the properties with theirs
-        self._body: bytes | None = None
-        self._properties: Mapping[str, str] | None = None
+    _head: _Head
+    _stored_body: bytes
+    #: The topic with its length, the properties with theirs.
+    _tail: bytes
+    # Once they were asked for:
+    _body: bytes | None = None
+    _properties: Mapping[str, str] | None = None
 
     @classmethod
     def build(

@@ -30,6 +30,8 @@ def parse_address(text: str, *, default_port: int | None = None) -> Address:
     if not host or any(character.isspace() or character in "/@" for character in host):
         raise AddressError(f"an address must be host:port or [IPv6]:port, got {text!r}")
     if port is None:
+        if host.isdecimal():
+            raise AddressError(f"a number alone is no address: write host:port, not {text!r}")
         if default_port is None:
             raise AddressError(f"an address needs a port, as in {host}:9876, got {text!r}")
         return Address(host, default_port)

@@ -46,6 +46,8 @@ class Asking(abc.ABC):
     ) -> None:
         self._settings = settings
         self._prepare = prepare
+        #: Whether requests are changed before they are sent: signed, for instance.
+        self.prepares = prepare is not None
         self._monotonic = monotonic
         self._silence = silence
         #: When something was last read.
@@ -161,11 +163,6 @@ class Asking(abc.ABC):
                 )
             )
         )
-
-    @property
-    def prepares(self) -> bool:
-        """Whether requests are changed before they are sent: signed, for instance."""
-        return self._prepare is not None
 
     @property
     def pending_requests(self) -> int:

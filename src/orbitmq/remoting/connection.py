@@ -166,12 +166,12 @@ class Connection(Asking, asyncio.Protocol):
         if not self._has_few_open:
             self._hold_up()
 
-    def reply(self, request: Command, answer: Answer) -> None:
+    def reply(self, request: Command, answer: Answer, *, at_once: bool = False) -> None:
         """Answer a request that was left open. Nothing is written for a one-way request."""
         if request.flag & _ONE_WAY:
             return
         try:
-            self.send(answer)
+            self.send(answer, at_once=at_once)
         finally:
             self.release(request)
 
@@ -186,11 +186,11 @@ class Connection(Asking, asyncio.Protocol):
         elif self._is_held_up:
             self._resume_soon()
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: Answer, *, at_once: bool = False) -> None:
         """Send an encoded or unencoded command. Dropped when the peer is gone."""
         if isinstance(answer, Command):
             answer = command_pieces(answer, limits=self._settings.limits)
-        self.send_pieces(answer)
+        self.send_pieces(answer, at_once=at_once)
 
     def send_pieces(self, pieces: Sequence[Bytes], *, at_once: bool = False) -> None:
         if not self.is_open:

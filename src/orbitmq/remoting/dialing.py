@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import ssl
 
 from orbitmq.clock import Clock
@@ -12,6 +14,8 @@ from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.errors import ConnectFailed
 from orbitmq.remoting.owner import Owner, Prepare
 from orbitmq.remoting.settings import ConnectionSettings
+
+_CODE = re.compile(r"\[Errno (\d+)\]")
 
 
 async def connect(
@@ -51,5 +55,18 @@ async def connect(
     except TimeoutError as error:
         raise ConnectFailed(address, f"no connection within {timeout:g} s") from error
     except (OSError, ssl.SSLError) as error:
-        raise ConnectFailed(address, error.strerror or str(error)) from error
+        raise ConnectFailed(address, _reason(error)) from error
     return connection
+
+
+def _reason(error: OSError) -> str:
+    """What the system said.
+
+    asyncio puts words and tuples of its own in place of that, and all of them in a row for a name
+    with several addresses.
+    """
+    text = str(error)
+    codes = set(_CODE.findall(text))
+    if "Connect call failed" in text and len(codes) == 1:
+        return os.strerror(int(codes.pop()))
+    return error.strerror or text

@@ -38,10 +38,10 @@ class ConnectFailed(RemotingError):
     def __init__(self, address: Address, reason: str, *, retry_in: float = 0.0) -> None:
         self.address = address
         self.reason = reason
-        #: Seconds until a channel would try again.
+        #: Seconds until a channel would try again. Not in the text: a command that ends
+        #: with it tries nothing any more.
         self.retry_in = retry_in
-        later = f"; next attempt in {retry_in:.1f} s" if retry_in > 0 else ""
-        super().__init__(f"cannot connect to {address}: {reason}{later}")
+        super().__init__(f"cannot connect to {address}: {reason}")
 
 
 class ConnectionLost(RemotingError):

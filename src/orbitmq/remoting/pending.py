@@ -20,7 +20,9 @@ import heapq
 import logging
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.errors import (
@@ -43,7 +45,7 @@ Late: TypeAlias = Callable[[float], None]
 _SMALL_HEAP = 256
 
 
-class _Waiting(NamedTuple):
+class _Waiting(msgspec.Struct, frozen=True, eq=False, gc=False):
     outcome: Outcome
     code: int
     timeout: float

@@ -42,6 +42,8 @@ _QUEUES_TO_DOUBLE = 512
 #: How long a step may write queues, in seconds, and how many it writes between looks at the clock.
 _STEP = 0.005
 _BETWEEN_LOOKS = 8
+#: When a queue that the disk did not take is tried again, in seconds: nothing is stored meanwhile.
+_RETRY = 1.0
 
 
 class Durability:
@@ -131,6 +133,7 @@ class Durability:
             self.is_wanted
             or grown >= self._settings.durable_bytes * (1 + dirty / _QUEUES_TO_DOUBLE)
             or now - self._round_ended >= self._settings.durable_interval
+            or (self._queues.write_error is not None and now - self._round_ended >= _RETRY)
         )
 
     def _begin_round(self) -> None:

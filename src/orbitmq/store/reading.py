@@ -9,6 +9,8 @@ log. The first message is returned however large it is.
 Messages are views of the mapped log; nothing is copied. If they lie side by side, as those of a
 lightly mixed log do, one view spans them all.
 
+Most reads have no filter and want what was written lately: `nearreading` answers those by itself.
+
 What comes from the disk is checked before it is served: the head against the place it was read
 from, the body against its checksum. (No checksum covers the other fields: Apache's format has
 none.) What this process wrote or checked itself, entry and record, is taken as it is while it is
@@ -22,11 +24,7 @@ from __future__ import annotations
 import enum
 import logging
 import struct
-from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, compress
-from operator import add, ne
 from struct import iter_unpack
 from typing import TYPE_CHECKING
 
@@ -37,10 +35,11 @@ from orbitmq.message.record import MIN_RECORD_SIZE
 from orbitmq.store.checking import is_checked
 from orbitmq.store.consumequeue import ENTRY, ENTRY_SIZE
 from orbitmq.store.errors import DamagedRecord
+from orbitmq.store.recordviews import places, views
 from orbitmq.store.scanning import properties_of, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -53,14 +52,10 @@ log = logging.getLogger(__name__)
 
 #: Up to this many entries a loop is faster than columns.
 _FEW = 16
-#: Up to this many entries are unpacked by a format that is kept, more by columns.
-_MANY = 128
 #: One in so many entries is expected to match a filter by tag; all are looked at if it is fewer.
 _ONE_OF = 8
-#: Up to this many entries it costs more to find out which lie side by side than to send each.
-_WORTH_JOINING = 32
 #: An answer is never limited to less than this by its asker.
-_LEAST_BYTES = 100
+LEAST_BYTES = 100
 _BLANK_SIZE = 0x7FFFFFFF
 #: Entries as mere bytes are gathered several times faster than as fields.
 _OPAQUE_ENTRY = np.dtype(f"V{ENTRY_SIZE}")
@@ -140,7 +135,7 @@ def read_queue(
         settings,
         queue,
         max_messages,
-        min(max(max_bytes, _LEAST_BYTES), settings.max_bytes),
+        min(max(max_bytes, LEAST_BYTES), settings.max_bytes),
         result,
     )
     is_part = needed < scope and len(raw) == needed * ENTRY_SIZE
@@ -187,8 +182,8 @@ def _take_only(
 class Reading:
     """One read that has found its entries. Two ways lead to the same result.
 
-    `take_one_by_one` is the rule itself. `take_at_once` does the same for the usual case, messages
-    that are in memory, need no check and are filtered by tag or not at all, on whole columns.
+    `take_one_by_one` is the rule itself. `take_at_once` does the same for the usual filter, by tag,
+    and messages that are in memory and need no check, on whole columns.
     """
 
     __slots__ = (
@@ -227,11 +222,6 @@ class Reading:
         answer.
         """
         count = len(raw) // ENTRY_SIZE
-        if wanted is None:
-            offsets, sizes = _fields(raw, count)
-            if not self._is_near(count, offsets[0], offsets[-1] + sizes[-1]):
-                return False
-            return self._take_first(offsets, sizes)
         if count <= _FEW or not isinstance(wanted, TagFilter):
             return False
         last = _read_offset(raw, len(raw) - ENTRY_SIZE)[0]
@@ -252,18 +242,6 @@ class Reading:
                 or is_checked(self._queue, commit_log, number, count)
             )
         )
-
-    def _take_first(self, offsets: Sequence[int], sizes: Sequence[int]) -> bool:
-        count = min(len(offsets), max(self._max_messages, 1), self._settings.memory_count)
-        limit = min(self._max_bytes, self._settings.memory_bytes)
-        if count < len(offsets):
-            offsets, sizes = offsets[:count], sizes[:count]
-        total = sum(sizes)
-        if total > limit:
-            count = max(1, bisect_right(list(accumulate(sizes)), limit))
-            offsets, sizes = offsets[:count], sizes[:count]
-            total = sum(sizes)
-        return self._finish(offsets, sizes, total, count, offsets[-1])
 
     def _take_matching(self, raw: bytes, wanted: TagFilter, *, is_part: bool) -> bool:
         settings = self._settings
@@ -292,7 +270,7 @@ class Reading:
     ) -> bool:
         result = self._result
         if sizes:
-            pieces = self._views(offsets, sizes, total)
+            pieces = views(self._log, offsets, sizes, total)
             if pieces is None:
                 return False
             result.status = ReadStatus.FOUND
@@ -302,32 +280,6 @@ class Reading:
         result.next_offset += looked_at
         result.suggest_replica = self._log.end - last > self._settings.memory_distance
         return True
-
-    def _views(
-        self, offsets: Sequence[int], sizes: Sequence[int], total: int
-    ) -> list[memoryview] | None:
-        first = offsets[0]
-        end = offsets[-1] + sizes[-1]
-        file = self._log.file_of(first)
-        if file is None or min(sizes) < MIN_RECORD_SIZE:
-            return None
-        if end <= file.end:
-            base, view = file.base, file.view
-            if end - first == total:
-                return [view[first - base : end - base]]
-            if len(offsets) > _WORTH_JOINING:
-                return [view[begin - base : stop - base] for begin, stop in _runs(offsets, sizes)]
-            return [
-                view[(at := offset - base) : at + size]
-                for offset, size in zip(offsets, sizes, strict=True)
-            ]
-        pieces = []
-        for offset, size in zip(offsets, sizes, strict=True):
-            piece = self._log.view(offset, size)
-            if piece is None:
-                return None
-            pieces.append(piece)
-        return pieces
 
     # ---- the rule
 
@@ -405,14 +357,6 @@ class Reading:
         return True
 
 
-def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """From where to where messages lie side by side: batches do, between those of other queues."""
-    ends = list(map(add, offsets, sizes))
-    breaks = list(compress(range(1, len(ends)), map(ne, ends, offsets[1:])))
-    firsts = [offsets[0], *(offsets[place] for place in breaks)]
-    return zip(firsts, [*(ends[place - 1] for place in breaks), ends[-1]], strict=True)
-
-
 def _first_too_large(sizes: NDArray[np.int64], chosen: NDArray[np.intp], limit: int) -> int:
     """The first entry that the chosen ones before it leave no room for; the end if all have."""
     taken = np.zeros(len(sizes), np.int64)
@@ -425,18 +369,4 @@ def _first_too_large(sizes: NDArray[np.int64], chosen: NDArray[np.intp], limit: 
 def _pick(raw: bytes, chosen: NDArray[np.intp]) -> tuple[Sequence[int], Sequence[int]]:
     """Offsets and sizes of the chosen entries."""
     picked = np.frombuffer(raw, _OPAQUE_ENTRY)[chosen].tobytes()
-    return _fields(picked, len(chosen))
-
-
-def _fields(raw: bytes, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Offsets and sizes of entries."""
-    if count > _MANY:
-        entries = np.frombuffer(raw, ENTRY)
-        return entries["offset"].tolist(), entries["size"].tolist()
-    fields = _entries(count).unpack(raw)
-    return fields[0::3], fields[1::3]
-
-
-@lru_cache(maxsize=_MANY)
-def _entries(count: int) -> struct.Struct:
-    return struct.Struct(">" + "qiq" * count)
+    return places(picked, len(chosen))

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from orbitmq.clock import SystemClock
+from orbitmq.filter.tags import TagFilter
 from orbitmq.message.hosts import pack_host
 from orbitmq.store.errors import DiskFull, StoreClosed, WriteFailed
 from orbitmq.store.files import DiskFiles, is_full
 from orbitmq.store.mirroring import Mirroring
+from orbitmq.store.nearreading import read_near
 from orbitmq.store.opening import StoreParts
 from orbitmq.store.queues import check_topic
 from orbitmq.store.reading import read_queue
@@ -178,15 +180,15 @@ class Store:
         """The messages of a queue from `offset` on that the filter lets pass."""
         if not self._parts.is_open:
             raise StoreClosed(self.root)
-        return read_queue(
-            self._queues.by_key.get((topic, queue_id)),
-            self._log,
-            self._read_in_bulk if in_bulk else self.settings.read,
-            offset,
-            max_messages,
-            wanted,
-            max_bytes,
-        )
+        queue = self._queues.by_key.get((topic, queue_id))
+        settings = self._read_in_bulk if in_bulk else self.settings.read
+        if wanted is None or (isinstance(wanted, TagFilter) and wanted.matches_all):
+            wanted = None
+            if queue is not None and (
+                near := read_near(queue, self._log, settings, offset, max_messages, max_bytes)
+            ):
+                return near
+        return read_queue(queue, self._log, settings, offset, max_messages, wanted, max_bytes)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that can be read; 0 for an unknown queue."""

@@ -2,9 +2,10 @@
 
 Decoding has two phases. The outer header, the same for all, is read at once; it says what the
 command is about. The fields of its own kind stay as they came until somebody asks for them as a
-typed header: many answers are understood by their code and opaque alone. Sends are the exception:
-there are so many of them, and all are asked for the same header, that both are read in one go where
-the text begins as clients write it. What does not fit is read the ordinary way, to the same end.
+typed header: many answers are understood by their code and opaque alone. Sends and pulls are the
+exception: there are so many of them, and all are asked for the same header, that both are read in
+one go where the text begins as clients write it. What does not fit is read the ordinary way, to the
+same end.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from orbitmq.wire.headers.base import (
     encode_fields,
     lettered,
 )
+from orbitmq.wire.headers.pull import PullMessageRequest
 from orbitmq.wire.headers.send import SendMessageRequest
 from orbitmq.wire.jsontext import object_of_strings, quoted
 from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
@@ -213,10 +215,10 @@ class _LooseEnvelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"
     ext_fields: dict[str, str] | None = None
 
 
-class _SendEnvelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"}):
-    """The same of a send, with its fields."""
+class _WholeEnvelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"}):
+    """The same of a request whose fields are read with it."""
 
-    ext_fields: SendMessageRequest
+    ext_fields: Header
     code: Int32 = 0
     opaque: Int32 = 0
     flag: Int32 = 0
@@ -225,19 +227,26 @@ class _SendEnvelope(msgspec.Struct, gc=False, rename={"ext_fields": "extFields"}
     remark: str | None = None
 
 
+def _whole_decoder(kind: type[Header]) -> Callable[[bytes], _WholeEnvelope]:
+    return msgspec.json.Decoder(  # type: ignore[return-value]  # a subclass of its base
+        msgspec.defstruct(
+            f"_{kind.__name__}Envelope",
+            [("ext_fields", kind, msgspec.field(name="extFields"))],
+            bases=(_WholeEnvelope,),
+            gc=False,
+        ),
+        strict=False,
+    ).decode
+
+
 _decode_envelope = msgspec.json.Decoder(_Envelope, strict=False).decode
-_decode_send: Callable[[bytes], _SendEnvelope] = msgspec.json.Decoder(  # type: ignore[assignment]
-    # A subclass of its base.
-    msgspec.defstruct(
-        "_LetteredSendEnvelope",
-        [("ext_fields", lettered(SendMessageRequest), msgspec.field(name="extFields"))],
-        bases=(_SendEnvelope,),
-        gc=False,
-    ),
-    strict=False,
-).decode
-_SEND = int(RequestCode.SEND_MESSAGE_V2)
-_SEND_START = b'{"code":%d,' % _SEND
+_SEND, _PULL = int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.PULL_MESSAGE)
+#: What is read in one go, by how its text begins: the code, and its decoder.
+_IN_ONE_GO: Mapping[bytes, tuple[int, Callable[[bytes], _WholeEnvelope]]] = {
+    b'{"code":%d,' % _SEND: (_SEND, _whole_decoder(lettered(SendMessageRequest))),
+    b'{"code":%d,"' % _PULL: (_PULL, _whole_decoder(PullMessageRequest)),
+}
+(_START,) = {len(start) for start in _IN_ONE_GO}
 _LANGUAGES: Mapping[str | int, Language] = {
     **{language.name: language for language in Language},
     **{language.value: language for language in Language},
@@ -252,26 +261,28 @@ def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command
     if frame.serialization:
         return _decode_binary(frame, limits)
     text = frame.header
-    if text[: len(_SEND_START)] == _SEND_START:
+    in_one_go = _IN_ONE_GO.get(text[:_START])
+    if in_one_go is not None:
+        code, decode = in_one_go
         try:
-            send = _decode_send(text)
+            whole = decode(text)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             pass
         else:
-            if send.code == _SEND and not send.flag & _RESPONSE:
+            if whole.code == code and not whole.flag & _RESPONSE:
                 return Command(
-                    _SEND,
-                    send.opaque,
-                    send.flag,
-                    _LANGUAGES.get(send.language, _OTHER),
-                    send.version,
-                    send.remark,
+                    code,
+                    whole.opaque,
+                    whole.flag,
+                    _LANGUAGES.get(whole.language, _OTHER),
+                    whole.version,
+                    whole.remark,
                     frame.body,
                     _JSON,
                     text,
                     None,
                     limits,
-                    send.ext_fields,
+                    whole.ext_fields,
                 )
     try:
         envelope = _decode_envelope(text)

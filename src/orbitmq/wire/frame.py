@@ -172,19 +172,32 @@ def frame_head(
     serialization: int, header: bytes, body_size: int = 0, *, limits: WireLimits = DEFAULT_LIMITS
 ) -> bytes:
     """The prefix and header of a frame whose body of `body_size` bytes is written separately."""
-    size = len(header)
-    total = 4 + size + body_size
-    if total > limits.frame:
-        raise EncodeError(f"a frame may have {limits.frame} bytes, this one would have {total}")
-    if size > LARGEST_HEADER:
-        raise EncodeError(f"a header may have {LARGEST_HEADER} bytes, this one has {size}")
-    return pack_prefix(total, serialization << 24 | size) + header
+    return _prefix(serialization, len(header), body_size, limits) + header
+
+
+def header_pieces(
+    serialization: int, header: bytes, body: Bytes, *, limits: WireLimits = DEFAULT_LIMITS
+) -> list[Bytes]:
+    """A frame as the pieces to write one after the other: one piece, if the body is not large."""
+    prefix = _prefix(serialization, len(header), len(body), limits)
+    if len(body) < VIEW_FROM:
+        return [b"".join((prefix, header, body))]
+    return [prefix + header, body]
 
 
 def frame_pieces(frame: Frame, *, limits: WireLimits = DEFAULT_LIMITS) -> list[Bytes]:
     """A frame as the pieces to write one after the other; the body is not copied."""
     head = frame_head(frame.serialization, frame.header, len(frame.body), limits=limits)
     return [head, frame.body] if frame.body else [head]
+
+
+def _prefix(serialization: int, header_size: int, body_size: int, limits: WireLimits) -> bytes:
+    total = 4 + header_size + body_size
+    if total > limits.frame:
+        raise EncodeError(f"a frame may have {limits.frame} bytes, this one would have {total}")
+    if header_size > LARGEST_HEADER:
+        raise EncodeError(f"a header may have {LARGEST_HEADER} bytes, this one has {header_size}")
+    return pack_prefix(total, serialization << 24 | header_size)
 
 
 def encode_frame(frame: Frame, *, limits: WireLimits = DEFAULT_LIMITS) -> bytes:

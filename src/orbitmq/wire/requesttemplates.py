@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, get_type_hints
 from orbitmq.wire.codes import Serialization
 from orbitmq.wire.command import Command, encode_header
 from orbitmq.wire.errors import EncodeError
-from orbitmq.wire.frame import Bytes, frame_head
+from orbitmq.wire.frame import Bytes, header_pieces
 from orbitmq.wire.headers.base import Header
 from orbitmq.wire.jsontext import quoted
 from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
@@ -61,12 +61,11 @@ class RequestTemplate(Generic[H]):
         self._text = _replaced(text, b"%d" % _OPAQUE_MARK, b"%d")
 
     def pieces(self, opaque: int, *values: int | str, body: Bytes = b"") -> list[Bytes]:
-        """The request as the pieces to write one after the other; the body is not copied."""
+        """The request as the pieces to write one after the other; a large body is not copied."""
         filled: list[int | str | bytes] = [*values, opaque]
         for place in self._texts:
             filled[place] = quoted(str(values[place]))
-        head = frame_head(_JSON, self._text % tuple(filled), len(body), limits=self._limits)
-        return [head, body] if body else [head]
+        return header_pieces(_JSON, self._text % tuple(filled), body, limits=self._limits)
 
 
 @functools.cache  # a consumer makes a template for every queue

@@ -90,8 +90,10 @@ class Membership:
         name = consumer.group_name[:_SHOWN]
         if group is None:
             if count := self._refused.note(name, parts.clock.monotonic()):
+                why = parts.groups.missing(consumer.group_name) or "too many come at once"
                 log.warning(
-                    "heartbeat of a group that does not exist and may not be made (time %d)",
+                    "heartbeat of a group that does not exist and may not be made: %s (time %d)",
+                    why,
                     count,
                     extra={"group": name, "client": client.id[:_SHOWN]},
                 )
@@ -193,6 +195,10 @@ class Membership:
         asked = request.header(GetConsumerListRequest)
         found = self._parts.consumers.consumer_list(asked.consumer_group)
         if found is None:
+            # Apache's brokers say only that there is nobody. But whoever asks has just sent a
+            # heartbeat, which says nothing either, and would ask for ever.
+            if (missing := self._parts.groups.missing(asked.consumer_group)) is not None:
+                raise missing
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {asked.consumer_group}"
             )

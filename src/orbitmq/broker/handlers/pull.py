@@ -20,6 +20,7 @@ from orbitmq.broker.peers import peer_of
 from orbitmq.broker.pullanswers import (
     CODES,
     EMPTY_QUEUE,
+    FOUND,
     MOVED,
     NOT_FOUND,
     RETRY,
@@ -32,7 +33,6 @@ from orbitmq.filter.subscription import MessageFilter
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
 from orbitmq.remoting.errors import Refused as AccessRefused
-from orbitmq.remoting.owner import Answer
 from orbitmq.store.reading import ReadResult, ReadStatus
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import Flag, RequestCode, ResponseCode
@@ -41,6 +41,7 @@ from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
 from orbitmq.wire.limits import DEFAULT_LIMITS
 
+_FOUND, _FOUND_WORD = ReadStatus.FOUND, ReadStatus.FOUND.value
 _COMMIT = int(PullFlag.COMMIT_OFFSET)
 _SUSPEND = int(PullFlag.SUSPEND)
 _ONE_WAY = int(Flag.ONE_WAY)
@@ -105,11 +106,13 @@ class Pulling:
         header = request.header(PullMessageRequest)
         try:
             group, topic = self._checks.check(request, header)
-            wanted = self._checks.wanted(connection, header, group)
+            wanted = self._checks.wanted(connection, header, group, began)
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
-        if header.sys_flag & _COMMIT:
+        if header.sys_flag & _COMMIT and not (
+            header.commit_offset > header.queue_offset and self._is_stale(header)
+        ):
             self._parts.progress.commit(
                 header.topic,
                 header.consumer_group,
@@ -131,7 +134,8 @@ class Pulling:
             # Not an empty answer: who gets one asks again at once.
             self._pulled(request.code, ResponseCode.SYSTEM_BUSY, 0.0, was_held=False)
             return _refusal(request, SystemBusy())
-        answer = self._answer(request, header, group, topic, code, remark, result)
+        answer = self._answer(request, group, topic, code, remark, result)
+        self._count(header, result)
         self._pulled(request.code, code, self._monotonic() - began, was_held=False)
         return answer
 
@@ -170,18 +174,21 @@ class Pulling:
     def _again(self, pull: HeldPull) -> None:
         request = pull.request
         header = pull.header or request.header(PullMessageRequest)
-        answer: Answer
+        connection = pull.connection
         code: int
         try:
             self._check_sender(pull)
             group, topic = self._checks.check(request, header)
-            wanted = self._checks.wanted(pull.connection, header, group)
+            wanted = self._checks.wanted(connection, header, group, self._monotonic())
         except Refused as refused:
-            code, answer = refused.code, _refusal(request, refused)
+            code = refused.code
+            connection.reply(request, _refusal(request, refused), at_once=pull.is_alone)
         else:
             code, remark, result = self._look(header, pull.offset, wanted)
-            answer = self._answer(request, header, group, topic, code, remark, result)
-        pull.connection.reply(request, answer)
+            answer = self._answer(request, group, topic, code, remark, result)
+            # Who waits gets it first; what is counted can wait.
+            connection.reply(request, answer, at_once=pull.is_alone)
+            self._count(header, result)
         self._pulled(request.code, code, self._held.age_of(pull), was_held=True)
 
     def _check_held(self) -> None:
@@ -205,6 +212,15 @@ class Pulling:
             pull.refusal = Refused(ResponseCode(error.code), error.remark)
             raise pull.refusal from error
         pull.rules = self._access.version
+
+    def _is_stale(self, header: PullMessageRequest) -> bool:
+        return self._parts.progress.is_stale(
+            header.topic,
+            header.consumer_group,
+            header.queue_id,
+            header.commit_offset,
+            header.queue_offset,
+        )
 
     def _has_slaves(self) -> bool:
         """Whether somebody else can be suggested. (Apache's broker suggests in any case.)"""
@@ -236,6 +252,8 @@ class Pulling:
             in_bulk=asked > _USUAL_BYTES,
         )
         status = result.status
+        if status is _FOUND:
+            return FOUND, _FOUND_WORD, result
         code = CODES[status]
         if offset and status in EMPTY_QUEUE:
             code = MOVED
@@ -250,23 +268,12 @@ class Pulling:
     def _answer(
         self,
         request: Command,
-        header: PullMessageRequest,
         group: SubscriptionGroupConfig,
         topic: TopicConfig,
         code: int,
         remark: str,
         result: ReadResult,
     ) -> list[Bytes]:
-        name = header.consumer_group
-        self._parts.progress.note_pull(header.topic, name, header.queue_id, result.next_offset)
-        counts = self._parts.counters.group(header.topic, name)
-        counts.pulls += 1
-        size = result.size
-        if size:
-            counts.hits += 1
-            counts.gets += result.count
-            counts.get_bytes += size
-            self._pacing.spent += size
         suggested = 0
         if self._settings.slave_read_enable:
             is_far = result.suggest_replica and (self._is_slave or self._has_slaves())
@@ -280,6 +287,18 @@ class Pulling:
             group.group_sys_flag,
         )
         return self._answers.make(request, code, remark, place, result)
+
+    def _count(self, header: PullMessageRequest, result: ReadResult) -> None:
+        parts, name, topic = self._parts, header.consumer_group, header.topic
+        parts.progress.note_pull(topic, name, header.queue_id, result.next_offset)
+        counts = parts.counters.group(topic, name)
+        counts.pulls += 1
+        size = result.size
+        if size:
+            counts.hits += 1
+            counts.gets += result.count
+            counts.get_bytes += size
+            self._pacing.spent += size
 
 
 def _refusal(request: Command, refused: Refused) -> Command:

@@ -130,13 +130,7 @@ class SendingBack:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"no master available along with {parts.address.host}"
             )
-        group = parts.groups.find(header.group, now=parts.clock.now())
-        if group is None:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {header.group}; create it, or allow that it is "
-                "created",
-            )
+        group = parts.groups.require(header.group, now=parts.clock.now())
         if not may_write(parts.settings.permission):
             raise Refused(
                 ResponseCode.NO_PERMISSION,

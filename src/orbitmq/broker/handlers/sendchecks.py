@@ -95,12 +95,7 @@ class SendChecks:
         parts = self._parts
         now = parts.clock.now()
         name = header.topic[len(_RETRY) :]
-        group = parts.groups.find(name, now=now)
-        if group is None:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {name}; create it, or allow that it is created",
-            )
+        group = parts.groups.require(name, now=now)
         most = group.retry_max_times
         if request.version >= Gate.MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
             most = header.max_reconsume_times
