@@ -11,6 +11,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import UsedAfterFork
 from orbitmq.client.identity import ProcessCheck, make_client_id, own_ip, unique_instance
 from orbitmq.client.settings import ClientSettings
+from orbitmq.message.ids import UniqueIds, decode_unique_id
 
 
 @pytest.mark.feature("A17")
@@ -64,6 +65,22 @@ def test_what_is_started_belongs_to_the_process_that_it_is_started_in(
     for use in (check, check.begin):
         with pytest.raises(UsedAfterFork):
             use()
+
+
+def test_ids_of_messages_name_the_process_that_a_producer_was_started_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As a module does that makes its producer, and is imported before workers are forked.
+    check = ProcessCheck("a producer", from_start=True)
+    ids = UniqueIds("10.0.0.7", process_id=check.owner)
+    made_in = decode_unique_id(ids())
+    monkeypatch.setattr(os, "getpid", lambda: 4242)
+
+    check.begin()
+    started_in = decode_unique_id(ids())
+
+    assert (made_in.pid, started_in.pid) == (check._made_in & 0xFFFF, 4242)
+    assert made_in.process_number != started_in.process_number
 
 
 def test_use_in_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,12 @@ def test_a_text_of_keys_is_several_keys() -> None:
     assert Message("orders", b"x", keys=" o-1  o-2 ").keys == ("o-1", "o-2")
 
 
+@pytest.mark.parametrize("keys", ["o-1 o\x01-2", ["o-1", "o\x02-2"], ["o-1", "o 2"]])
+def test_every_key_is_looked_at(keys: str | list[str]) -> None:
+    with pytest.raises(MessageRefused, match="keys"):
+        Message("orders", b"x", keys=keys)
+
+
 def test_nothing_about_a_message_changes_after_it_was_made() -> None:
     properties = {"country": "SE"}
     body = bytearray(b"paid")

@@ -72,12 +72,21 @@ class NoRoute(ClientError):
 
     retriable: ClassVar[bool] = True
 
-    def __init__(self, topic: str, name_servers: Iterable[Address | str]) -> None:
+    def __init__(
+        self,
+        topic: str,
+        name_servers: Iterable[Address | str],
+        *,
+        similar: str | None = None,
+    ) -> None:
         self.topic = topic
         self.name_servers = tuple(str(each) for each in name_servers)
+        #: A topic that is there, and that was perhaps meant.
+        self.similar = similar
+        meant = "" if similar is None else f"do you mean {similar!r}? If not, "
         super().__init__(
             f"no broker serves topic {topic!r} according to {', '.join(self.name_servers)}; "
-            f"create it with: orbitmq topic create {topic}"
+            f"{meant}create it with: orbitmq topic create {topic}"
         )
 
 
@@ -114,6 +123,20 @@ class BrokerRefused(ClientError):
             return ResponseCode(self.code).name
         except ValueError:
             return f"code {self.code}"
+
+
+class GroupRefused(BrokerRefused):
+    """A broker does not have this consumer group, and does not make it by itself."""
+
+    def __init__(self, group: str, refused: BrokerRefused) -> None:
+        super().__init__(refused.code, refused.remark, refused.address, refused.request_code)
+        #: As brokers know it.
+        self.group = group
+        remark = self.remark or "it does not exist there"
+        remedy = (
+            "" if "group create" in remark else f"; create it with: orbitmq group create {group}"
+        )
+        self.args = (f"group {group!r} gets nothing from {self.address}: {remark}{remedy}",)
 
 
 class NotANameServer(BrokerRefused):

@@ -84,6 +84,10 @@ class ProcessCheck:
         if self._pid is not None and os.getpid() != self._pid:
             raise UsedAfterFork(self._what, self._pid, os.getpid())
 
+    def owner(self) -> int:
+        """The process that it belongs to: this one, where it was just checked."""
+        return self._made_in if self._pid is None else self._pid
+
     @property
     def is_same(self) -> bool:
         return self._pid is None or os.getpid() == self._pid

@@ -33,6 +33,7 @@ class LoopThread:
         self._check_process = ProcessCheck("this client", from_start=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ident: int | None = None
         # A loop knows its tasks only weakly, and callers may throw the future away.
         self._submitted: set[concurrent.futures.Future[Any]] = set()
         # Guards `_loop` and `_thread`: what was submitted under it was submitted before the stop,
@@ -50,7 +51,7 @@ class LoopThread:
             loop = asyncio.new_event_loop()
             thread = threading.Thread(target=_run, args=(loop,), name=self._name, daemon=True)
             thread.start()
-            self._loop, self._thread = loop, thread
+            self._loop, self._thread, self._ident = loop, thread, thread.ident
         atexit.register(self.stop)
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -61,7 +62,7 @@ class LoopThread:
             raise WrongUse("a client's own thread cannot wait for its own end; stop it elsewhere")
         with self._life:
             loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
+            self._loop = self._thread = self._ident = None
             if loop is None or thread is None:
                 return
             loop.call_soon_threadsafe(loop.stop)
@@ -77,7 +78,7 @@ class LoopThread:
     @property
     def is_current(self) -> bool:
         """Whether the caller is on this thread."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._ident
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -121,7 +122,7 @@ class LoopThread:
 
     def check_other(self) -> None:
         """Raise `WrongUse` on this very thread, where nothing may wait for the loop."""
-        if self.is_current:
+        if threading.get_ident() == self._ident:
             raise WrongUse(
                 "a blocking call on the client's own thread would wait for itself; "
                 "use the async face in callbacks and handlers that run there"

@@ -78,24 +78,25 @@ class Message:
         """Raises `MessageRefused`, which names the field and what is allowed."""
         if problem := sending_problem(topic):
             raise MessageRefused("topic", f"is refused: {problem}")
-        put = object.__setattr__  # the class is frozen for everybody else
-        put(self, "topic", topic)
-        put(self, "body", _body(body))
-        put(self, "tags", _optional("tags", tags))
-        put(self, "keys", _keys(keys) if keys else ())
-        put(self, "properties", _properties(properties) if properties else _NO_PROPERTIES)
-        put(self, "flag", _whole("flag", flag, _INT32))
-        put(self, "delay_level", _whole("delay_level", delay_level, _LEVELS))
-        put(self, "delay", None if delay is None else _delay(delay))
-        put(self, "deliver_at", None if deliver_at is None else _deliver_at(deliver_at))
-        put(self, "sharding_key", _optional("sharding_key", sharding_key))
-        put(self, "wait_stored", bool(wait_stored))
+        _put_topic(self, topic)
+        _put_body(self, _body(body))
+        _put_tags(self, None if tags is None else _text("tags", tags))
+        _put_keys(self, _keys(keys) if keys else ())
+        _put_properties(self, _properties(properties) if properties else _NO_PROPERTIES)
+        _put_flag(self, _whole("flag", flag, _INT32))
+        _put_delay_level(self, _whole("delay_level", delay_level, _LEVELS))
+        _put_delay(self, None if delay is None else _delay(delay))
+        _put_deliver_at(self, None if deliver_at is None else _deliver_at(deliver_at))
+        _put_sharding_key(
+            self, None if sharding_key is None else _text("sharding_key", sharding_key)
+        )
+        _put_wait_stored(self, bool(wait_stored))
         if delay_level or delay is not None or deliver_at is not None:
             self._check_one_delay()
 
     def all_properties(self) -> dict[str, str]:
         """A new dictionary of what travels as properties: the application's and the system's."""
-        found = dict(self.properties)
+        found = dict(self.properties) if self.properties else {}
         if self.tags is not None:
             found[TAGS] = self.tags
         if self.keys:
@@ -132,11 +133,30 @@ class Message:
             raise MessageRefused(given[1], f"cannot be given together with {given[0]}; choose one")
 
 
+# The class is frozen for everybody else. Its slots by themselves are set twice as quickly as by
+# `object.__setattr__`, which makes a third of what a message costs.
+(
+    _put_topic,
+    _put_body,
+    _put_tags,
+    _put_keys,
+    _put_properties,
+    _put_flag,
+    _put_delay_level,
+    _put_delay,
+    _put_deliver_at,
+    _put_sharding_key,
+    _put_wait_stored,
+) = [getattr(Message, each.name).__set__ for each in fields(Message)]
+
+
 def _unpickle(values: dict[str, Any]) -> Message:
     return Message(**values)
 
 
 def _body(body: object) -> bytes:
+    if type(body) is bytes and body:
+        return body
     if isinstance(body, str):
         try:
             body = body.encode()
@@ -154,11 +174,10 @@ def _body(body: object) -> bytes:
 
 def _keys(keys: object) -> tuple[str, ...]:
     if isinstance(keys, str):
-        found = tuple(keys.split())
-    elif isinstance(keys, Iterable):
-        found = tuple(keys)
-    else:
+        return tuple([_text("keys", key) for key in keys.split()])
+    if not isinstance(keys, Iterable):
         raise MessageRefused("keys", f"must be texts, got {keys!r}")
+    found = tuple(keys)
     for key in found:
         if _text("keys", key).split() != [key]:
             raise MessageRefused("keys", f"are separated by spaces, none may have one, got {key!r}")
@@ -177,10 +196,6 @@ def _properties(properties: object) -> Mapping[str, str]:
     return MappingProxyType(dict(properties))
 
 
-def _optional(name: str, value: str | None) -> str | None:
-    return None if value is None else _text(name, value)
-
-
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or value.isspace():
         raise MessageRefused(name, f"must be a text that is not blank, got {value!r}")
@@ -197,6 +212,8 @@ def _text(name: str, value: object) -> str:
 
 
 def _whole(name: str, value: object, allowed: range) -> int:
+    if type(value) is int and value in allowed:
+        return value
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
         raise MessageRefused(
             name, f"must be a whole number from {allowed[0]} to {allowed[-1]}, got {value!r}"

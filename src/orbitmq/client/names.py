@@ -32,6 +32,8 @@ SYSTEM_TOPICS: Final = frozenset(
 OPEN_SYSTEM_TOPICS: Final = frozenset({"BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+#: A group that every broker has and nobody consumes with: who only looks needs no other.
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 LONGEST_TOPIC: Final = 127
 #: Retry and dead-letter topics carry a group's name behind their prefix.
@@ -87,13 +89,13 @@ def topic_problem(topic: object) -> str | None:
 
 def sending_problem(topic: object) -> str | None:
     """Why no application can send to a topic; None when it can."""
+    return _sending_problem(topic) if isinstance(topic, str) else topic_problem(topic)
+
+
+@lru_cache(1024)  # every message names its topic, and they name the same few
+def _sending_problem(topic: str) -> str | None:
     if problem := topic_problem(topic):
         return problem
-    return _system_problem(str(topic))
-
-
-@lru_cache(1024)
-def _system_problem(topic: str) -> str | None:
     if topic not in OPEN_SYSTEM_TOPICS and is_system_topic(topic):
         return (
             f"{topic!r} belongs to the brokers, which keep their own records in it; send to a "
@@ -108,7 +110,7 @@ def _problem(kind: str, name: object, longest: int) -> str | None:
     return _text_problem(kind, name, longest)
 
 
-@lru_cache(1024)  # every message names its topic, and they name the same few
+@lru_cache(1024)
 def _text_problem(kind: str, name: str, longest: int) -> str | None:
     if not name:
         return f"a {kind} must have a name, got an empty text"

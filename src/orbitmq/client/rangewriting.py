@@ -213,7 +213,7 @@ class RangeWriter:
             await self._insist(draft, queue, now() + self._settings.timeout / 2)
         except SendFailed:
             left = deadline - now()
-            await self._started.publisher.send(Sending(draft, now=now(), timeout=left))
+            await self._started.publisher.send(Sending(draft, made=now(), timeout=left))
 
     async def _is_old(self, topic: str) -> bool:
         """Whether a broker of the topic is of RocketMQ 4.
@@ -239,7 +239,7 @@ class RangeWriter:
             left = min(deadline - now(), _ONE_ATTEMPT)
             try:
                 await self._started.publisher.send(
-                    Sending(draft, now=now(), timeout=left, queue=queue)
+                    Sending(draft, made=now(), timeout=left, queue=queue)
                 )
             except SendFailed:
                 if now() + pause >= deadline:

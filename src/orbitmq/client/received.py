@@ -21,59 +21,38 @@ from orbitmq.message.wellknown import ORIGIN_MESSAGE_ID, RETRY_TOPIC, TRANSACTIO
 T = TypeVar("T")
 
 
-class ReceivedMessage:
+class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One message of a queue. Read-only; may be used from any thread and pickled."""
 
-    __slots__ = ("_group", "_namespace", "_queue", "_reconsume_times", "_stored")
-
-    def __init__(
-        self,
-        stored: StoredMessage,
-        queue: Queue,
-        group: str | None = None,
-        reconsume_times: int | None = None,
-        namespace: str | None = None,
-    ) -> None:
-        """`reconsume_times` counts instead of the stored number: orderly retries are not stored."""
-        self._stored = stored
-        self._queue = queue
-        self._group = group
-        self._reconsume_times = reconsume_times
-        self._namespace = namespace
+    #: The record as the broker keeps it.
+    stored: StoredMessage
+    #: Where it was pulled from, as brokers know it: for a retry, a queue of the retry topic.
+    queue: Queue
+    #: The consumer group, if it was pulled by one.
+    group: str | None = None
+    #: Counts instead of the stored number, if given: orderly retries are not stored.
+    _reconsume_times: int | None = None
+    #: What the consumer does not see of names.
+    namespace: str | None = None
 
     def with_reconsume_times(self, times: int) -> ReceivedMessage:
         """The same message, delivered again for the `times`-th time."""
-        return ReceivedMessage(self._stored, self._queue, self._group, times, self._namespace)
-
-    @property
-    def stored(self) -> StoredMessage:
-        """The record as the broker keeps it."""
-        return self._stored
-
-    @property
-    def queue(self) -> Queue:
-        """Where it was pulled from, as brokers know it: for a retry, a queue of the retry topic."""
-        return self._queue
-
-    @property
-    def group(self) -> str | None:
-        """The consumer group, if it was pulled by one."""
-        return self._group
+        return ReceivedMessage(self.stored, self.queue, self.group, times, self.namespace)
 
     # ---- what the producer said
 
     @property
     def topic(self) -> str:
         """The topic that it was sent to; for a retry, too: see `queue` for the retry topic."""
-        topic = self._stored.topic
+        topic = self.stored.topic
         if topic.startswith(RETRY_PREFIX):
-            topic = self._stored.get_property(RETRY_TOPIC) or topic
-        return unwrap(self._namespace, topic) if self._namespace else topic
+            topic = self.stored.get_property(RETRY_TOPIC) or topic
+        return unwrap(self.namespace, topic) if self.namespace else topic
 
     @property
     def body(self) -> bytes:
         """The body, checked and expanded; raises `MessageError` when it is damaged."""
-        return self._stored.body
+        return self.stored.body
 
     def text(self, encoding: str = "utf-8") -> str:
         """The body as text; raises `BodyUnreadable`."""
@@ -97,22 +76,22 @@ class ReceivedMessage:
             raise self._unreadable(wanted, error) from error
 
     def _unreadable(self, wanted: str, error: Exception) -> BodyUnreadable:
-        return BodyUnreadable(self.msg_id, self._queue, self.queue_offset, wanted, str(error))
+        return BodyUnreadable(self.msg_id, self.queue, self.queue_offset, wanted, str(error))
 
     @property
     def tags(self) -> str | None:
-        return self._stored.tags
+        return self.stored.tags
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The business keys."""
-        keys = self._stored.keys
+        keys = self.stored.keys
         return tuple(keys.split()) if keys else ()
 
     @property
     def properties(self) -> Mapping[str, str]:
         """All properties, the system's as well; read-only."""
-        return self._stored.properties
+        return self.stored.properties
 
     @overload
     def get(self, name: str) -> str | None: ...
@@ -122,24 +101,24 @@ class ReceivedMessage:
 
     def get(self, name: str, default: Any = None) -> Any:
         """One property, or `default`."""
-        value = self._stored.get_property(name)
+        value = self.stored.get_property(name)
         return default if value is None else value
 
     @property
     def flag(self) -> int:
         """The application's own number."""
-        return self._stored.flag
+        return self.stored.flag
 
     @property
     def born_at(self) -> float:
         """When it was sent, in seconds since the epoch by the producer's clock."""
-        return self._stored.born_at
+        return self.stored.born_at
 
     @property
     def transaction_id(self) -> str | None:
         """The id of the transaction that it was sent in."""
-        return self._stored.get_property(TRANSACTION_ID) or (
-            self._stored.get_property(UNIQ_KEY) if self._stored.prepared_offset else None
+        return self.stored.get_property(TRANSACTION_ID) or (
+            self.stored.get_property(UNIQ_KEY) if self.stored.prepared_offset else None
         )
 
     # ---- which message it is
@@ -147,44 +126,44 @@ class ReceivedMessage:
     @property
     def msg_id(self) -> str:
         """The unique id, or the offset id of a message without one."""
-        return self._stored.msg_id
+        return self.stored.msg_id
 
     @property
     def unique_id(self) -> str | None:
         """The id that the producer gave it; the same through all retries."""
-        return self._stored.unique_id
+        return self.stored.unique_id
 
     @property
     def offset_id(self) -> str:
         """Where this copy of it is stored."""
-        return self._stored.offset_id
+        return self.stored.offset_id
 
     @property
     def origin_id(self) -> str:
         """The offset id of the first copy of a retried message; of any other, its own."""
-        return self._stored.get_property(ORIGIN_MESSAGE_ID) or self._stored.offset_id
+        return self.stored.get_property(ORIGIN_MESSAGE_ID) or self.stored.offset_id
 
     # ---- where it is and how often it was tried
 
     @property
     def queue_offset(self) -> int:
-        return self._stored.queue_offset
+        return self.stored.queue_offset
 
     @property
     def stored_at(self) -> float:
         """When it was stored, in seconds since the epoch by the broker's clock."""
-        return self._stored.stored_at
+        return self.stored.stored_at
 
     @property
     def size(self) -> int:
         """Bytes of the stored record."""
-        return self._stored.size
+        return self.stored.size
 
     @property
     def reconsume_times(self) -> int:
         """How often it was tried before."""
         times = self._reconsume_times
-        return self._stored.reconsume_times if times is None else times
+        return self.stored.reconsume_times if times is None else times
 
     @property
     def attempt(self) -> int:
@@ -195,22 +174,22 @@ class ReceivedMessage:
         if not isinstance(other, ReceivedMessage):
             return NotImplemented
         return (
-            self._queue == other._queue
+            self.queue == other.queue
             and self.reconsume_times == other.reconsume_times
-            and self._stored == other._stored
+            and self.stored == other.stored
         )
 
     def __hash__(self) -> int:
-        return hash((self._queue, self._stored.queue_offset))
+        return hash((self.queue, self.stored.queue_offset))
 
     def __repr__(self) -> str:
         # Never the body: it ends up in logs.
         return (
-            f"ReceivedMessage(topic={self.topic!r}, queue={str(self._queue)!r}, "
+            f"ReceivedMessage(topic={self.topic!r}, queue={str(self.queue)!r}, "
             f"queue_offset={self.queue_offset}, msg_id={self.msg_id!r}, "
             f"reconsume_times={self.reconsume_times})"
         )
 
     def __reduce__(self) -> tuple[Callable[..., ReceivedMessage], tuple[object, ...]]:
-        values = (self._stored, self._queue, self._group, self._reconsume_times, self._namespace)
+        values = (self.stored, self.queue, self.group, self._reconsume_times, self.namespace)
         return ReceivedMessage, values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from orbitmq.client.checks import Fields, kind
@@ -61,7 +61,7 @@ class ClientSettings:
 
 
 def resolve(
-    name_server: str | Sequence[str] | None = None,
+    name_server: str | Iterable[str] | None = None,
     client: ClientSettings | None = None,
     *,
     environment: Mapping[str, str] | None = None,
@@ -88,7 +88,7 @@ def resolve(
     )
 
 
-def split_name_servers(given: str | Sequence[str]) -> tuple[str, ...]:
+def split_name_servers(given: str | Iterable[str]) -> tuple[str, ...]:
     """One text or several as single addresses, each once, in the order given."""
     try:
         texts = [given] if isinstance(given, str) else list(given)

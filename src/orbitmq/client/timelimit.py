@@ -14,6 +14,9 @@ So an interruption that was asked for always strikes: in the handler, or when it
 that a thread does gets round that, as it can only end by leaving; but as long as the handler is in
 a call into C, the interruption waits, and CPython 3.11 looks for it as above. That cannot be helped
 from outside: nobody can see whether it has struck, so it cannot be asked for once more later.
+
+A fork takes the limit along but not its thread, and locks in whatever state that thread had them:
+there the watch begins anew. A call in the middle of which a process forks has no limit in the fork.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import SettingError
+from orbitmq.client.forks import tell_of_forks
 
 if TYPE_CHECKING:
     from orbitmq.client.middleware import Delivery, Surrounding
@@ -55,6 +59,10 @@ class TimeLimit:
 
     def __repr__(self) -> str:
         return f"TimeLimit({self.limit:g})"
+
+    def __reduce__(self) -> tuple[type[TimeLimit], tuple[float]]:
+        # Its thread and its locks do not travel.
+        return TimeLimit, (self.limit,)
 
     def __call__(self, delivery: Delivery) -> Surrounding:
         if delivery.is_async:
@@ -92,11 +100,11 @@ class _Interruptible:
         except TimeLimitExceeded:
             # Here, or on the way here: the same as in the handler's last line.
             self._is_over = True
+        self._watch.remove(self)
         if self._was_interrupted:
             raise TimeLimitExceeded(
                 f"the handler took longer than {self._watch.limit:g} s"
             ) from error
-        self._watch.remove(self)
 
     def interrupt(self) -> None:
         """Called by the watch when the time is up."""
@@ -104,6 +112,10 @@ class _Interruptible:
             if not self._is_over:
                 self._was_interrupted = True
                 _raise_in(self._thread)
+
+    def forked(self) -> None:
+        """Its thread has forked, and this is the fork: nobody else is here to hold the lock."""
+        self._lock = threading.Lock()
 
 
 class _Watch:
@@ -117,11 +129,29 @@ class _Watch:
         self._changed = threading.Condition(self._lock)
         # When each call is due. All have the same limit, so the first one is due first.
         self._due: OrderedDict[_Interruptible, float] = OrderedDict()
+        # All calls, also those that were interrupted and have not ended.
+        self._calls: set[_Interruptible] = set()
         self._thread: threading.Thread | None = None
+        tell_of_forks(self)
+
+    def before_fork(self) -> None:
+        """Nothing: whatever state the locks are in, the fork gets new ones."""
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if not is_child:
+            return
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._due.clear()
+        self._thread = None
+        for call in self._calls:
+            call.forked()
+        self._calls.clear()
 
     def add(self, call: _Interruptible) -> None:
         with self._lock:
             was_idle = not self._due
+            self._calls.add(call)
             self._due[call] = time.monotonic() + self.limit
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -134,6 +164,7 @@ class _Watch:
     def remove(self, call: _Interruptible) -> None:
         with self._lock:
             self._due.pop(call, None)
+            self._calls.discard(call)
 
     def _watch(self) -> None:
         while (call := self._next()) is not None:

@@ -350,6 +350,8 @@ async def test_letters_are_exported_as_json_lines(world: World, tmp_path: Path) 
     assert rows[0]["keys"] == ["order-0", "all"]
     assert rows[1]["broker"] == "broker-b"
     assert rows[0]["properties"]["DLQ_ORIGIN_TOPIC"] == "orders"
+    dead = {each.offset_id: each.msg_id for each in world.cluster.messages(DEAD)}
+    assert {row["offset_id"]: row["id"] for row in rows} == dead
     assert names_in(tmp_path) == ["dead.jsonl"]
 
 

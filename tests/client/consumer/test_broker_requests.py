@@ -30,6 +30,7 @@ from orbitmq.wire.headers.stats import (
     GetConsumerRunningInfoRequest,
     GetConsumerStatusRequest,
 )
+from tests.client.conftest import NewCluster
 from tests.support.client import running_engine
 from tests.support.consumers import consumer_of, send, until_owned
 from tests.support.consuming import DEADLINE, until
@@ -37,8 +38,8 @@ from tests.support.prometheus import parse_metrics
 
 
 @pytest.fixture
-async def cluster() -> Any:
-    async with AsyncEmbeddedCluster() as running:
+async def cluster(new_cluster: NewCluster) -> Any:
+    async with new_cluster() as running:
         await running.create_topic("orders", queues=2)
         yield running
 

@@ -21,6 +21,7 @@ from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import AsyncEmbeddedCluster
+from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import (
     committed,
@@ -36,8 +37,8 @@ from tests.support.consuming import DEADLINE, until, until_at_least
 
 
 @pytest.fixture
-async def cluster() -> Any:
-    async with AsyncEmbeddedCluster() as running:
+async def cluster(new_cluster: NewCluster) -> Any:
+    async with new_cluster() as running:
         await running.create_topic("orders", queues=4)
         yield running
 
@@ -162,11 +163,13 @@ class TestConsuming:
         assert sum(offset for queue, offset in kept.items() if queue.topic == "orders") == 10
 
     @pytest.mark.feature("D10")
-    async def test_slow_handlers_of_one_queue_run_side_by_side(self) -> None:
+    async def test_slow_handlers_of_one_queue_run_side_by_side(
+        self, new_cluster: NewCluster
+    ) -> None:
         ends: list[float] = []
         pause = threading.Event()
 
-        async with AsyncEmbeddedCluster() as cluster:
+        async with new_cluster() as cluster:
             await cluster.create_topic("slow", queues=1)
             await fill(cluster, "slow", 4000)
             consumer = consumer_of(cluster, workers=20)

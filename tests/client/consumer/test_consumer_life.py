@@ -28,6 +28,7 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode
+from tests.client.conftest import NewBlockingCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.consumers import (
     committed,
@@ -62,7 +63,7 @@ class TestLife:
         with pytest.raises(NotRunning, match="was stopped"):
             await consumer.start()
         with pytest.raises(NotRunning):
-            consumer.statistics()
+            consumer.resize(3)
 
     async def test_handlers_are_registered_before_the_start(
         self, cluster: AsyncEmbeddedCluster
@@ -483,19 +484,21 @@ class TestSyncFace:
 
 
 @pytest.mark.feature("P3")
-def test_it_lives_on_the_callers_loop_whichever_that_is(orbit_cluster: EmbeddedCluster) -> None:
+def test_it_lives_on_the_callers_loop_whichever_that_is(
+    new_blocking_cluster: NewBlockingCluster,
+) -> None:
     """With uvloop, as uvicorn runs applications; the sync face beside it in the same process."""
-    orbit_cluster.create_topic("orders")
+    with new_blocking_cluster() as cluster:
+        cluster.create_topic("orders")
+        _live_on_the_callers_loop(cluster.name_server)
 
+
+def _live_on_the_callers_loop(name_server: str) -> None:
     async def application() -> list[str]:
         seen: list[str] = []
         sync_seen: list[str] = []
-        consumer = AsyncConsumer(
-            "asynchronous", name_server=orbit_cluster.name_server, consume_from="first"
-        )
-        sync_consumer = Consumer(
-            "synchronous", name_server=orbit_cluster.name_server, consume_from="first"
-        )
+        consumer = AsyncConsumer("asynchronous", name_server=name_server, consume_from="first")
+        sync_consumer = Consumer("synchronous", name_server=name_server, consume_from="first")
 
         @consumer.on("orders")
         async def note(message: ReceivedMessage) -> None:
@@ -505,7 +508,7 @@ def test_it_lives_on_the_callers_loop_whichever_that_is(orbit_cluster: EmbeddedC
         sync_consumer.on("orders")(lambda message: sync_seen.append(message.text()))
         async with consumer:
             await asyncio.to_thread(sync_consumer.start)
-            with Producer(name_server=orbit_cluster.name_server) as producer:
+            with Producer(name_server=name_server) as producer:
                 await asyncio.to_thread(producer.send, "orders", "x")
             await until(lambda: seen == ["x"] and sync_seen == ["x"])
             await asyncio.to_thread(sync_consumer.stop)

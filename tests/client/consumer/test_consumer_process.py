@@ -20,6 +20,7 @@ from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import EmbeddedCluster
+from tests.client.conftest import NewBlockingCluster
 
 DEADLINE = 30.0
 
@@ -128,9 +129,10 @@ def program(text: str, *arguments: str, folder: Path) -> Iterator[Program]:
 
 
 @pytest.fixture
-def cluster(orbit_cluster: EmbeddedCluster) -> EmbeddedCluster:
-    orbit_cluster.create_topic("orders")
-    return orbit_cluster
+def cluster(new_blocking_cluster: NewBlockingCluster) -> Iterator[EmbeddedCluster]:
+    with new_blocking_cluster() as cluster:
+        cluster.create_topic("orders")
+        yield cluster
 
 
 def send(cluster: EmbeddedCluster, *bodies: str) -> None:

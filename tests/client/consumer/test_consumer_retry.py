@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from orbitmq.broker.permissions import READ_WRITE, Perm
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.errors import MessageRefused
@@ -28,7 +29,7 @@ from orbitmq.message.wellknown import (
     RETRY_TOPIC,
 )
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
+from tests.client.conftest import NewCluster
 from tests.support.consumers import (
     committed,
     consumer_of,
@@ -48,8 +49,8 @@ DELAYS = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3
 
 
 @pytest.fixture
-async def cluster() -> Any:
-    async with AsyncEmbeddedCluster() as running:
+async def cluster(new_cluster: NewCluster) -> Any:
+    async with new_cluster() as running:
         await running.create_topic("orders", queues=1)
         yield running
 
@@ -235,13 +236,15 @@ async def test_a_new_group_has_its_retry_topic_without_asking_for_it(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
     group = new_group("never-seen")
-    assert f"%RETRY%{group}" not in cluster.brokers[0].parts.topics
-    consumer = consumer_of(cluster, group)
-    consumer.on("orders")(lambda message: None)
-    async with consumer:
-        await until_retry_is_owned(consumer)
+    async with AsyncAdmin(name_server=cluster.name_server) as admin:
+        before = {each.name for each in await admin.topics.list()}
+        consumer = consumer_of(cluster, group)
+        consumer.on("orders")(lambda message: None)
+        async with consumer:
+            await until_retry_is_owned(consumer)
+        after = {each.name for each in await admin.topics.list()}
 
-    assert f"%RETRY%{group}" in cluster.brokers[0].parts.topics
+    assert after - before == {f"%RETRY%{group}"}
 
 
 @pytest.mark.feature("F6")
@@ -254,10 +257,8 @@ async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_grou
     if by == "consumer":
         options["max_retries"] = 1
     else:
-        parts = cluster.brokers[0].parts
-        parts.groups.update(
-            SubscriptionGroupConfig(group_name=group, retry_max_times=1), now=parts.clock.now()
-        )
+        async with AsyncAdmin(name_server=cluster.name_server) as admin:
+            await admin.groups.create(group, max_retries=1)
     fail = Failing()
     consumer = consumer_of(cluster, group, **options)
     consumer.on("orders")(fail)
@@ -319,6 +320,7 @@ async def test_failures_do_not_hold_progress_back(cluster: AsyncEmbeddedCluster)
     assert sorted(parked_levels(cluster)) == [3] * 10
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("F8")
 async def test_a_message_that_no_broker_takes_back_is_consumed_again_here(
     cluster: AsyncEmbeddedCluster,

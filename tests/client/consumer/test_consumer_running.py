@@ -16,6 +16,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.timelimit import TimeLimit
 from orbitmq.testing import AsyncEmbeddedCluster
+from tests.client.conftest import NewCluster
 from tests.support.consumers import (
     consumer_of,
     done_here,
@@ -29,8 +30,8 @@ from tests.support.consuming import DEADLINE, until
 
 
 @pytest.fixture
-async def cluster() -> Any:
-    async with AsyncEmbeddedCluster() as running:
+async def cluster(new_cluster: NewCluster) -> Any:
+    async with new_cluster() as running:
         await running.create_topic("orders", queues=4)
         yield running
 

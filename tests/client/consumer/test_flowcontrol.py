@@ -14,8 +14,8 @@ from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.stored import StoredMessage
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.headers.pull import PullMessageRequest
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.pulling import TOPIC, Found, Taker, pulling, record, records, scripted
 
@@ -135,8 +135,10 @@ async def test_a_queue_with_too_many_cached_bytes_is_put_off_until_some_are_done
 
 
 @pytest.mark.feature("C3")
-async def test_one_stuck_message_stops_its_queue_and_not_the_others() -> None:
-    async with AsyncEmbeddedCluster() as cluster:
+async def test_one_stuck_message_stops_its_queue_and_not_the_others(
+    new_cluster: NewCluster,
+) -> None:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         sender = await RawClient.open(cluster.brokers[0])
         for number in range(100):

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -125,9 +125,56 @@ def test_what_cannot_be_called_is_no_handler(wrong: Any) -> None:
         bind_handler(wrong, group=GROUP)
 
 
-def test_a_handler_without_a_parameter_is_refused() -> None:
-    with pytest.raises(SettingError, match="takes no argument"):
-        bind_handler(lambda: None, group=GROUP)  # type: ignore[misc, arg-type]  # that is the point
+def _yields(message: ReceivedMessage) -> Iterator[int]:
+    yield 1
+
+
+async def _yields_later(message: ReceivedMessage) -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        (lambda: None, "takes no argument; a handler is called with a message"),
+        (lambda message, context: None, r"takes \(message, context\); .*required argument"),
+        (lambda message, *, database: None, "missing a required argument: 'database'"),
+        (_yields, "_yields has a `yield`"),
+        (_yields_later, "_yields_later has a `yield`"),
+    ],
+)
+def test_a_handler_that_would_fail_at_every_message_is_refused_at_once(
+    handler: Any, words: str
+) -> None:
+    with pytest.raises(SettingError, match=words):
+        bind_handler(handler, group=GROUP)
+
+
+def test_a_listener_that_takes_no_context_is_refused_at_once() -> None:
+    wrong: Any = lambda messages: Verdict.SUCCESS  # noqa: E731
+
+    with pytest.raises(SettingError, match="a list of messages and a context"):
+        bind_listener(wrong, group=GROUP)
+
+
+def test_a_handler_may_be_decorated_with_what_gives_it_more_arguments() -> None:
+    def with_database(function: Callable[[ReceivedMessage, str], None]) -> Any:
+        @functools.wraps(function)
+        def call(message: ReceivedMessage) -> None:
+            function(message, "the database")
+
+        return call
+
+    @with_database
+    def bill(message: ReceivedMessage, database: str) -> None:
+        seen.append(database)
+
+    seen: list[str] = []
+
+    outcome = bind_handler(bill, group=GROUP).call(QUEUE, [received(0)])
+
+    assert outcome is DONE
+    assert seen == ["the database"]
 
 
 def test_what_a_handler_raises_becomes_an_outcome() -> None:

@@ -25,6 +25,7 @@ from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import ConsumerList
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import (
     GROUP,
@@ -44,8 +45,8 @@ DEADLINE = 30.0
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster() as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=COUNT)
         yield cluster
 

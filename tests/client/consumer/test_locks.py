@@ -26,6 +26,7 @@ from orbitmq.wire.bodies.membership import LockBatch
 from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine
 from tests.support.rebalancing import GROUP, TOPIC, Consumer, Group, answering, refusing
@@ -221,8 +222,8 @@ def test_lives_that_guarantee_nothing_are_refused(wrong: dict[str, float]) -> No
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster() as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=COUNT)
         yield cluster
 
@@ -448,6 +449,7 @@ async def settled(group: Group) -> None:
     await until(lambda: group.ledger.is_settled(QUEUES), DEADLINE)
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("E11")
 async def test_locks_go_from_hand_to_hand_and_are_given_back_at_the_end(
     cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
@@ -524,6 +526,7 @@ async def test_a_queue_whose_lock_is_refused_is_skipped_and_taken_when_it_is_fre
     await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("E5")
 async def test_progress_is_read_after_the_lock_was_taken_and_again_after_it_was_lost(
     cluster: AsyncEmbeddedCluster,
@@ -539,7 +542,10 @@ async def test_progress_is_read_after_the_lock_was_taken_and_again_after_it_was_
     # Somebody else has had the queue, has come to another place, and has given it back.
     broker = cluster.brokers[0]
     somebody = QueueLocks(engines[0], GROUP)
-    broker.parts.locks.unlock(GROUP, consumer.client_id, ON_THE_WIRE[:1])
+    # In one step: in between, the consumer would renew its lock.
+    locks, now = broker.parts.locks, cluster.clock.monotonic()
+    locks.unlock(GROUP, consumer.client_id, ON_THE_WIRE[:1])
+    locks.lock(GROUP, engines[0].client_id, ON_THE_WIRE[:1], now)
     await somebody.acquire(QUEUES[:1])
     await until(lambda: old.is_dropped, DEADLINE)
     for _ in range(5):
@@ -605,6 +611,7 @@ async def test_a_claim_that_is_dropped_without_an_answer_leaves_no_lock(
         await until(lambda: owners(cluster) == [None] * COUNT, DEADLINE)
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("E4")
 async def test_a_stop_leaves_the_lock_of_a_queue_whose_handler_still_runs(
     cluster: AsyncEmbeddedCluster,

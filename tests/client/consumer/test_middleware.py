@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from orbitmq.client.middleware import Delivery, LogDeliveries
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
+from tests.support.forking import in_a_fork
 
 MESSAGES = [received(offset) for offset in range(3)]
 
@@ -462,6 +464,52 @@ class TestTimeLimit:
         )
 
         assert ended.stdout == b"went on\n"
+
+    def test_it_works_in_a_fork_of_a_process_that_has_used_it(self) -> None:
+        limit = TimeLimit(0.05)
+        taken, may_go = threading.Event(), threading.Event()
+
+        def hold_its_lock() -> None:
+            with limit._watch._lock:
+                taken.set()
+                may_go.wait(DEADLINE)
+
+        def spin(_: object) -> None:
+            while True:
+                time.monotonic()
+
+        binding = bound(spin, limit, is_async=False)
+        call(binding)  # from here on there is a thread that watches
+        holder = threading.Thread(target=hold_its_lock)
+        holder.start()
+        try:
+            assert taken.wait(DEADLINE)
+            forked = in_a_fork(lambda: str(call(binding).failure))
+        finally:
+            may_go.set()
+            holder.join(DEADLINE)
+
+        assert "longer than 0.05 s" in forked.said
+        assert "longer than 0.05 s" in str(call(binding).failure)
+
+    def test_a_call_in_the_middle_of_which_its_process_forks_can_be_left_in_both(self) -> None:
+        limit = TimeLimit(DEADLINE)
+        delivery = Delivery(GROUP, QUEUE, "bill", MESSAGES, is_async=False)
+        surrounding: Any = limit(delivery)
+
+        def leave() -> str:
+            surrounding.__exit__(None, None, None)
+            return "left"
+
+        with surrounding, surrounding._lock:  # as the watch holds it to interrupt the call
+            forked = in_a_fork(leave)
+
+        assert forked.said == "left"
+
+    def test_it_can_be_sent_to_another_process(self) -> None:
+        copy = pickle.loads(pickle.dumps(TimeLimit(0.05)))  # noqa: S301  # our own
+
+        assert repr(copy) == "TimeLimit(0.05)"
 
     @pytest.mark.parametrize("wrong", [0, -1, "1s"])
     def test_a_limit_has_to_be_positive(self, wrong: Any) -> None:

@@ -24,6 +24,7 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.offsets import OffsetResponse, UpdateConsumerOffsetRequest
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import (
     ScriptedBroker,
@@ -200,8 +201,8 @@ async def test_only_what_changed_is_put_by_and_what_failed_is_tried_again() -> N
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster() as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=4)
         yield cluster
 
@@ -233,6 +234,7 @@ async def group_exists(cluster: AsyncEmbeddedCluster) -> None:
         await group.join()
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("G5")
 async def test_no_progress_yet_and_not_to_be_had_are_two_things(
     cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient

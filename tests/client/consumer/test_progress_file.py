@@ -25,7 +25,7 @@ from orbitmq.client.consumer.localprogress import (
 )
 from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
-from orbitmq.testing import AsyncEmbeddedCluster
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import TOPIC, Group
 
@@ -292,8 +292,10 @@ def test_the_file_is_whole_after_kill_9(path: Path) -> None:
 
 @pytest.mark.feature("G2")
 @pytest.mark.feature("A2")
-async def test_broadcasting_takes_every_queue_and_keeps_its_own_progress(tmp_path: Path) -> None:
-    async with AsyncEmbeddedCluster() as cluster:
+async def test_broadcasting_takes_every_queue_and_keeps_its_own_progress(
+    new_cluster: NewCluster, tmp_path: Path
+) -> None:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=4)
         client = await RawClient.open(cluster.brokers[0])
 

@@ -17,6 +17,7 @@ from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.pulling import FAST, GROUP, TOPIC, Taker, pulling
 
@@ -24,8 +25,8 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster() as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=4)
         yield cluster
 
@@ -91,8 +92,8 @@ async def test_a_message_that_arrives_during_a_held_pull_is_delivered_by_it(
 
 
 @pytest.mark.feature("B3")
-async def test_a_thousand_queues_need_no_thread_and_no_task_each() -> None:
-    async with AsyncEmbeddedCluster() as cluster:
+async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster: NewCluster) -> None:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1000)
         sender = await RawClient.open(cluster.brokers[0])
         async with pulling(cluster.name_server) as member:

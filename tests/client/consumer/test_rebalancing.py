@@ -30,6 +30,7 @@ from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.membership import GetConsumerListRequest
 from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import (
     GROUP,
@@ -47,8 +48,8 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster() as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=COUNT)
         yield cluster
 
@@ -129,6 +130,7 @@ async def test_many_notices_at_once_are_few_rounds(
     assert asyncio.get_running_loop().time() - began >= 4 * 0.05
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("A8")
 async def test_a_consumer_too_many_is_idle_and_takes_over_when_one_leaves(
     cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
@@ -233,6 +235,7 @@ async def test_the_retry_topic_of_a_new_group_is_owned_soon(
 # ---- what cannot be worked out
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("A12")
 async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
     cluster: AsyncEmbeddedCluster,

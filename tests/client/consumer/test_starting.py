@@ -21,6 +21,7 @@ from orbitmq.wire.bodies.membership import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.offsets import OffsetResponse
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine
 from tests.support.rebalancing import GROUP, TOPIC, Group, answering, refusing
@@ -32,8 +33,8 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster() as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         await cluster.create_topic(RETRY, queues=1)
         yield cluster
@@ -174,6 +175,7 @@ async def test_a_question_that_is_not_answered_is_an_error(
         await starting(engine, begin).offset(ORDINARY)
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.feature("A14")
 async def test_a_start_that_cannot_be_worked_out_postpones_the_queue_and_is_never_guessed(
     cluster: AsyncEmbeddedCluster, times: list[float], caplog: pytest.LogCaptureFixture

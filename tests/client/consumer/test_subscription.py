@@ -118,7 +118,7 @@ def test_a_condition_with_a_fault_is_refused_with_its_place() -> None:
 
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_an_empty_condition_is_refused(empty: str) -> None:
-    with pytest.raises(SettingError, match="must not be empty"):
+    with pytest.raises(SettingError, match="text that is not empty"):
         Subscription.by_sql("orders", empty)
 
 

@@ -36,14 +36,15 @@ from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.versions import Release, ordinal_of
+from tests.client.conftest import NewCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.producing import HANG_UP, SILENCE, scripted_cluster
 from tests.support.remoting import DEADLINE, serving, until
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster(brokers=2) as cluster:
         await cluster.create_topic("orders", queues=4)
         yield cluster
 
@@ -408,6 +409,21 @@ async def test_a_name_server_that_comes_back_in_time_is_not_missed(
             result = await sending
 
     assert result.is_ok
+
+
+async def test_a_topic_that_is_made_by_sending_to_it_is_told_of_once(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "orbitmq.client.producer")
+    await cluster.create_topic("there")
+    async with AsyncProducer(name_server=cluster.name_server) as producer:
+        await producer.send("there", b"x")
+        for _ in range(3):
+            await producer.send("brand-new", b"x")
+
+    told = [line for line in caplog.messages if "is made by sending" in line]
+    assert len(told) == 1
+    assert told[0].startswith("topic brand-new does not exist and is made by sending to it, with 4")
 
 
 async def test_a_topic_that_is_not_there_fails_at_once(cluster: AsyncEmbeddedCluster) -> None:

@@ -446,5 +446,7 @@ def test_a_forgotten_stop_does_not_keep_the_program_from_ending(
         check=False,
     )
 
-    assert (ended.returncode, ended.stderr) == (0, "")
+    # Development mode also tells of steps that take 0.1 s, which on a busy machine any may.
+    complaints = [each for each in ended.stderr.splitlines() if not each.startswith("Executing <")]
+    assert (ended.returncode, complaints) == (0, [])
     assert len(cluster.messages(topic)) == 1

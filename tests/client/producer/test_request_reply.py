@@ -20,6 +20,7 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing.background import EmbeddedCluster
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
 from orbitmq.wire.codes import ResponseCode
+from tests.client.conftest import NewCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.remoting import DEADLINE, until
 
@@ -37,11 +38,9 @@ async def _replying(cluster: AsyncEmbeddedCluster, answer: Answer) -> AsyncItera
             for stored in cluster.messages("questions"):
                 if stored.msg_id not in seen:
                     seen.add(stored.msg_id)
-                    broker = next(
-                        each.parts.settings.name
-                        for each in cluster.brokers
-                        if each.address.port == stored.store_host[1]
-                    )
+                    port = stored.store_host[1]
+                    ports = [broker.address.port for broker in cluster.brokers]
+                    broker = ("broker-a", "broker-b")[ports.index(port)]
                     queue = Queue("questions", broker, stored.queue_id)
                     await answer(producer, ReceivedMessage(stored, queue, "service"))
             await asyncio.sleep(0.002)
@@ -57,8 +56,8 @@ async def _replying(cluster: AsyncEmbeddedCluster, answer: Answer) -> AsyncItera
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster(brokers=2) as cluster:
         await cluster.create_topic("questions")
         yield cluster
 

@@ -24,6 +24,7 @@ from orbitmq.message.stored import StoredMessage
 from orbitmq.testing.background import EmbeddedCluster
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState
+from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.producing import scripted_cluster, until_true
 from tests.support.remoting import DEADLINE, until
@@ -36,8 +37,9 @@ def _asks_soon(settings: BrokerSettings) -> BrokerSettings:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster(brokers=2, adjust=_asks_soon) as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    asks_soon = {"check_interval": 0.05, "timeout": 0.1}
+    async with new_cluster(brokers=2, changes={"transactions": asks_soon}) as cluster:
         await cluster.create_topic("orders")
         yield cluster
 
@@ -140,11 +142,14 @@ async def test_a_transaction_without_an_end_is_asked_about(
     assert asked[0].msg_id == asked[0].transaction_id == result.sent.msg_id
 
 
-async def test_work_that_fails_is_raised_and_asked_about_later(
-    cluster: AsyncEmbeddedCluster,
+async def test_work_that_fails_is_raised_told_of_and_asked_about_later(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def local(_: Message, __: str) -> bool:
+    def local(_: Message, transaction: str) -> bool:
+        transactions.append(transaction)
         raise ValueError("the database is gone")
+
+    transactions: list[str] = []
 
     async with AsyncProducer(
         "svc", name_server=cluster.name_server, check=lambda _: True
@@ -152,6 +157,12 @@ async def test_work_that_fails_is_raised_and_asked_about_later(
         with pytest.raises(ValueError, match="the database is gone"):
             await producer.send_in_transaction(MESSAGE, local)
         await until(lambda: len(_delivered(cluster)) == 1)
+
+    told = next(line for line in caplog.messages if "raised ValueError" in line)
+    assert f"to orders (transaction {transactions[0]}, keys o-1, group svc)" in told
+    assert "the broker asks check= of a producer of the group" in told
+    assert "15 times at most" in told
+    assert "drops the message" in told
 
 
 async def test_a_check_that_fails_is_logged_and_the_broker_asks_again(
@@ -170,7 +181,9 @@ async def test_a_check_that_fails_is_logged_and_the_broker_asks_again(
             await producer.send_half(MESSAGE)
             await until(lambda: len(_delivered(cluster)) == 1)
 
-    assert "the check of the transaction of message" in caplog.text
+    told = next(line for line in caplog.messages if "check= failed" in line)
+    assert asked[0] in told
+    assert "to orders (keys o-1, group svc), question 1; the broker asks again" in told
 
 
 @pytest.mark.feature("K6")
@@ -309,7 +322,9 @@ async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_work()
     assert (result.state, ran) == (TransactionState.ROLLBACK, [])
 
 
-def test_the_blocking_face_runs_the_work_on_the_callers_thread() -> None:
+def test_the_blocking_face_runs_the_work_on_the_callers_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with EmbeddedCluster(adjust=_asks_soon) as cluster:
         cluster.create_topic("orders")
         threads = []
@@ -323,6 +338,7 @@ def test_the_blocking_face_runs_the_work_on_the_callers_thread() -> None:
             dropped = producer.send_in_transaction(Message("orders", b"unpaid"), local)
             with pytest.raises(ZeroDivisionError):
                 producer.send_in_transaction(Message("orders", b"asked"), lambda *_: 1 / 0 > 0)
+            assert "raised ZeroDivisionError" in caplog.text
             wanted = {b"paid", b"asked"}
             until_true(lambda: {message.body for message in cluster.messages("orders")} == wanted)
 

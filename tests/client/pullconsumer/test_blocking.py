@@ -28,6 +28,7 @@ from orbitmq.client.pullconsumer.settings import PollSettings
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import EmbeddedCluster
+from tests.client.conftest import NewBlockingCluster
 from tests.support.polling import BY_HAND, DEADLINE, GROUP, NO_TIMER, REBALANCE, TOPIC
 
 QUEUE = Queue(TOPIC, "broker-a", 0)
@@ -35,8 +36,8 @@ CLIENT = str(Path(orbitmq.client.__file__).parent)
 
 
 @pytest.fixture
-def cluster() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster() as cluster:
+def cluster(new_blocking_cluster: NewBlockingCluster) -> Iterator[EmbeddedCluster]:
+    with new_blocking_cluster() as cluster:
         cluster.create_topic(TOPIC, queues=1)
         yield cluster
 

@@ -31,6 +31,7 @@ from orbitmq.client.settings import ClientSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers.offsets import ResetOffsetRequest
+from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (
     BY_HAND,
@@ -48,8 +49,8 @@ from tests.support.polling import (
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
-    async with AsyncEmbeddedCluster() as cluster:
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         yield cluster
 

@@ -124,8 +124,9 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
     message = letter.message
     return {
         "group": letter.group,
-        "id": letter.id,
+        "id": message.msg_id,
         "unique_id": message.unique_id,
+        "offset_id": letter.id,
         "topic": letter.topic,
         "origin_id": letter.origin_id,
         "reason": letter.reason,
@@ -177,6 +178,7 @@ class _Parquet:
                 ("group", text),
                 ("id", text),
                 ("unique_id", text),
+                ("offset_id", text),
                 ("topic", text),
                 ("origin_id", text),
                 ("reason", text),

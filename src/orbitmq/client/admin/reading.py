@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.errors import BadRequest, NotSupported
-from orbitmq.client.admin.topicstatus import TOOLS_GROUP
 from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.filter.errors import InvalidFilter

@@ -29,6 +29,7 @@ from orbitmq.client.admin.deadletters import (
 )
 from orbitmq.client.admin.errors import AdminError, BadRequest, GroupNotFound
 from orbitmq.client.admin.messages import AsyncMessages
+from orbitmq.client.admin.resent import copy_of
 from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.admin.topicvalues import Permission
 from orbitmq.client.admin.topology import Directory
@@ -185,16 +186,15 @@ class AsyncDeadLetterResending:
         topic = retry_topic(letter.group) if target is ResendTo.RETRY else letter.topic
         if topic is None:
             return _failed(letter, None, "nothing in it says which topic it was sent to")
-        unique_id = letter.message.unique_id
-        if again or unique_id is None:
+        if again:
             return ResendOutcome(letter, ResendResult.WOULD_BE_SENT, topic)
         try:
-            for copy in await self._messages.copies(topic, unique_id):
-                if copy.get(RESENT_FROM) == letter.id:
-                    return ResendOutcome(letter, ResendResult.ALREADY_SENT, topic, copy.offset_id)
+            copy = await copy_of(self._messages, letter)
         except Failed as error:
             return _failed(letter, topic, f"whether it was sent before is not known: {error}")
-        return ResendOutcome(letter, ResendResult.WOULD_BE_SENT, topic)
+        if copy is None:
+            return ResendOutcome(letter, ResendResult.WOULD_BE_SENT, topic)
+        return ResendOutcome(letter, ResendResult.ALREADY_SENT, copy.queue.topic, copy.offset_id)
 
     async def _sent(
         self, letter: DeadLetter, target: ResendTo, topic: str, routes: _Routes

@@ -20,6 +20,20 @@ BEHIND_WARNING = 64 * 1024 * 1024
 _FINDING = re.compile(r"groupFinding_(\d+)")
 
 
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """How many topics or groups there are, and from how many on use alone makes no more."""
+
+    what: str  #: topics, or groups
+    count: int
+    most: int
+    setting: str  #: of the broker, that has `most`
+
+    @property
+    def share(self) -> float:
+        return self.count / self.most
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeInfo:
     """The state of a running broker. Rates are per second over the last 10 s."""
@@ -53,6 +67,20 @@ class RuntimeInfo:
     def name_conflicts(self) -> str:
         """Which other broker is registered by the name of this one; empty when none is."""
         return self.raw.get("nameConflicts", "")
+
+    @property
+    def ceilings(self) -> tuple[Ceiling, ...]:
+        """What the broker has room for; only OrbitMQ's has and tells such bounds."""
+        table = _Table(self.raw)
+        found = (
+            (what, table.whole(what), table.whole(f"maxAuto{what.title()}"))
+            for what in ("topics", "groups")
+        )
+        return tuple(
+            Ceiling(what, count, most, f"broker.max_auto_{what}")
+            for what, count, most in found
+            if count is not None and most
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -38,6 +38,8 @@ from orbitmq.wire.headers.namesrv import DeleteTopicInNamesrvRequest
 from orbitmq.wire.headers.topics import CreateTopicRequest, TopicRequest
 
 DEFAULT_QUEUES = 8
+#: And the most that a broker gives one.
+MOST_QUEUES = 65_536
 
 
 class AsyncTopics:
@@ -310,7 +312,7 @@ def _check_name(topic: str) -> None:
 def _count(name: str, value: int | None, before: int = 0) -> int:
     if value is None:
         return before
-    return whole_number(name, value, 1, 65_536)
+    return whole_number(name, value, 1, MOST_QUEUES)
 
 
 def _type_change(message_type: str | None) -> dict[str, str]:

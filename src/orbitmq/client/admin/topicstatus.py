@@ -8,6 +8,7 @@ from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.errors import TopicNotFound
 from orbitmq.client.admin.topicvalues import QueueStatus, Rate, TopicRates, TopicStatus
 from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
+from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.route import MessageQueue
@@ -15,9 +16,6 @@ from orbitmq.wire.bodies.stats import BrokerStatsData, ConsumeTimeSpans, TopicSt
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.stats import QueryConsumeTimeSpanRequest, ViewBrokerStatsRequest
 from orbitmq.wire.headers.topics import TopicRequest
-
-#: A group that every broker has and nobody consumes with.
-TOOLS_GROUP = "TOOLS_CONSUMER"
 
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
 #: Brokers know no rate of what nobody has sent or pulled yet.

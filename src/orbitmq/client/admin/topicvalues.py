@@ -54,6 +54,9 @@ class TopicKind(enum.StrEnum):
     SYSTEM = "system"
 
 
+#: Topics that nobody made by hand; lists for people leave them out unless asked for.
+NOT_LISTED = frozenset({TopicKind.SYSTEM, TopicKind.RETRY, TopicKind.DEAD_LETTER})
+
 _BY_MESSAGE_TYPE: Mapping[str, TopicKind] = {
     kind.value.upper(): kind
     for kind in (

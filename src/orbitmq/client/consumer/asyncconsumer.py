@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 from orbitmq.client.consumer.core import ConsumerCore
 from orbitmq.client.consumer.metricstext import metrics_text
-from orbitmq.client.consumer.options import checked_group, checked_options, one_or_several
+from orbitmq.client.consumer.options import checked_group, checked_options
 from orbitmq.client.consumer.registering import Registrations
 from orbitmq.client.endingsignals import LoopEndingSignals
 from orbitmq.client.engine import Engine
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Last(NamedTuple):
+    """What can be said of a consumer that is over."""
+
+    client_id: str
+    statistics: ConsumerStatistics
 
 
 class AsyncConsumer:
@@ -86,7 +93,7 @@ class AsyncConsumer:
         a topic, all its queues and the own ones whenever these change.
         """
         self.group = checked_group(group)
-        settings = resolve(one_or_several(name_server), client)
+        settings = resolve(name_server, client)
         self.options = checked_options(
             model=model,
             ordered=ordered,
@@ -118,6 +125,8 @@ class AsyncConsumer:
         #: Under it a start goes on, or a stop begins.
         self._life = asyncio.Lock()
         self._stopping: asyncio.Task[None] | None = None
+        #: What was the case at the end.
+        self._last: _Last | None = None
         self._ended: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -138,6 +147,8 @@ class AsyncConsumer:
         A handler whose parameter is annotated as a list of messages, or with `batch`, is called
         with up to `batch_size` messages of one queue.
         """
+        if callable(topic):
+            raise SettingError('the decorator needs a topic: write @consumer.on("topic")')
 
         def register(function: F) -> F:
             self._check_not_started()
@@ -291,6 +302,7 @@ class AsyncConsumer:
             )
             raise
         finally:
+            self._last = _Last(engine.client_id, core.snapshot())
             try:
                 await engine.stop()
             finally:
@@ -326,8 +338,8 @@ class AsyncConsumer:
 
     @property
     def client_id(self) -> str:
-        """The id that brokers know this member by."""
-        return self._running.engine.client_id
+        """The id that brokers know this member by, or knew."""
+        return self._begun.engine.client_id if self._last is None else self._last.client_id
 
     @property
     def queues(self) -> frozenset[Queue]:
@@ -339,8 +351,8 @@ class AsyncConsumer:
         return self._running.progress.positions()
 
     def statistics(self) -> ConsumerStatistics:
-        """What was consumed, how fast, and what went wrong."""
-        return self._running.snapshot()
+        """What was consumed, how fast, and what went wrong; after the end, what it was then."""
+        return self._begun.snapshot() if self._last is None else self._last.statistics
 
     def metrics(self) -> str:
         """The same in the text format of Prometheus, for the program's own metrics page."""
@@ -366,6 +378,14 @@ class AsyncConsumer:
     def workers(self) -> int:
         """How many handlers are called at once at most."""
         return self._running.consumption.crew.size
+
+    @property
+    def _begun(self) -> ConsumerCore:
+        """What runs, or is about to stop: it can be looked at."""
+        self._check_process()
+        if self._core is None:
+            raise NotRunning("this consumer", was_stopped=self._was_stopped)
+        return self._core
 
     @property
     def _running(self) -> ConsumerCore:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.calls import Call
 from orbitmq.client.consumer.consuming import Consuming, Parts
+from orbitmq.client.consumer.nextattempt import after_failure, dropped_after_failure
 from orbitmq.client.consumer.verdict import DEAD, DONE, Failure, Outcome, Verdict, accounted
 
 if TYPE_CHECKING:
@@ -218,6 +219,11 @@ class ConcurrentConsumption(Consuming):
             work.changed()
             if not work.calls and not work.sending_back:
                 del self._works[owned]
+
+    def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
+        if self._sending_back is None:
+            return dropped_after_failure(message.attempt)
+        return after_failure(message.attempt, failure, self._settings.max_retries)
 
     def _failed(self, owned: OwnedQueue, call: Call, outcome: Outcome) -> list[int]:
         """Some messages of a call failed. Returns the offsets of those that are done with."""

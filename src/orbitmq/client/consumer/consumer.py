@@ -288,8 +288,8 @@ class Consumer:
 
     @property
     def client_id(self) -> str:
-        """The id that brokers know this member by."""
-        return self._call(lambda: self._consumer.client_id)
+        """The id that brokers know this member by, or knew."""
+        return self._look(lambda: self._consumer.client_id)
 
     @property
     def queues(self) -> frozenset[Queue]:
@@ -301,12 +301,12 @@ class Consumer:
         return self._call(self._consumer.positions)
 
     def statistics(self) -> ConsumerStatistics:
-        """What was consumed, how fast, and what went wrong."""
-        return self._call(self._consumer.statistics)
+        """What was consumed, how fast, and what went wrong; after the end, what it was then."""
+        return self._look(self._consumer.statistics)
 
     def metrics(self) -> str:
         """The same in the text format of Prometheus, for the program's own metrics page."""
-        return self._call(self._consumer.metrics)
+        return self._look(self._consumer.metrics)
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """What administration tools are shown."""
@@ -329,13 +329,23 @@ class Consumer:
         """How many handlers are called at once at most."""
         return self._call(lambda: self._consumer.workers)
 
+    def _look(self, function: Callable[[], T]) -> T:
+        """Have something looked at where the consumer lives; after its end, here."""
+        self._check_process()
+        if self._thread.is_running and not self._thread.is_current:
+            # The thread may be stopped at this moment.
+            with suppress(NotRunning):
+                return self._thread.run(_called(function))
+        return function()
+
     def _call(self, function: Callable[[], T]) -> T:
-        """Have something looked at or done where the consumer lives."""
+        """Have something done where the consumer lives."""
         self._check_process()
         if not self._is_running:
             raise NotRunning("this consumer", was_stopped=self._was_stopped)
+        # Nothing of this waits, so that handlers on that thread may ask for it as well.
+        return function() if self._thread.is_current else self._thread.run(_called(function))
 
-        async def call() -> T:
-            return function()
 
-        return self._thread.run(call())
+async def _called(function: Callable[[], T]) -> T:
+    return function()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orbitmq.client.consumer.calls import DirectCall
 from orbitmq.client.consumer.crew import Crew
 from orbitmq.client.consumer.handlers import Binding, bind_handler
-from orbitmq.client.consumer.verdict import Outcome, Retry
+from orbitmq.client.consumer.verdict import Failure, Outcome, Retry
 from orbitmq.message.wellknown import RETRY_TOPIC
 
 if TYPE_CHECKING:
@@ -197,6 +197,10 @@ class Consuming(ABC):
         self._timers.add(timer)
         return timer
 
+    @abstractmethod
+    def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
+        """What becomes of a message that failed, in words."""
+
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
         """One line, with the traceback of what the application raised and did not expect."""
         failure = outcome.failure
@@ -206,14 +210,14 @@ class Consuming(ABC):
         first = tried[0]
         log.log(
             logging.INFO if failure.error is None else logging.WARNING,
-            "%s of group %s failed on %d message(s) of %s from offset %d (id %s, attempt %d): %s",
+            "%s of group %s failed on %d message(s) of %s from offset %d (id %s; %s): %s",
             handler,
             self._group,
             len(tried),
             owned.queue,
             first.queue_offset,
             first.msg_id,
-            first.attempt,
+            self._next(first, outcome, failure),
             failure.reason or "no reason given",
             exc_info=failure.error,
             extra={

@@ -194,7 +194,9 @@ class ConsumerCore(GroupMember):
         return self._described(workers=crew.size, stacks=crew.stacks() if with_stacks else None)
 
     def snapshot(self) -> ConsumerStatistics:
-        return self.statistics.snapshot()
+        refusal = self.puller.refusal
+        troubles = self.rebalancer.troubles
+        return self.statistics.snapshot(troubles if refusal is None else (*troubles, str(refusal)))
 
     def _has_room(self, owned: OwnedQueue) -> None:
         """Messages of a queue are done with."""

@@ -101,6 +101,7 @@ def bind_handler(
     """A decorated handler. `batch` None: it takes a batch if its parameter is annotated so."""
     if not callable(function):
         raise SettingError(f"a handler must be callable, got {function!r}")
+    _check_callable(function, 1, "a handler is called with a message, or with a list of them")
     is_batch = takes_batch(function) if batch is None else batch
     is_async = _is_async(function)
     name = _name(function)
@@ -126,6 +127,7 @@ def bind_listener(
     """A low-level listener: `function(messages, context) -> Verdict`; None is a failure."""
     if not callable(function):
         raise SettingError(f"a listener must be callable, got {function!r}")
+    _check_callable(function, 2, "a listener is called with a list of messages and a context")
     is_async = _is_async(function)
     name = _name(function)
     call = _Listener(function, name, group)
@@ -133,6 +135,23 @@ def bind_listener(
     target = _Surrounded(call, stages, group, is_async=is_async) if stages else call
     size = _checked(1 if batch_size is None else batch_size)
     return Binding(name, is_async, size, True, target.in_thread, target.on_loop)
+
+
+def _check_callable(function: Callable[..., object], arguments: int, allowed: str) -> None:
+    """Refuse what would fail at every message, or never run. Raises `SettingError`."""
+    name = _name(function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise SettingError(f"{name} has a `yield`: it is a generator, of which nothing would run")
+    try:
+        # What a decorator wraps may well take more than what it is called with.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return  # something of C that does not say
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        takes = f"takes {signature}" if signature.parameters else "takes no argument"
+        raise SettingError(f"{name} {takes}; {allowed}: {error}") from None
 
 
 def takes_batch(function: HandlerFunction) -> bool:
@@ -147,7 +166,7 @@ def takes_batch(function: HandlerFunction) -> bool:
     except (TypeError, ValueError):
         return False
     if not parameters:
-        raise SettingError(f"{_name(function)} takes no argument; a handler takes a message")
+        return False
     annotation = parameters[0].annotation
     if isinstance(annotation, str):
         try:

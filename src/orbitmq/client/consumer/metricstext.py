@@ -66,6 +66,8 @@ def metrics_text(group: str, client_id: str, statistics: ConsumerStatistics) -> 
     for name, about, field in _BY_GROUP:
         lines += _head(name, "counter", about)
         lines.append(_sample(name, member, getattr(statistics, field)))
+    lines += _head("troubles", "gauge", "Things that keep messages away now.")
+    lines.append(_sample("troubles", member, len(statistics.troubles)))
     return "\n".join(lines) + "\n"
 
 

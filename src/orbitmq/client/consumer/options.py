@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -96,13 +95,6 @@ def checked_group(group: str) -> str:
     if check_group(group) == _NO_GROUP:
         raise SettingError(f"group {_NO_GROUP} is reserved; give your consumers a name")
     return group
-
-
-def one_or_several(name_server: str | Iterable[str] | None) -> str | tuple[str, ...] | None:
-    """Name servers as settings take them."""
-    if name_server is None or isinstance(name_server, str):
-        return name_server
-    return tuple(name_server)
 
 
 def _object(given: S | None, name: str, wanted: type[S]) -> S:

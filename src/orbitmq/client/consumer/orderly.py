@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.client.consumer.calls import Run
 from orbitmq.client.consumer.consuming import Consuming, Parts
+from orbitmq.client.consumer.nextattempt import after_failure_in_order, dropped_after_failure
 from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict, accounted
 
 if TYPE_CHECKING:
@@ -178,13 +179,17 @@ class OrderlyConsumption(Consuming):
         if self._lines.get(line.owned) is line:
             del self._lines[line.owned]
 
-    def _pause(self, line: _Line, seconds: float | None) -> None:
+    def _pause(self, line: _Line, seconds: float) -> None:
         if line.owned.is_draining or self._is_stopped:
             self._close(line)
             return
-        pause = self._settings.suspend if seconds is None else seconds
         line.become(_State.PAUSED)
-        line.timer = self._later(max(pause, SHORTEST_PAUSE), self._go_on, line)
+        line.timer = self._later(seconds, self._go_on, line)
+
+    def _pause_after(self, outcome: Outcome, wanted: float | None) -> float:
+        """How long a queue pauses: as the handler wants, as the listener says, as it is set."""
+        pause = outcome.suspend if wanted is None else wanted
+        return max(self._settings.suspend if pause is None else pause, SHORTEST_PAUSE)
 
     # ---- what became of a run
 
@@ -246,7 +251,7 @@ class OrderlyConsumption(Consuming):
         """A listener that commits by itself was successful, or wants to go back."""
         if outcome.verdict is Verdict.ROLLBACK:
             line.owned.window.rollback()
-            self._pause(line, outcome.suspend)
+            self._pause(line, self._pause_after(outcome, None))
             return
         if outcome.verdict is Verdict.COMMIT:
             self._commit(line.owned)
@@ -256,6 +261,14 @@ class OrderlyConsumption(Consuming):
         """Everything that was taken is done with."""
         # Backwards as well: a message that was put back is not done with.
         self._report(owned, owned.window.commit(), increase_only=False)
+
+    def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
+        retries = self._settings.max_retries
+        if self._sending_back is None and not self._may_try_again(message, failure):
+            return dropped_after_failure(message.attempt)
+        return after_failure_in_order(
+            message.attempt, failure, retries, self._pause_after(outcome, failure.pause)
+        )
 
     async def _retry(self, line: _Line, outcome: Outcome) -> None:
         """Have failed messages tried again after a pause, or give them up."""
@@ -274,7 +287,7 @@ class OrderlyConsumption(Consuming):
             self._commit(owned)
         if again:
             wanted = failure.pause if tried else outcome.hold
-            self._pause(line, outcome.suspend if wanted is None else wanted)
+            self._pause(line, self._pause_after(outcome, wanted))
         else:
             self._go_on(line)
 

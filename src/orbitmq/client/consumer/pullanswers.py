@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from orbitmq.client.errors import ClientError
 from orbitmq.wire.codes import ResponseCode
@@ -22,6 +23,8 @@ from orbitmq.wire.headers.pull import PullMessageResponse
 class PullStatus(enum.Enum):
     """What came of a pull that was served."""
 
+    __hash__ = object.__hash__  # each is one object; an enumeration's own is slow
+
     FOUND = ResponseCode.SUCCESS
     NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
     NO_MATCHED_MESSAGE = ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -30,6 +33,8 @@ class PullStatus(enum.Enum):
 
 class NextStep(enum.Enum):
     """What a served pull leads to."""
+
+    __hash__ = object.__hash__
 
     CONSUME_AND_PULL = enum.auto()
     #: There was nothing for us up to the next offset.
@@ -76,8 +81,7 @@ class AnswerUnusable(ClientError):
     """A broker answered a pull with something that this client cannot take apart."""
 
 
-@dataclass(slots=True)
-class Pulled:
+class Pulled(msgspec.Struct, eq=False, gc=False):
     """The answer to a pull that was served."""
 
     status: PullStatus

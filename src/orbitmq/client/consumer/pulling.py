@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.receiving import Receiver
     from orbitmq.client.consumer.subscription import Subscriptions
     from orbitmq.client.engine import Engine
+    from orbitmq.client.errors import GroupRefused
     from orbitmq.client.queue import Queue
     from orbitmq.remoting.address import Address
 
@@ -75,6 +76,8 @@ class Puller:
         )
         self.rebuild = rebuild
         self.is_paused = False
+        #: Set as long as brokers say that there is no such group.
+        self.refusal: GroupRefused | None = None
         self.shared = SharedWaits(engine)
         self._pulls: dict[OwnedQueue, QueuePull] = {}
         self._counts: dict[Queue, SetbackCounts] = {}

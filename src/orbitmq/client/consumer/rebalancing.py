@@ -27,6 +27,7 @@ from orbitmq.client.consumer.reporting import Reporting
 from orbitmq.client.consumer.spells import Spells
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting
 from orbitmq.client.consumer.survey import Survey
+from orbitmq.client.errors import GroupRefused
 from orbitmq.client.serving import NOT_MINE, NotMine
 from orbitmq.errors import OrbitError
 from orbitmq.wire.bodies.base import encode_body
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = View((), ())
+#: What trouble with it as a whole is about.
+_GROUP = "the group"
 
 
 class Rebalancer:
@@ -127,7 +130,7 @@ class Rebalancer:
         )
         self._spells = Spells(log)
         self._survey = Survey(
-            engine, self._members, self._spells, return_grace=settings.return_grace
+            engine, group, self._members, self._spells, return_grace=settings.return_grace
         )
         self._views: dict[str, View] = {}
         self._tracked: set[str] = set()
@@ -189,6 +192,18 @@ class Rebalancer:
         """Have a round soon: at once, unless the last one was just now."""
         if self._rounds is not None and not self._is_stopping:
             self._rounds.wake()
+
+    # ---- what is wrong
+
+    @property
+    def obstacles(self) -> Mapping[str, OrbitError]:
+        """Why topics were never consumed so far, of those that were not and cannot be now."""
+        return self._survey.obstacles
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What is wrong now, a sentence each."""
+        return self._spells.standing()
 
     # ---- what is owned
 
@@ -285,11 +300,18 @@ class Rebalancer:
             )
         except OrbitError as error:
             self.counts.failed_rounds += 1
-            self._spells.trouble(
-                ("share", topic), "the share of %s stays as it is: %s", topic, error
-            )
+            self._survey.hindered(topic, error)
+            if isinstance(error, GroupRefused):
+                # It concerns all topics, and does not pass unless somebody does something.
+                self._spells.trouble(_GROUP, "%s", error, level=logging.ERROR)
+            else:
+                self._spells.trouble(
+                    ("share", topic), "the share of %s stays as it is: %s", topic, error
+                )
             return settings.retry
+        self._spells.over(_GROUP)
         self._spells.over(("share", topic))
+        self._survey.succeeded(topic)
         if self._is_stopping or topic not in self._tracked:
             return settings.interval
         is_done = self._apply(topic, View(tuple(in_order(queues)), members), own)
@@ -328,9 +350,11 @@ class Rebalancer:
         for owned in list(self._ownership.owned.values()):
             if owned.queue.topic not in topics:
                 self._releasing.release(owned, "its topic is not subscribed to any more")
-        for topic in set(self._views) - topics:
+        for topic in {*self._views, *self._survey.obstacles} - topics:
             self._gaining.drop(topic)
-            del self._views[topic]
+            self._views.pop(topic, None)
+            self._survey.forget(topic)
+            self._spells.forget(("share", topic))
 
     def _track(self, topics: set[str]) -> None:
         routes = self._engine.routes

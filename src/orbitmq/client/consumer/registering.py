@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +45,7 @@ class Registrations:
         self._group = group
         self._namespace = namespace
         self._batch_size = batch_size
-        self._middleware = tuple(middleware)
+        self._middleware = _several(middleware)
         self._by_topic: dict[str, Registration] = {}
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Registrations:
             group=self._group,
             batch=batch,
             batch_size=self._batch_size if batch_size is None else batch_size,
-            middleware=(*self._middleware, *middleware),
+            middleware=(*self._middleware, *_several(middleware)),
         )
         return self._put(topic, tags, sql, binding, replace=replace)
 
@@ -95,7 +95,7 @@ class Registrations:
             function,
             group=self._group,
             batch_size=self._batch_size if batch_size is None else batch_size,
-            middleware=(*self._middleware, *middleware),
+            middleware=(*self._middleware, *_several(middleware)),
         )
         return self._put(topic, tags, sql, binding, replace=replace)
 
@@ -122,3 +122,9 @@ class Registrations:
         registration = Registration(subscription, binding)
         self._by_topic[wire_topic] = registration
         return registration
+
+
+def _several(middleware: Sequence[object]) -> tuple[object, ...]:
+    if not isinstance(middleware, Iterable):
+        raise SettingError(f"middleware must be a list, got {middleware!r}: write [{middleware!r}]")
+    return tuple(middleware)

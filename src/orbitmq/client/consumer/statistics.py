@@ -53,6 +53,9 @@ class ConsumerStatistics:
     timed_out: int = 0
     #: Messages given up, as far as this consumer knows: brokers count attempts by themselves.
     dead_letters: int = 0
+    #: What keeps messages away now, a sentence each: a topic that is not there, a name server that
+    #: does not answer, a group that brokers do not have.
+    troubles: tuple[str, ...] = ()
 
 
 class _Topic:
@@ -120,7 +123,7 @@ class Statistics:
             call_seconds=counts.calls.total,
         )
 
-    def snapshot(self) -> ConsumerStatistics:
+    def snapshot(self, troubles: Sequence[str] = ()) -> ConsumerStatistics:
         """Everything, as it is now."""
         return ConsumerStatistics(
             topics={topic: self.topic(topic) for topic in self._topics},
@@ -130,6 +133,7 @@ class Statistics:
             kept_back=self.kept_back,
             timed_out=self.timed_out,
             dead_letters=self.dead_letters,
+            troubles=tuple(troubles),
         )
 
     def status(self, topic: str) -> ConsumeStatus:

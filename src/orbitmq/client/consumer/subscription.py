@@ -45,6 +45,8 @@ class Subscription:
 
         Raises `InvalidFilter` when the text names no tag, `SettingError` for a bad topic.
         """
+        if tags is not None and not isinstance(tags, str):
+            raise SettingError(f"tags must be a text such as 'paid || refunded', got {tags!r}")
         found = parse_tags(tags)
         expression = ALL if found.matches_all else str(tags)
         return cls(check_topic(topic), expression, TAG, version, found)
@@ -56,8 +58,9 @@ class Subscription:
         It is checked here when the parser is installed (`InvalidFilter` shows the fault), and by
         a broker in any case: see `subscriptioncheck`.
         """
-        if not condition or not condition.strip():
-            raise SettingError(f"a SQL92 condition must not be empty, got {condition!r}")
+        given: object = condition
+        if not isinstance(given, str) or not given.strip():
+            raise SettingError(f"a SQL92 condition must be a text that is not empty, got {given!r}")
         # The parser is an extra; the broker that evaluates the condition has it.
         with suppress(UnknownFilterType):
             compile_filter(condition, SQL92)

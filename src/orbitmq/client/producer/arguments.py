@@ -7,7 +7,9 @@ send("orders", b"...", tags="paid")
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict, cast
+
+import msgspec
 
 from orbitmq.client.durations import Duration, Instant, seconds
 from orbitmq.client.errors import MessageRefused, SettingError
@@ -41,7 +43,7 @@ class SendOptions(MessageFields, total=False):
     timeout: Duration | None  #: for the whole call; None: as the producer's settings say
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The arguments of one call, understood."""
 
     message: Message
@@ -50,18 +52,10 @@ class Call(NamedTuple):
     timeout: float
 
 
-_NO_OPTIONS = SendOptions()
-
-
 def understand(
     message: Message | str, body: Body | None, options: SendOptions, default_timeout: float
 ) -> Call:
     """The arguments of a call. Raises `MessageRefused` or `SettingError`."""
-    if not options:
-        if isinstance(message, Message) and body is None:
-            by_its_key = None if message.sharding_key is None else by_sharding_key
-            return Call(message, None, by_its_key, default_timeout)
-        options = _NO_OPTIONS
     rest = cast("dict[str, Any]", {**options})
     queue = rest.pop("queue", None)
     key = rest.pop("key", None)

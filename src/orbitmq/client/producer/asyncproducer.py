@@ -47,8 +47,7 @@ class AsyncProducer:
         sending: SendSettings | None = None,
         check: Check | None = None,
     ) -> None:
-        servers = name_server if isinstance(name_server, str | None) else tuple(name_server)
-        engine = Engine(resolve(servers, client))
+        engine = Engine(resolve(name_server, client))
         self._take(ProducerCore(engine, group, sending, check, owns_engine=True))
 
     @classmethod
@@ -240,15 +239,16 @@ class AsyncProducer:
 
         `local` is given the message and the id of the transaction, and returns True or
         `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not know; a plain
-        function runs on a thread. When it raises, the broker will ask `check` later, and the
-        error is raised here.
+        function runs on a thread. When it raises, the error is raised here, and the message stays
+        open: the broker asks `check` later, several times, and drops it if nobody knows.
         """
         sent = await self.send_half(message, timeout=timeout)
         if not sent.is_ok:
             return await self.end_transaction(sent, TransactionState.ROLLBACK)
         try:
             state = await outcome_of(local, message, sent.transaction_id or sent.msg_id)
-        except BaseException:
+        except BaseException as error:
+            self._core.transactions.note_raised(message, sent, error)
             await self.end_transaction(sent, TransactionState.UNKNOWN)
             raise
         return await self.end_transaction(sent, state)

@@ -41,7 +41,7 @@ async def send_in_batches(
         now = monotonic()
         sending = Sending(
             batch.before_5 if is_old else batch.draft,
-            now=now,
+            made=now,
             timeout=max(0.0, deadline - now),
             queue=queues.get(batch.draft.topic),
             select=None if key is None else by_key(key),

@@ -12,7 +12,7 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.serving import NotMine
 from orbitmq.message.errors import MessageError
 from orbitmq.message.stored import decode_message
-from orbitmq.message.wellknown import PRODUCER_GROUP
+from orbitmq.message.wellknown import PRODUCER_GROUP, TRANSACTION_CHECK_TIMES
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import ConnectionLost
 from orbitmq.wire.codes import RequestCode, TransactionState
@@ -66,12 +66,19 @@ class Checks:
                 state = await outcome_of(self._check, message)
             except Exception:
                 log.exception(
-                    "the check of the transaction of message %s to %s (group %s) failed; the "
-                    "broker will ask again",
+                    "check= failed for the transaction of message %s to %s (keys %s, group %s), "
+                    "question %s; the broker asks again, 15 times in all by default, and then "
+                    "drops the message",
                     message.msg_id,
                     message.topic,
+                    " ".join(message.keys) or "none",
                     self._group,
-                    extra={"group": self._group, "topic": message.topic},
+                    message.get(TRANSACTION_CHECK_TIMES) or "1",
+                    extra={
+                        "group": self._group,
+                        "topic": message.topic,
+                        "message_id": message.msg_id,
+                    },
                 )
                 state = TransactionState.UNKNOWN
         header = EndTransactionRequest(

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from orbitmq.client.checks import kind
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
@@ -75,10 +77,15 @@ class ProducerCore:
         self._check = check
         self._owns_engine = owns_engine
         self._for_threads = for_threads
-        ids = UniqueIds((client.client_ip or own_ip()).strip("[]"), clock=engine.clock)
+        self._check_process = ProcessCheck("this producer", from_start=True)
+        ids = UniqueIds(
+            (client.client_ip or own_ip()).strip("[]"),
+            clock=engine.clock,
+            # Whoever makes one has just been checked: asking the system again costs a call of it.
+            process_id=self._check_process.owner,
+        )
         self._drafting = Drafting(self.settings, ids, client.namespace)
         self._monotonic = engine.clock.monotonic
-        self._check_process = ProcessCheck("this producer", from_start=True)
         self._publisher: Publisher | None = None
         self._was_stopped = False
         self._unsent = Occurrences()
@@ -165,7 +172,7 @@ class ProducerCore:
     def check_running(self) -> None:
         """Raises `NotRunning` or `UsedAfterFork`. May be called by any thread."""
         self._check_process()
-        if not self.is_running:
+        if self._publisher is None or self._was_stopped:
             raise NotRunning("this producer", was_stopped=self._was_stopped)
 
     @property
@@ -180,6 +187,10 @@ class ProducerCore:
 
     def sending(self, message: Message | str, body: Body | None, options: SendOptions) -> Sending:
         """A call made ready. May be called by any thread."""
+        if not options and isinstance(message, Message) and body is message.sharding_key is None:
+            # Most calls are so, and there is nothing to understand about them.
+            draft = self._drafting.draft(message)
+            return Sending(draft, self._monotonic(), self.settings.timeout)
         call = understand(message, body, options, self.settings.timeout)
         return self._bound(self._drafting.draft(call.message), call)
 
@@ -208,7 +219,7 @@ class ProducerCore:
                 raise MessageRefused("topic", f"is {call.message.topic!r}, the queue is {queue}")
             queue = Queue(draft.topic, queue.broker, queue.id)
         now = self._monotonic()
-        return Sending(draft, now=now, timeout=call.timeout, queue=queue, select=call.select)
+        return Sending(draft, now, call.timeout, queue, call.select)
 
     def note_unsent(self, topic: str, error: BaseException) -> None:
         """A submitted message was not sent, and maybe nobody looks at its future."""
@@ -255,7 +266,7 @@ class ProducerCore:
     ) -> SendResult:
         draft = self._drafting.passed_on(topic, body, properties, flag=flag, sys_flag=sys_flag)
         now = self._monotonic()
-        sending = Sending(draft, now=now, timeout=self.limit(timeout), queue=queue)
+        sending = Sending(draft, made=now, timeout=self.limit(timeout), queue=queue)
         return await self.publisher.send(sending)
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
@@ -299,7 +310,7 @@ class ProducerCore:
                 with self._requests.waiting(call.timeout) as (properties, reply):
                     draft = self._drafting.draft(call.message, extra=properties)
                     left = call.timeout - (self._monotonic() - began)
-                    await publisher.send(self._bound(draft, call._replace(timeout=left)))
+                    await publisher.send(self._bound(draft, replace(call, timeout=left)))
                     return await reply
         except TimeoutError:
             raise NoReply(call.message.topic, call.timeout) from None
@@ -324,4 +335,4 @@ class ProducerCore:
         # The asker is known for certain at the broker that took its request.
         nearest = next((q for q in queues if q.broker == request.queue.broker), queues[0])
         now = self._monotonic()
-        return await publisher.send(Sending(draft, now=now, timeout=limit, queue=nearest))
+        return await publisher.send(Sending(draft, made=now, timeout=limit, queue=nearest))

@@ -60,12 +60,16 @@ class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Drafting:
     """Makes drafts by the rules of one producer. May be used by several threads at a time."""
 
-    __slots__ = ("_ids", "_namespace", "_settings")
+    __slots__ = ("_ids", "_largest_plain", "_namespace", "_settings")
 
     def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
         self._settings = settings
         self._ids = ids
         self._namespace = namespace
+        #: Bodies up to this size are neither refused nor compressed.
+        self._largest_plain = settings.max_message_size
+        if 0 < settings.compress_from <= self._largest_plain:
+            self._largest_plain = settings.compress_from - 1
 
     def draft(
         self,
@@ -82,17 +86,18 @@ class Drafting:
         properties = message.all_properties()
         if extra:
             properties.update(extra)
-        body, compression = self._stored(message.body)
-        unique_id = self._ids()
-        properties[UNIQ_KEY] = unique_id
+        body, compression = message.body, 0
+        if len(body) > self._largest_plain:
+            body, compression = self._stored(body)
+        properties[UNIQ_KEY] = unique_id = self._ids()
         return Draft(
             self.wire_topic(message.topic),
             body,
             self.property_string(properties),
             unique_id,
-            flag=message.flag,
-            sys_flag=sys_flag | compression,
-            code=code,
+            message.flag,
+            sys_flag | compression,
+            code,
             message=message,
             wish=_wish(message),
         )
@@ -164,8 +169,6 @@ class Drafting:
         """The body as it is stored, and the system flag that says how."""
         settings = self._settings
         self._check_size(body)
-        if not 0 < settings.compress_from <= len(body):
-            return body, 0
         compression = int(settings.compression)
         compressed = compress_body(body, compression, level=settings.compression_level)
         # Java keeps the compressed form even where it is the longer one.

@@ -44,9 +44,9 @@ class SendFrames:
 
             return prepared
         if draft.reconsume_times or draft.max_reconsume_times is not None:
-            template = self._template(draft, queue, keep=False)
+            template = self._new_template(draft, queue)
         else:
-            template = self._template(draft, queue, keep=True)
+            template = self._template(draft, queue)
 
         def encode(opaque: int) -> Sequence[Bytes]:
             return template.pieces(
@@ -72,20 +72,19 @@ class SendFrames:
             properties=draft.properties,
         )
 
-    def _template(
-        self, draft: Draft, queue: Queue, *, keep: bool
-    ) -> RequestTemplate[SendMessageRequest]:
+    def _template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
         key = (draft.code, draft.topic, queue.broker, draft.is_batch)
-        template = self._templates.get(key) if keep else None
+        template = self._templates.get(key)
         if template is None:
-            template = RequestTemplate(
-                draft.code, SendMessageRequest, _VARYING, constant=self._constant(draft, queue)
-            )
-            if keep:
-                if len(self._templates) >= _MOST_TEMPLATES:
-                    self._templates.clear()
-                self._templates[key] = template
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = self._new_template(draft, queue)
         return template
+
+    def _new_template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
+        return RequestTemplate(
+            draft.code, SendMessageRequest, _VARYING, constant=self._constant(draft, queue)
+        )
 
     def _constant(self, draft: Draft, queue: Queue) -> dict[str, object]:
         return {

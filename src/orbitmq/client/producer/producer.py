@@ -54,9 +54,8 @@ class Producer:
         sending: SendSettings | None = None,
         check: Check | None = None,
     ) -> None:
-        servers = name_server if isinstance(name_server, str | None) else tuple(name_server)
         self._core = ProducerCore(
-            Engine(resolve(servers, client)),
+            Engine(resolve(name_server, client)),
             group,
             sending,
             check,
@@ -237,14 +236,16 @@ class Producer:
 
         `local` is called on this thread with the message and the id of the transaction, and
         returns True or `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not
-        know. When it raises, the broker will ask `check` later, and the error is raised here.
+        know. When it raises, the error is raised here, and the message stays open: the broker asks
+        `check` later, several times, and drops it if nobody knows.
         """
         sent = self.send_half(message, timeout=timeout)
         if not sent.is_ok:
             return self.end_transaction(sent, TransactionState.ROLLBACK)
         try:
             state = state_of(local(message, sent.transaction_id or sent.msg_id))
-        except BaseException:
+        except BaseException as error:
+            self._core.transactions.note_raised(message, sent, error)
             self.end_transaction(sent, TransactionState.UNKNOWN)
             raise
         return self.end_transaction(sent, state)

@@ -53,8 +53,12 @@ class Publications:
         self._changed = changed
         #: By topic as brokers know it: real routes with queues, not those of the template.
         self._known: dict[str, Publication] = {}
+        #: What is known of a topic, without asking. May be called by any thread.
+        self.get: Callable[[str], Publication | None] = self._known.get
         self._rotations: dict[str, RoundRobin] = {}
         self._refreshed: dict[str, float] = {}
+        #: Topics that were not there when they were sent to for the first time.
+        self._made: set[str] = set()
         self._is_closed = False
         self._end_watch = engine.routes.on_change(self._route_changed)
 
@@ -66,10 +70,6 @@ class Publications:
             self._engine.routes.untrack(topic)
         self._rotations.clear()
         self._known.clear()
-
-    def get(self, topic: str) -> Publication | None:
-        """What is known of a topic, without asking. May be called by any thread."""
-        return self._known.get(topic)
 
     async def find(self, topic: str) -> Publication:
         """What is known of a topic, or what the name server says. Raises `NoRoute`."""
@@ -88,7 +88,25 @@ class Publications:
         publication = self._note(topic, route)
         if not publication.queues:
             raise NoRoute(topic, self._engine.name_servers)
+        if route.is_provisional:
+            self._tell_made(publication)
         return publication
+
+    def _tell_made(self, publication: Publication) -> None:
+        """Say once that a topic comes into being: it may be one that was mistyped."""
+        first = publication.queues[0]
+        if first.topic in self._made:
+            return
+        self._made.add(first.topic)
+        count = sum(queue.broker == first.broker for queue in publication.queues)
+        log.info(
+            "topic %s does not exist and is made by sending to it, with %d queue%s on each broker "
+            "that a message goes to",
+            first.topic,
+            count,
+            "" if count == 1 else "s",
+            extra={"topic": first.topic, "queues": count},
+        )
 
     def refresh_soon(self, topic: str) -> None:
         """A broker did not do: maybe the name server knows better by now."""

@@ -227,11 +227,11 @@ class Publisher:
         if chosen is None:
             return None
         queue, others = chosen
-        if self._is_unsure_of(queue, sending.draft):
+        if sending.draft.wish is not None and self._is_unsure_of(queue, sending.draft):
             sending.first = queue
             return None
-        sending.began = self._monotonic()
-        return queue, attempt_time(sending, sending.began, self._settings, others=others)
+        sending.began = now = self._monotonic()
+        return queue, attempt_time(sending, now, self._settings, others=others)
 
     async def tell(self, sending: Sending) -> None:
         """Send one-way: one attempt, without an answer. Raises `SendFailed`."""

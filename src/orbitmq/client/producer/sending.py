@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError, SendFailed
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.faults import Faults
@@ -47,54 +49,35 @@ _NOT_COUNTED: Final = int(ResponseCode.GO_AWAY)
 _OK: Final = SendStatus.OK
 
 
-class Sending:
+class Sending(msgspec.Struct, eq=False):
     """The state of one call. Changed by one attempt at a time."""
 
-    __slots__ = (
-        "attempts",
-        "began",
-        "counted",
-        "deadline",
-        "draft",
-        "error",
-        "first",
-        "queue",
-        "result",
-        "select",
-        "timeout",
-        "tried",
-        "unable",
-    )
+    draft: Draft
+    #: When the call was made, and how long it may take altogether.
+    made: float
+    timeout: float
+    #: The one queue that the message may go to, or what picks it.
+    queue: Queue | None = None
+    select: Selector | None = None
+    #: Chosen for the next attempt already.
+    first: Queue | None = None
+    #: When the attempt under way began.
+    began: float = 0.0
+    #: Attempts made, and those of them that may have stored the message.
+    attempts: int = 0
+    counted: int = 0
+    #: How often each broker was tried, in the order of the last times.
+    tried: dict[str, int] = {}
+    #: Brokers that cannot do what the message wishes, and how they said so: passed over.
+    unable: dict[str, OrbitError] = {}
+    error: OrbitError | None = None
+    #: Stored, but not as safely as wanted.
+    result: SendResult | None = None
 
-    def __init__(
-        self,
-        draft: Draft,
-        *,
-        now: float,
-        timeout: float,
-        queue: Queue | None = None,
-        select: Selector | None = None,
-    ) -> None:
-        """`queue` or `select` name the one queue that the message may go to."""
-        self.draft = draft
-        self.timeout = timeout
-        self.deadline = now + timeout
-        self.queue = queue
-        self.select = select
-        #: Chosen for the next attempt already.
-        self.first: Queue | None = None
-        #: When the attempt under way began.
-        self.began = now
-        #: Attempts made, and those of them that may have stored the message.
-        self.attempts = 0
-        self.counted = 0
-        #: How often each broker was tried, in the order of the last times.
-        self.tried: dict[str, int] = {}
-        #: Brokers that cannot do what the message wishes, and how they said so: passed over.
-        self.unable: dict[str, OrbitError] = {}
-        self.error: OrbitError | None = None
-        #: Stored, but not as safely as wanted.
-        self.result: SendResult | None = None
+    @property
+    def deadline(self) -> float:
+        """When the time of the call is up."""
+        return self.made + self.timeout
 
     @property
     def is_bound(self) -> bool:
@@ -174,7 +157,7 @@ def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -
 
 def attempt_time(sending: Sending, now: float, settings: SendSettings, *, others: bool) -> float:
     """Seconds that the next attempt may take; `others`: whether there are other brokers."""
-    left = sending.deadline - now
+    left = sending.made + sending.timeout - now
     if sending.is_bound or sending.counted >= settings.retries:
         return left
     if settings.attempt_timeout is not None:

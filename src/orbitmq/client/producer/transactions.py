@@ -97,6 +97,7 @@ class Transactions:
         is_checked: bool,
     ) -> None:
         self._engine = engine
+        self._is_checked = is_checked
         self._should_warn = not is_checked
         self._publisher = publisher
         self._drafting = drafting
@@ -120,7 +121,35 @@ class Transactions:
             extra={TRANSACTION_PREPARED: "true", PRODUCER_GROUP: self._group},
         )
         now = self._engine.clock.monotonic()
-        return await self._publisher.send(Sending(draft, now=now, timeout=timeout))
+        return await self._publisher.send(Sending(draft, made=now, timeout=timeout))
+
+    def note_raised(self, message: Message, sent: SendResult, error: BaseException) -> None:
+        """The local work raised something: whether it was done is for `check` to say."""
+        if self._is_checked:
+            next_step = "the broker asks check= of a producer of the group what became of it"
+        else:
+            next_step = (
+                "the broker asks the producers of the group what became of it, which this one "
+                "cannot answer without check="
+            )
+        log.warning(
+            "the local work of a transaction raised %s: message %s to %s (transaction %s, keys %s, "
+            "group %s) is kept and not delivered; %s, first after about 6 s and 15 times at most "
+            "by default, and drops the message if nobody commits it",
+            type(error).__name__,
+            sent.msg_id,
+            sent.queue.topic,
+            sent.transaction_id or sent.msg_id,
+            " ".join(message.keys) or "none",
+            self._group,
+            next_step,
+            extra={
+                "group": self._group,
+                "topic": sent.queue.topic,
+                "message_id": sent.msg_id,
+                "transaction": sent.transaction_id or sent.msg_id,
+            },
+        )
 
     async def end(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of it. That it could not be told is logged: the broker will ask."""

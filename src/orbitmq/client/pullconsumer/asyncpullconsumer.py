@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from orbitmq.client.pullconsumer.chunks import Chunk
     from orbitmq.clock import Clock
 
-#: Seconds that an iteration waits before it looks whether the consumer was stopped.
-_LONG: Final = 3600.0
+#: Seconds that an iteration waits before it looks whether something keeps it from messages.
+A_WHILE: Final = 5.0
 
 
 class AsyncPullConsumer:
@@ -71,8 +71,6 @@ class AsyncPullConsumer:
 
         `on_assignment` is called with a topic, all its queues and the own ones, after changes.
         """
-        if name_server is not None and not isinstance(name_server, str):
-            name_server = tuple(name_server)
         engine = Engine(resolve(name_server, client))
         self._set_up(
             engine, True, group, polling, consume_from, allocation, rebalancing, on_assignment
@@ -227,7 +225,13 @@ class AsyncPullConsumer:
         *,
         max_messages: int | None = None,
     ) -> list[ReceivedMessage]:
-        """The next messages, of any assigned queue; none when there are none within the time."""
+        """The next messages, of any assigned queue; none when there are none within the time.
+
+        As long as a subscribed topic could never be consumed, because no name server answers
+        (`NoNameServer`), there is no such topic (`NoRoute`), or the broker does not have the group
+        (`GroupRefused`), a poll without messages raises that, when its time is up; another poll may
+        succeed. What happens later, while messages are consumed, is logged and passes.
+        """
         until = self.deadline(timeout)
         while True:
             chunks = await self.next_chunks(until, max_messages)
@@ -239,11 +243,14 @@ class AsyncPullConsumer:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """The next message, however long it takes; ends when the consumer is stopped."""
+        """The next message, however long it takes; ends when the consumer is stopped.
+
+        Raises what `poll` does when nothing could ever be consumed, after some seconds.
+        """
         core = self._core
         self._trouble.note()
         while core.is_running:
-            chunks = core.chunks_now(1) or await core.next_chunks(1, None, _LONG)
+            chunks = core.chunks_now(1) or await core.next_chunks(1, None, A_WHILE)
             if messages := self._read(chunks):
                 return messages[0]
         raise StopAsyncIteration

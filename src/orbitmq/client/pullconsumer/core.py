@@ -8,6 +8,7 @@ error, because a queue would then have two owners.
 from __future__ import annotations
 
 import asyncio
+import copy
 import enum
 import logging
 from collections.abc import Iterable, Mapping
@@ -300,7 +301,8 @@ class PullCore:
     ) -> list[Chunk]:
         """What is there, at most so much; waits for `least` messages, at most `timeout`.
 
-        What earlier calls returned is settled by this one.
+        What earlier calls returned is settled by this one. Raises what keeps a subscribed topic
+        from being consumed that never was, when there is nothing else.
         """
         self._begin_poll()
         cache = self.cache
@@ -310,7 +312,18 @@ class PullCore:
                 await self._wait(least, timeout)
             finally:
                 self._is_polling = False
-        return cache.take(messages, size) if self.is_running else []
+        if not self.is_running:
+            return []
+        chunks = cache.take(messages, size)
+        if not chunks:
+            self._check_not_hindered()
+        return chunks
+
+    def _check_not_hindered(self) -> None:
+        """Say what keeps this consumer from its messages, instead of giving it none for ever."""
+        error = self.puller.refusal or next(iter(self.rebalancer.obstacles.values()), None)
+        if error is not None:
+            raise copy.copy(error)  # each call adds its traceback
 
     def chunks_now(self, messages: int) -> list[Chunk]:
         """The same, as far as it does not need to be waited for."""
@@ -319,6 +332,11 @@ class PullCore:
 
     def _begin_poll(self) -> None:
         self.check_running()
+        if self._mode is None:
+            raise WrongUse(
+                "this pull consumer has nothing to poll; call subscribe(topic) or assign(queues) "
+                "first"
+            )
         if self._is_polling:
             raise WrongUse(ONE_AT_A_TIME)
         self.cache.settle()

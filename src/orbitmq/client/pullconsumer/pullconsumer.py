@@ -13,7 +13,7 @@ from orbitmq.client.durations import Duration, Instant
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.client.pullconsumer.asyncpullconsumer import A_WHILE, AsyncPullConsumer
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
 from orbitmq.client.pullconsumer.committing import Commits, Trouble
 from orbitmq.client.pullconsumer.core import ONE_AT_A_TIME, WHAT
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from orbitmq.client.settings import ClientSettings
 
 T = TypeVar("T")
-
-#: Seconds that an iteration waits at a time.
-_A_WHILE = 60.0
 
 
 class PullConsumer:
@@ -181,7 +178,11 @@ class PullConsumer:
     def poll(
         self, timeout: Duration | None = None, *, max_messages: int | None = None
     ) -> list[ReceivedMessage]:
-        """The next messages, of any assigned queue; none when there are none within the time."""
+        """The next messages, of any assigned queue; none when there are none within the time.
+
+        Raises `NoNameServer`, `NoRoute` or `GroupRefused` when a subscribed topic could never be
+        consumed: see `AsyncPullConsumer.poll`.
+        """
         self._take_back()
         until = self._consumer.deadline(timeout)
         while True:
@@ -233,7 +234,7 @@ class PullConsumer:
 
     def _fill_iteration(self) -> None:
         self._take_back()
-        self._iterated, _ = self._taken(self._read_one_by_one, self._consumer.deadline(_A_WHILE))
+        self._iterated, _ = self._taken(self._read_one_by_one, self._consumer.deadline(A_WHILE))
 
     def _read_one_by_one(self, chunks: list[Chunk]) -> deque[tuple[Chunk, ReceivedMessage]]:
         """The messages with their chunks; one that cannot be read comes again, and its turn."""

@@ -1,0 +1,283 @@
+"""What a consumer says when it gets nothing, when a handler fails, and when it is over."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.nextattempt import (
+    after_failure,
+    after_failure_in_order,
+    dropped_after_failure,
+)
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.statistics import ConsumerStatistics
+from orbitmq.client.consumer.verdict import DEAD, Failure, Retry
+from orbitmq.client.errors import NotRunning, SettingError
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.timelimit import TimeLimit
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from tests.support.consumers import consumer_of, send
+from tests.support.consuming import DEADLINE, until
+
+#: What is not there is looked for often.
+LOOKS = RebalanceSettings(spacing=0.02, retry=0.02, interval=0.1)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster() as running:
+        await running.create_topic("orders", queues=1)
+        yield running
+
+
+# ---- getting nothing
+
+
+async def test_a_topic_that_is_not_there_is_waited_for_told_of_once_and_shown(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = consumer_of(cluster, "billing", rebalance=LOOKS)
+    seen: list[str] = []
+    consumer.on("ordesr")(lambda message: seen.append(message.text()))
+
+    async with consumer:
+        shown = consumer.statistics().troubles
+        metrics = consumer.metrics()
+        await cluster.create_topic("ordesr", queues=1)
+        await send(cluster, "ordesr", ["x"])
+        await until(lambda: seen == ["x"])
+        later = consumer.statistics().troubles
+
+    told = [line for line in caplog.messages if "waits for a topic" in line]
+    assert len(told) == 1
+    assert "group billing waits for a topic: no broker serves topic 'ordesr'" in told[0]
+    assert "do you mean 'orders'?" in told[0]
+    assert shown == tuple(told)
+    assert 'orbitmq_consumer_troubles{group="billing"' in metrics
+    assert metrics.rstrip().endswith(" 1")
+    assert later == ()
+
+
+async def test_a_wrong_address_is_told_of_once_and_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as taken:  # bound, and not listened on
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        consumer = AsyncConsumer("billing", name_server=address, rebalance=LOOKS)
+        consumer.on("orders")(lambda message: None)
+        consumer.on("invoices")(lambda message: None)
+
+        async with consumer:
+            shown = consumer.statistics().troubles
+
+    assert len(shown) == 1
+    assert "group billing consumes nothing new until a name server answers" in shown[0]
+    assert address in shown[0]
+    assert len([line for line in caplog.messages if "until a name server answers" in line]) == 1
+
+
+@pytest.mark.parametrize("limit", ["max_auto_groups", "auto_create_group"])
+async def test_a_group_that_the_broker_does_not_make_is_an_error_told_once_with_the_remedy(
+    limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def adjust(settings: BrokerSettings) -> BrokerSettings:
+        if limit == "max_auto_groups":
+            return replace(settings, max_auto_groups=1)
+        return replace(settings, auto_create_group=False)
+
+    seen: list[str] = []
+    async with AsyncEmbeddedCluster(adjust=adjust) as cluster:
+        await cluster.create_topic("orders", queues=1)
+        await cluster.create_topic("invoices", queues=1)
+        consumer = consumer_of(cluster, "billing", rebalance=LOOKS)
+        consumer.on("orders")(lambda message: seen.append(message.text()))
+        consumer.on("invoices")(lambda message: seen.append(message.text()))
+
+        async with consumer:
+            await until(lambda: len(consumer.statistics().troubles) > 0)
+            shown = consumer.statistics().troubles
+            async with AsyncAdmin(name_server=cluster.name_server) as admin:
+                await admin.groups.create("billing")
+            await send(cluster, "orders", ["x"])
+            await until(lambda: seen == ["x"])
+            await until(lambda: consumer.statistics().troubles == ())
+
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert shown == tuple(errors)
+    assert limit in errors[0]
+    assert "orbitmq group create billing" in errors[0]
+
+
+# ---- failing
+
+
+@pytest.mark.parametrize(
+    ("attempt", "failure", "retries", "words"),
+    [
+        (
+            1,
+            Failure(),
+            None,
+            "attempt 1 of 17, again in 10 s unless the group is set otherwise at the broker",
+        ),
+        (3, Failure(), 16, "attempt 3 of 17, again in 1 min unless the broker has other delays"),
+        (16, Failure(), 16, "attempt 16 of 17, again in 2 h unless the broker has other delays"),
+        (3, Failure(delay=45.0), 5, "attempt 3 of 6, again in 45 s"),
+        (3, Failure(level=5), 5, "attempt 3 of 6, again in 1 min"),
+        (6, Failure(), 5, "attempt 6 of 6, the last: it goes to the dead letters"),
+        (
+            17,
+            Failure(),
+            None,
+            (
+                "attempt 17 of 17, the last: it goes to the dead letters unless the broker allows "
+                "the group more"
+            ),
+        ),
+        (2, Failure(DEAD), 5, "attempt 2, given up: it goes to the dead letters"),
+        (1, Failure(), 0, "attempt 1 of 1, the last: it goes to the dead letters"),
+    ],
+)
+def test_what_becomes_of_a_failed_message_in_words(
+    attempt: int, failure: Failure, retries: int | None, words: str
+) -> None:
+    assert after_failure(attempt, failure, retries) == words
+
+
+def test_what_becomes_of_a_failed_message_in_order_in_words() -> None:
+    said = [
+        after_failure_in_order(2, Failure(), None, 1.0),
+        after_failure_in_order(2, Failure(), 2, 0.5),
+        after_failure_in_order(3, Failure(), 2, 1.0),
+        after_failure_in_order(1, Failure(DEAD), 2, 1.0),
+        dropped_after_failure(1),
+    ]
+
+    assert said == [
+        "attempt 2, without a limit; again in 1 s, its queue waits",
+        "attempt 2 of 3, again in 0.5 s, its queue waits",
+        "attempt 3 of 3, the last: it goes to the dead letters, and its queue goes on",
+        "attempt 1, given up: it goes to the dead letters, and its queue goes on",
+        "attempt 1, not tried again: it was broadcast",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_retries": 0}, "attempt 1 of 1, the last: it goes to the dead letters"),
+        ({"max_retries": 5}, "attempt 1 of 6, again in 45 s"),
+        ({"ordered": True}, "attempt 1, without a limit; again in 45 s, its queue waits"),
+        ({"model": "broadcasting"}, "attempt 1, not tried again: it was broadcast"),
+    ],
+)
+async def test_the_log_says_when_a_failed_message_comes_again(
+    cluster: AsyncEmbeddedCluster,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: object,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
+    words: str,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
+    caplog.set_level(logging.INFO, "orbitmq.client.consumer")
+    consumer = consumer_of(cluster, "billing", **options)
+
+    @consumer.on("orders")
+    def bill(message: ReceivedMessage) -> None:
+        raise Retry("the bank is closed", delay=45)
+
+    async with consumer:
+        await send(cluster, "orders", ["x"])
+        await until(lambda: any("failed on" in line for line in caplog.messages))
+
+    told = next(line for line in caplog.messages if "failed on" in line)
+    assert f"; {words}): the bank is closed" in told
+
+
+# ---- mistakes of the first hour
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda: Consumer("billing", name_server=cast("Any", 9876)), "texts like host:9876"),
+        (lambda: Producer("svc", name_server=cast("Any", 9876)), "texts like host:9876"),
+        (lambda: PullConsumer("billing", name_server=cast("Any", 9876)), "texts like host:9876"),
+        (lambda: Consumer("billing", name_server=[]), "at least one host:port"),
+        (
+            lambda: Consumer("billing", name_server="a:1", middleware=cast("Any", TimeLimit(3))),
+            r"must be a list, got .*write \[TimeLimit\(3\)\]",
+        ),
+        (lambda: _consumer().on(cast("Any", print)), r'write @consumer.on\("topic"\)'),
+        (lambda: _consumer().on("orders", tags=cast("Any", ["a"]))(print), "'paid || refunded'"),
+        (lambda: _consumer().on("orders", sql=cast("Any", 5))(print), "a text that is not empty"),
+    ],
+)
+def test_what_is_given_wrongly_is_named_with_what_is_allowed(
+    mistake: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(SettingError, match=words.replace("||", r"\|\|")):
+        mistake()
+
+
+def _consumer() -> Consumer:
+    return Consumer("billing", name_server="127.0.0.1:9876")
+
+
+# ---- looking at it
+
+
+async def test_after_its_end_a_consumer_still_says_what_it_has_done(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    consumer = consumer_of(cluster, "billing")
+    consumer.on("orders")(lambda message: None)
+    with pytest.raises(NotRunning, match="start it"):
+        consumer.statistics()
+
+    async with consumer:
+        client_id = consumer.client_id
+        await send(cluster, "orders", range(5))
+        await until(lambda: consumer.statistics().topics["orders"].consumed == 5)
+
+    assert consumer.statistics().topics["orders"].consumed == 5
+    assert consumer.client_id == client_id
+    assert f'client_id="{client_id}",topic="orders"}} 5' in consumer.metrics()
+    with pytest.raises(NotRunning, match="was stopped"):
+        consumer.pause()
+
+
+def test_the_blocking_face_says_it_from_anywhere(orbit_cluster: EmbeddedCluster) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
+    looked: list[ConsumerStatistics] = []
+    done = threading.Event()
+
+    @consumer.on("orders")
+    async def bill(message: ReceivedMessage) -> None:
+        looked.append(consumer.statistics())  # on the consumer's own thread
+        assert consumer.queues
+        done.set()
+
+    with consumer:
+        orbit_cluster.send("orders", "x")
+        assert done.wait(DEADLINE)
+
+    assert looked[0].topics["orders"].pulled == 1
+    assert consumer.statistics().topics["orders"].consumed == 1
+    assert 'orbitmq_consumer_consumed_total{group="billing"' in consumer.metrics()
+    assert "@" in consumer.client_id

@@ -1,0 +1,308 @@
+"""Rows of features whose rules have tests of their own, shown once from end to end.
+
+The brokers live in another process; what members of a group do is seen as their users see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from orbitmq.client.consumer.allocation import share, strategy_named
+from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.setbacks import Setback
+from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
+from orbitmq.client.idempotence import Idempotence
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.testing import AsyncEmbeddedCluster
+from tests.client.conftest import NewCluster
+from tests.support.consumers import (
+    committed,
+    consumer_of,
+    fill,
+    own_queues,
+    producer_of,
+    send,
+    until_retry_is_owned,
+)
+from tests.support.consuming import until
+
+QUEUES = 8
+ONE = Queue("orders", "broker-a", 0)
+
+
+@pytest.fixture
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as running:
+        await running.create_topic("orders", queues=QUEUES)
+        yield running
+
+
+# ---- shares
+
+
+@pytest.mark.feature("A3")
+@pytest.mark.feature("A5")
+@pytest.mark.feature("A17")
+async def test_members_share_the_queues_in_contiguous_pages_without_anybody_who_tells_them(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    members = await _group(cluster, "AVG")
+    try:
+        await until(lambda: sorted(map(len, _shares(members))) == [2, 3, 3])
+        shares = _shares(members)
+    finally:
+        await asyncio.gather(*(member.stop() for member in members))
+
+    # By client id, as everybody sorts them: Java's averaging gives the first ones more.
+    assert [[queue.id for queue in queues] for queues in shares] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert len({member.client_id for member in members}) == 3
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("CONSISTENT_HASH", marks=pytest.mark.feature("A6")), "AVG_BY_CIRCLE"],
+)
+async def test_members_share_the_queues_by_the_strategy_that_all_of_them_have(
+    cluster: AsyncEmbeddedCluster, strategy: str
+) -> None:
+    members = await _group(cluster, strategy)
+    ids = sorted(member.client_id for member in members)
+    everything = [Queue("orders", "broker-a", number) for number in range(QUEUES)]
+    # Equal with Java's by recorded answers of its classes: see test_allocation.
+    wanted = [
+        sorted(share(strategy_named(strategy, "strategy"), everything, ids, member.client_id))
+        for member in members
+    ]
+    try:
+        await until(lambda: _shares(members) == wanted)
+    finally:
+        await asyncio.gather(*(member.stop() for member in members))
+
+    assert sorted(queue for queues in wanted for queue in queues) == everything
+
+
+async def _group(cluster: AsyncEmbeddedCluster, strategy: str) -> list[AsyncConsumer]:
+    """Three members at work, in the order of their client ids."""
+    members = [consumer_of(cluster, "sharing", strategy=strategy) for _ in range(3)]
+    for member in members:
+        member.on("orders")(lambda message: None)
+        await member.start()
+    return sorted(members, key=lambda member: member.client_id)
+
+
+def _shares(members: list[AsyncConsumer]) -> list[list[Queue]]:
+    return [own_queues(member) for member in members]
+
+
+# ---- fetching
+
+
+@pytest.mark.feature("B10")
+async def test_a_condition_on_properties_chooses_messages(cluster: AsyncEmbeddedCluster) -> None:
+    seen: list[str] = []
+    consumer = consumer_of(cluster)
+    consumer.on("orders", sql="cents > 100 AND (country = 'DE' OR country IS NULL)")(
+        lambda message: seen.append(message.text())
+    )
+    async with producer_of(cluster) as producer:
+        for text, properties in (
+            ("dear and german", {"cents": "101", "country": "DE"}),
+            ("cheap", {"cents": "100", "country": "DE"}),
+            ("dear and french", {"cents": "500", "country": "FR"}),
+            ("dear and from nowhere", {"cents": "500"}),
+            ("unknown is not true", {"country": "DE"}),
+        ):
+            await producer.send("orders", text, properties=properties, queue=ONE)
+
+        async with consumer:
+            await until(lambda: sum(consumer.positions().values()) >= 5)
+
+    assert sorted(seen) == ["dear and from nowhere", "dear and german"]
+
+
+@pytest.mark.feature("C1")
+async def test_a_queue_whose_messages_are_not_handled_is_fetched_up_to_a_thousand(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    may_go = asyncio.Event()
+    seen: list[str] = []
+    consumer = consumer_of(cluster)
+
+    @consumer.on("orders")
+    async def wait(message: ReceivedMessage) -> None:
+        await may_go.wait()
+        seen.append(message.text())
+
+    await fill(cluster, "orders", 1500, queue=ONE)
+    async with consumer:
+        core: Any = consumer._core
+        await until(lambda: sum(core.puller.counts().values()) >= 3)  # looked at again and again
+        fetched = consumer.statistics().topics["orders"].pulled
+        may_go.set()
+        await until(lambda: len(seen) == 1500)
+
+    # The pull that goes beyond the limit is the last one, and brings 32 messages.
+    assert 1000 < fetched <= 1032
+    assert set(core.puller.counts()) == {(ONE, Setback.CACHED_MESSAGES)}
+
+
+# ---- handling
+
+
+@pytest.mark.feature("D3")
+@pytest.mark.feature("D4")
+async def test_a_listener_says_what_becomes_of_messages_and_silence_or_an_error_is_a_failure(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    seen: list[tuple[str, int]] = []
+    consumer = consumer_of(cluster)
+
+    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict | None:
+        (message,) = messages
+        seen.append((message.text(), message.attempt))
+        if message.attempt > 1 or message.text() == "done":
+            return Verdict.SUCCESS
+        if message.text() == "raises":
+            raise ValueError("no")
+        return Verdict.RETRY if message.text() == "later" else None
+
+    consumer.listen("orders", listen)
+    async with consumer:
+        await send(cluster, "orders", ["done", "later", "raises", "silent"])
+        await until(lambda: consumer.statistics().sent_back == 3)
+        await until_retry_is_owned(consumer)
+        cluster.advance(10)
+        await until(lambda: len(seen) == 7)
+
+    assert Counter(seen) == Counter(
+        [("done", 1)]
+        + [(text, number) for text in ("later", "raises", "silent") for number in (1, 2)]
+    )
+
+
+@pytest.mark.feature("D5")
+async def test_of_a_batch_those_after_the_acknowledged_ones_come_again(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    seen: list[list[tuple[str, int]]] = []
+    consumer = consumer_of(cluster, batch_size=4)
+
+    @consumer.on("orders")
+    def bill(messages: list[ReceivedMessage]) -> int | None:
+        seen.append([(message.text(), message.attempt) for message in messages])
+        return 1 if len(seen) == 1 else None  # the first two are done
+
+    await fill(cluster, "orders", 4, queue=ONE)
+    async with consumer:
+        await until(lambda: consumer.statistics().sent_back == 2)
+        await until_retry_is_owned(consumer)
+        cluster.advance(10)
+        await until(lambda: sum(map(len, seen)) == 6)
+
+    assert seen[0] == [("0", 1), ("1", 1), ("2", 1), ("3", 1)]
+    assert sorted(each for batch in seen[1:] for each in batch) == [("2", 2), ("3", 2)]
+
+
+@pytest.mark.feature("D6")
+async def test_what_was_committed_is_the_smallest_unfinished_offset(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    may_go = asyncio.Event()
+    done: list[int] = []
+    consumer = consumer_of(cluster, "billing", rebalance=RebalanceSettings(persist=0.05))
+
+    @consumer.on("orders")
+    async def bill(message: ReceivedMessage) -> None:
+        if message.queue_offset == 3:
+            await may_go.wait()
+        done.append(message.queue_offset)
+
+    await fill(cluster, "orders", 10, queue=ONE)
+    async with consumer:
+        await until(lambda: len(done) == 9)
+        await until(lambda: committed(cluster, "billing", "orders") == 3)
+        assert consumer.positions()[ONE] == 3
+        may_go.set()
+        await until(lambda: len(done) == 10)
+
+    assert committed(cluster, "billing", "orders") == 10
+
+
+@pytest.mark.feature("D14")
+async def test_a_message_that_was_sent_twice_is_handled_once_with_the_helper(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    seen: list[str] = []
+    consumer = consumer_of(
+        cluster, middleware=[Idempotence(key=lambda message: message.keys[0], retry=0.05)]
+    )
+    consumer.on("orders")(lambda message: seen.append(message.text()))
+
+    async with consumer, producer_of(cluster) as producer:
+        for _ in range(3):
+            await producer.send("orders", "paid", keys="order-1", queue=ONE)
+        await producer.send("orders", "last", keys="order-2", queue=ONE)
+        await until(lambda: consumer.positions().get(ONE) == 4)
+
+    assert Counter(seen) == {"paid": 1, "last": 1}
+
+
+@pytest.mark.feature("E3")
+async def test_in_order_each_queue_is_handled_by_one_worker_at_a_time_of_one_member(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    busy: Counter[int] = Counter()
+    seen: dict[int, list[int]] = {}
+    most = 0
+    members = [consumer_of(cluster, "ordered", ordered=True, workers=8) for _ in range(2)]
+
+    async def bill(message: ReceivedMessage) -> None:
+        nonlocal most
+        queue = message.queue.id
+        busy[queue] += 1
+        most = max(most, busy[queue])
+        await asyncio.sleep(0)
+        seen.setdefault(queue, []).append(message.queue_offset)
+        busy[queue] -= 1
+
+    for member in members:
+        member.on("orders")(bill)
+    async with members[0]:
+        for number in range(QUEUES):
+            await fill(cluster, "orders", 20, queue=Queue("orders", "broker-a", number))
+        async with members[1]:
+            await until(lambda: sum(map(len, seen.values())) == 20 * QUEUES)
+
+    assert most == 1
+    assert seen == {number: list(range(20)) for number in range(QUEUES)}
+
+
+# ---- progress
+
+
+@pytest.mark.feature("H6")
+async def test_progress_and_ends_of_queues_can_be_asked_for_and_a_report_counts_at_once(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    await fill(cluster, "orders", 10, queue=ONE)
+    consumer = AsyncPullConsumer("billing", name_server=cluster.name_server, consume_from="first")
+    async with consumer as pulled:
+        await pulled.assign([ONE])
+        await pulled.commit({ONE: 7})
+        after = await pulled.committed(ONE)
+        ends = await pulled.first_offsets(), await pulled.end_offsets()
+        early = await pulled.offsets_for_time(0)
+        await pulled.stop(done=False)
+
+    assert after == 7
+    assert ends == ({ONE: 0}, {ONE: 10})
+    assert early == {ONE: 0}
+    assert committed(cluster, "billing", "orders") == 7
