@@ -92,6 +92,8 @@ def commands() -> Iterator[Command]:
         if not inner:
             yield Command(word, made)
         for name, each in inner.items():
+            if each.hidden:
+                continue  # another name of one that is listed
             yield Command(f"{word} {name}", each)
 
 

@@ -34,7 +34,6 @@ VIEWS = {
     "/pipelines/orders-by-city": "Lag of each queue",
     "/brokers": "Name servers",
     "/audit": "What was changed",
-    "/nothing/here": "This address means no view",
 }
 
 
@@ -60,6 +59,20 @@ async def test_every_view_is_drawn(desk: Watched, stage: Stage) -> None:
         await expect(page.locator("h1")).to_have_count(1)
         assert await desk.overflow() <= 0, path
         assert desk.errors == [], path
+
+
+async def test_an_address_that_means_no_view_is_said_to_be_none_with_the_way_back(
+    desk: Watched,
+) -> None:
+    page = await desk.open("/nothing/here")
+
+    await expect(page.locator("main")).to_contain_text("This address means no view")
+    assert desk.refused == [f"404 {desk.url}/nothing/here"]
+    # The browser itself says so of any such page.
+    assert len(desk.errors) == 1
+    desk.errors.clear()
+    await page.locator("nav a", has_text="Topics").click()
+    await expect(page.locator("h1")).to_have_text("Topics")
 
 
 async def test_every_view_is_readable_on_a_phone(browser: Browser, stage: Stage) -> None:
@@ -155,7 +168,7 @@ async def test_a_message_is_shown_as_json_text_and_hex_with_what_became_of_it(
     await expect(steps.first).to_contain_text("sent")
     await expect(steps.nth(1)).to_contain_text("stored")
     await expect(dialog).to_contain_text("orbitmq message track")
-    await expect(dialog).to_contain_text("orbitmq message get")
+    await expect(dialog).to_contain_text("orbitmq message show")
     await page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)
 

@@ -36,6 +36,21 @@ def test_produce_makes_the_topic_and_counts_what_brokers_acknowledged(
     assert values[0] > 0
 
 
+def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    words = ("bench", "produce", "not-made", "--count", "300", "--dry-run")
+
+    ran = cli.run(*words, "--rate", "50", "--json")
+
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert ran.stderr == (
+        "dry run: 300 messages of 1.0 KiB, 50 a second would be sent to topic not-made, which "
+        "would be made with 8 queues on each broker\n"
+    )
+    assert "not-made" not in {each["topic"] for each in cli.records("topic", "list")}
+
+
 def test_batches_and_a_rate_end_at_the_count(cluster: EmbeddedCluster, cli: Cli) -> None:
     words = ("bench", "produce", "batched", "--count", "250", "--batch", "100", "--rate", "5000")
 

@@ -68,6 +68,52 @@ def test_letters_are_listed_and_filtered(cli: Cli, dead: str) -> None:
     assert len(keys("--limit", "2")) == 2
 
 
+def test_every_id_that_is_printed_can_be_pasted_and_a_message_has_one(
+    cluster: EmbeddedCluster, cli: Cli, dead: str
+) -> None:
+    sent = {each["keys"][0]: each["id"] for each in cli.records("message", "browse", dead)}
+    letters = cli.records("dlq", "list", dead)
+    tables = cli.text("dlq", "list", dead) + cli.text("message", "browse", dead)
+    sample = cli.record("dlq", "summary", dead)["by_reason"][0]["sample_id"]
+    (resent,) = cli.records("dlq", "resend", dead, "--key", "a", "--yes")
+
+    assert {each["keys"][0]: each["id"] for each in letters} == {
+        key: sent[key] for key in ("a", "b", "c")
+    }
+    assert resent["id"] == sent["a"]
+    assert sample in sent.values()
+    assert all(tables.count(sent[key]) == 2 for key in ("a", "b", "c"))
+    for letter in letters:
+        shown = [
+            cli.record("message", "show", letter[name])["id"]
+            for name in ("id", "offset_id", "origin_id")
+        ]
+        assert set(shown) == {letter["id"]}
+        assert cli.record("dlq", "show", dead, letter["id"])["offset_id"] == letter["offset_id"]
+        assert cli.record("dlq", "show", dead, letter["offset_id"])["id"] == letter["id"]
+    assert cli.record("message", "show", resent["sent_as"])["id"] == sent["a"]
+
+
+def test_a_letter_is_found_by_its_id_when_the_message_itself_is_gone(
+    cluster: EmbeddedCluster, cli: Cli, dead: str
+) -> None:
+    (letter,) = cli.records("dlq", "list", dead, "--key", "a")
+    cli.record("topic", "delete", dead, "--yes")
+
+    found = cli.record("message", "show", letter["id"])
+
+    assert found["offset_id"] == letter["offset_id"]
+
+
+def test_an_id_is_not_broken_at_a_narrow_terminal(cli: Cli, dead: str) -> None:
+    (letter,) = cli.records("dlq", "list", dead, "--key", "a")
+
+    with cli.at_terminal("dlq", "list", dead, columns=90) as terminal:
+        terminal.wait()
+
+    assert letter["id"] in terminal.screen
+
+
 def test_letters_are_counted_by_reason_and_over_all_groups(cli: Cli, dead: str) -> None:
     everything = {each["group"]: each["count"] for each in cli.records("dlq", "summary")}
     one = cli.record("dlq", "summary", dead)
@@ -109,7 +155,12 @@ def test_letters_are_sent_again_with_an_outcome_for_each(
     rest = outcomes("--rate", "100", "--yes")
     assert sorted(each["result"] for each in rest) == ["already sent", "sent", "sent"]
     assert len(cluster.messages(f"%RETRY%{dead}")) == 3
-    origin = outcomes("--to", "origin", "--key", "b", "--yes")
+    again = outcomes("--to", "origin", "--key", "b", "--yes")
+    assert [each["result"] for each in again] == ["already sent"]
+    assert [each["sent_as"] for each in again] == [
+        each["sent_as"] for each in rest if each["offset_id"] == again[0]["offset_id"]
+    ]
+    origin = outcomes("--to", "origin", "--key", "b", "--again", "--yes")
     assert [(each["result"], each["topic"]) for each in origin] == [("sent", dead)]
     assert [bytes(each.body) for each in cluster.messages(dead)].count(b"\x00\xff") == 2
 

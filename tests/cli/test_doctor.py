@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli import sparkchecks
 from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.pipelines import LOST_AFTER
@@ -74,9 +76,89 @@ def test_a_cluster_that_is_well_has_no_findings(cluster: EmbeddedCluster, cli: C
     assert {each["check"] for each in record["checks"]} == {
         *("name servers", "brokers", "advertised addresses", "disks", "health", "topics", "clocks"),
         *("subscriptions", "client ids", "stuck queues", "endless retries", "unattended groups"),
-        *("falling behind", "dead letters", "group settings"),
+        *("falling behind", "dead letters", "group settings", "room for topics and groups"),
     }
     assert "nothing is wrong" in text
+
+
+def test_topics_are_counted_as_they_are_listed(cluster: EmbeddedCluster, cli: Cli) -> None:
+    cluster.create_topic("counted")
+    listed, everything = cli.records("topic", "list"), cli.records("topic", "list", "--all")
+
+    (about,) = [
+        each["about"]
+        for each in cli.record("doctor", *QUICK)["checks"]
+        if each["check"] == "topics"
+    ]
+
+    others = len(everything) - len(listed)
+    assert others > 0
+    assert about.startswith(f"{len(listed)} topic")
+    assert about.endswith(f", and {others} of the system, for retries and dead letters")
+
+
+def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery: Nursery) -> None:
+    with EmbeddedCluster() as cluster:
+        cli = Cli(cluster.name_server, nursery)
+        cluster.create_topic("orders", queues=1)
+        cluster.send("orders", b"1", b"2", b"3")
+        consumer = Consumer(
+            "billing",
+            name_server=cluster.name_server,
+            max_retries=0,
+            consume_from="first",
+            rebalance=RebalanceSettings(persist=0.1),
+        )
+
+        @consumer.on("orders")
+        def handle(_message: ReceivedMessage) -> None:
+            raise ValueError("no money")
+
+        with consumer:
+            cluster.until_consumed("billing", "orders")
+        cli.records("dlq", "resend", "billing", "--limit", "1", "--yes")
+        (some,) = findings(cli)["dead letters"]
+        cli.records("dlq", "resend", "billing", "--limit", "1", "--to", "origin", "--yes")
+        cli.records("dlq", "resend", "billing", "--yes")
+        none = cli.record("doctor", *QUICK)
+
+    assert some["problem"] == (
+        "2 messages died in the last hour and wait for somebody; 2 dead letters are open, "
+        "1 was sent again"
+    )
+    checks = {each["check"]: each["about"] for each in none["checks"]}
+    assert none["is_well"]
+    assert checks["dead letters"] == "1 group: 0 open, 3 sent again"
+
+
+def test_a_broker_that_soon_makes_no_more_groups_is_found(nursery: Nursery) -> None:
+    def little(settings: BrokerSettings) -> BrokerSettings:
+        return replace(settings, max_auto_groups=12)
+
+    with EmbeddedCluster(adjust=little) as cluster:
+        cli = Cli(cluster.name_server, nursery)
+        (has, most) = _groups_of(cli)
+        for number in range(10 - has):
+            cli.record("group", "create", f"group-{number}")
+        (little_room,) = findings(cli)["room for topics and groups"]
+        for number in range(2):
+            cli.record("group", "create", f"last-{number}")
+        (no_room,) = findings(cli)["room for topics and groups"]
+
+    assert most == 12
+    assert (little_room["kind"], little_room["weight"]) == ("little room for groups", "warn")
+    assert (no_room["kind"], no_room["weight"]) == ("no room for groups", "bad")
+    assert "has 12 groups, and from 12 on it makes no more for consumers" in no_room["problem"]
+    assert "orbitmq group create" in no_room["remedy"]
+    assert "--set broker.max_auto_groups=24" in no_room["command"]
+
+
+def _groups_of(cli: Cli) -> tuple[int, int]:
+    """How many groups the only broker has, of how many."""
+    checks = {each["check"]: each["about"] for each in cli.record("doctor", *QUICK)["checks"]}
+    found = re.search(r"(\d+) of (\d+) groups", checks["room for topics and groups"])
+    assert found is not None
+    return int(found[1]), int(found[2])
 
 
 def test_mistakes_inside_groups_are_found_and_explained(

@@ -48,7 +48,7 @@ ASKED: Mapping[str, tuple[str, int | None]] = {
     "group reset": ("waiting orders --to-begin --yes", None),
     "group skip": ("waiting --dry-run", None),
     "group clone": ("billing copied --yes", None),
-    "message get": ("{id} --topic orders", 1),
+    "message show": ("{id} --topic orders", 1),
     "message at": ("orders {queue} {offset}", 1),
     "message find": ("orders good", 1),
     "message browse": ("orders", 2),

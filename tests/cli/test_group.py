@@ -192,13 +192,18 @@ def test_dry_runs_leave_a_group_as_it_is(cli: Cli) -> None:
 def test_pausing_and_deleting_need_a_yes_and_members_online_are_not_deleted_from_under(
     cli: Cli, billing: Consumer
 ) -> None:
+    cli.record("group", "create", "idle")
     pausing = cli.refusal("group", "pause", "billing", code=2)
-    deleting = cli.refusal("group", "delete", "billing", code=2)
-    online = cli.refusal("group", "delete", "billing", "--yes", code=2)
+    deleting = cli.refusal("group", "delete", "idle", code=2)
+    online = {
+        cli.refusal("group", "delete", "billing", *words, code=2)
+        for words in (("--yes",), ("--dry-run",), ())
+    }
 
     assert "stops group 'billing' from consuming" in pausing
-    assert "this deletes group 'billing'" in deleting
-    assert f"has members online ({billing.client_id})" in online
+    assert "this deletes group 'idle'" in deleting
+    (sentence,) = online
+    assert sentence.startswith(f"group 'billing' has members online ({billing.client_id}); stop")
 
 
 def test_a_group_that_is_not_there_cannot_be_deleted_and_one_alike_is_named(cli: Cli) -> None:

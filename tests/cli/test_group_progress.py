@@ -123,5 +123,5 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_changed(cli: Cli, to
     assert "which has 0 to 3" in outside
     assert "a queue is named as broker-a:3" in queue
     assert "no broker knows group 'ghost'" in missing
-    assert "must be like 2026-01-31T23:59:59" in when
+    assert "--to-time must be a date such as 2026-01-31T23:59:59" in when
     assert "cannot be cloned onto itself" in same

@@ -117,7 +117,7 @@ def test_a_message_is_tracked_through_the_groups(
         (("browse", "ghost"), 1, "no broker has topic 'ghost'"),
         (("browse", "orders", "--queue", "broker-a:77"), 1, "no queue broker-a:77"),
         (("browse", "orders", "--tags", "a", "--sql", "b"), 2, "cannot be given together"),
-        (("browse", "orders", "--since", "whenever"), 2, "must be like"),
+        (("browse", "orders", "--since", "whenever"), 2, "--since must be a date"),
         (("browse", "orders", "--cursor", "junk"), 2, "not a cursor"),
         (("browse", "orders", "--cursor", "junk", "--limit", "0"), 2, "--limit"),
         (("find", "orders", ""), 2, "must not be empty"),
@@ -145,6 +145,8 @@ def test_the_id_that_sending_prints_is_found_without_its_topic_and_after_it(
 def test_an_id_that_nobody_has_is_told_with_what_else_it_may_be(cli: Cli, sent: list[Any]) -> None:
     unknown = sent[0]["id"][:-4] + "FFFF"
 
-    assert "say its topic, as in --topic orders" in cli.refusal("message", "get", unknown, code=1)
+    assert "no topic has a message of this unique id" in cli.refusal(
+        "message", "get", unknown, code=1
+    )
     twice = ("message", "track", "orders", unknown, "--topic", "orders")
     assert "ID --topic orders" in cli.refusal(*twice, code=2)

@@ -151,3 +151,43 @@ def test_a_topic_that_is_not_there_is_told_with_the_one_that_was_meant(
         "no broker has topic 'zzz'; there is nothing to delete"
     )
     assert "orbitmq topic create zzz" in cli.refusal("topic", "show", "zzz", code=1)
+
+
+def test_a_topic_is_given_to_another_broker_as_well(cli: Cli) -> None:
+    cli.record("topic", "create", "grown", "--queues", "3", "--broker", "broker-a")
+
+    refused = cli.refusal("topic", "create", "grown", code=1)
+    not_there = cli.refusal(
+        "topic", "update", "grown", "--queues", "5", "--broker", "broker-b", code=1
+    )
+    planned = cli.record("topic", "create", "grown", "--broker", "broker-b", "--dry-run")
+    made = cli.record("topic", "create", "grown", "--if-missing")
+    again = cli.record("topic", "create", "grown", "--if-missing")
+
+    assert refused == (
+        "topic 'grown' is there already on broker-a; to have it on broker-b as well: orbitmq topic "
+        "create grown --broker broker-b"
+    )
+    assert not_there == (
+        "topic 'grown' is not on broker-b; make it there with: orbitmq topic create grown "
+        "--broker broker-b"
+    )
+    assert planned["result"] == "would be created"
+    # As many queues as it has where it is.
+    assert (made["result"], made["after"]["write_queues"]) == ("created", 6)
+    assert made["before"]["brokers"] == ["broker-a"]
+    assert made["after"]["brokers"] == ["broker-a", "broker-b"]
+    assert again["result"] == "left"
+
+
+def test_a_group_is_given_to_another_broker_as_well(cli: Cli) -> None:
+    cli.record("group", "create", "grown", "--broker", "broker-a")
+
+    refused = cli.refusal("group", "create", "grown", code=1)
+    made = cli.record("group", "create", "grown", "--broker", "broker-b")
+    again = cli.record("group", "create", "grown", "--if-missing")
+
+    assert refused.startswith("group 'grown' is there already; change it with")
+    assert made["result"] == "created"
+    assert again["result"] == "left"
+    assert [each["broker"] for each in again["settings"]] == ["broker-a", "broker-b"]

@@ -68,12 +68,12 @@ def test_no_text_of_others_can_move_the_cursor(text: str) -> None:
 def test_times_are_given_as_dates_or_ages() -> None:
     now = 1_700_000_000.0
 
-    assert time_of(None, now) is None
-    assert time_of("now", now) == now
-    assert time_of("90s", now) == now - 90
-    assert time_of("1.5h", now) == now - 5400
-    assert time_of("7d", now) == now - 604_800
-    assert time_of("2023-11-14T22:13:20+00:00", now) == now
+    assert time_of(None, now, "--since") is None
+    assert time_of("now", now, "--since") == now
+    assert time_of("90s", now, "--since") == now - 90
+    assert time_of("1.5h", now, "--since") == now - 5400
+    assert time_of("7d", now, "--since") == now - 604_800
+    assert time_of("2023-11-14T22:13:20+00:00", now, "--since") == now
 
 
 @pytest.mark.parametrize(

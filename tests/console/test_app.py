@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orbitmq.console.app import make_app
 from orbitmq.console.pages import STATIC
+from orbitmq.console.views import VIEWS
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.console.conftest import Desk
 from tests.support.consoles import settings_for
@@ -29,6 +30,32 @@ async def test_the_page_has_what_the_first_view_shows_and_nothing_that_runs(desk
     assert '"brokers":[' in page
     assert " onclick" not in page
     assert "style=" not in page
+
+
+async def test_addresses_that_mean_no_view_are_not_there(desk: Desk) -> None:
+    async def asked(path: str, accept: str = "*/*") -> tuple[int, str]:
+        answer = await desk.browser.ask("GET", path, headers={"accept": accept})
+        return answer.status, answer.headers["content-type"].partition(";")[0]
+
+    for path in ("/nosuch", "/metrics", "/topics/a/b", "/consumers/a/b/c", "/favicon.ico"):
+        assert await asked(path) == (404, "application/json"), path
+        # Somebody who mistyped an address is shown the page, which says so.
+        assert await asked(path, "text/html,*/*;q=0.8") == (404, "text/html"), path
+    metrics = (await desk.browser.ask("GET", "/metrics")).body.decode()
+    assert "--http-port" in metrics
+    for path in VIEWS:
+        here = path.replace("{", "").replace("}", "%2F%25RETRY%25")
+        assert await asked(here) == (200, "text/html"), here
+        assert await asked(here + "?filter=behind") == (200, "text/html"), here
+
+
+def test_the_views_are_those_of_the_script() -> None:
+    text = (STATIC / "main.js").read_text()
+    table = re.search(r"const VIEWS = \[(.*?)\n\];", text, re.DOTALL)
+
+    assert table is not None
+    drawn = re.findall(r'\["(/[^"]*)",', table[1])
+    assert tuple(re.sub(r":(\w+)", r"{\1}", each) for each in drawn) == VIEWS
 
 
 async def test_every_file_is_served_and_unchanged_ones_are_not_sent_again(desk: Desk) -> None:

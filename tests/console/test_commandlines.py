@@ -68,7 +68,9 @@ TEXTS = [
     lines.show_pipeline("orders by city"),
     lines.show_pipeline("orders by city", "https://console.example.org"),
     lines.start_name_server(9876),
-    lines.start_broker("broker-a", ["ns1:9876", "ns2:9876"], advertise="HOST", keep=86_400.0),
+    lines.start_broker(
+        "broker-a", ["ns1:9876", "ns2:9876"], advertise="HOST", setting="broker.port=0"
+    ),
     lines.start_broker("broker-a", ["ns1:9876"], data="FOLDER", port=10911),
     lines.start_broker(None, []),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orbitmq.client.admin import ResendResult
 from orbitmq.client.queue import Queue
 from tests.console.conftest import Desk
 
@@ -149,6 +150,34 @@ async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead: 
     assert lines[0]["command"] == (
         "orbitmq dlq resend billing --reason ValueError --rate 200 --to retry"
     )
+
+
+async def test_letters_that_were_sent_again_are_counted_apart_and_are_no_fault(dead: Desk) -> None:
+    def faults(now: Any) -> list[str]:
+        return [each["text"] for kind in now["faults"] for each in kind["faults"]]
+
+    page = dead.browser
+    await page.until("/now", lambda found: found["open_letters"] == 7)
+    wish = {"reason": "KeyError", "count": 2}
+    await over(dead, await page.post("/dead-letters/billing/replay", wish, 202))
+    some = await page.until("/now", lambda found: found["open_letters"] == 5)
+    # By somebody else, and to the topic: what counts is in the cluster and not in the console.
+    outcome = await dead.world.admin.dead_letters.resend("billing", to="origin")
+    none = await page.until("/now", lambda found: found["open_letters"] == 0)
+    (row,) = (await page.get("/dead-letters"))["rows"]
+    letters = (await page.get("/dead-letters/billing/letters?count=9"))["rows"]
+
+    assert (some["open_last_hour"], some["dead_last_hour"]) == (1, 3)
+    assert [text for text in faults(some) if "died" in text] == [
+        (
+            "1 message died in the last hour and waits for somebody; 5 dead letters are open, "
+            "2 were sent again"
+        )
+    ]
+    assert outcome.counts == {ResendResult.SENT: 5, ResendResult.ALREADY_SENT: 2}
+    assert [text for text in faults(none) if "died" in text] == []
+    assert (row["dead_letters"], row["resent"], row["open_letters"]) == (7, 7, 0)
+    assert all(letter["resent_at"] >= letter["died_at"] for letter in letters)
 
 
 async def test_a_dry_run_sends_nothing_and_needs_no_rights(dead: Desk) -> None:

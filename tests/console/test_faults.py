@@ -14,6 +14,7 @@ from orbitmq.console.checks.faults import Check, Fault, Weight, gathered
 from orbitmq.console.checks.groups import Inside
 from orbitmq.console.checks.seen import Seen, find_faults
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
+from orbitmq.console.resentletters import Resent
 from orbitmq.console.samples import GroupSample, Snapshot, TopicPart, TopicSample
 from orbitmq.remoting.address import Address
 from tests.support.orbitmqcli import parsed
@@ -85,6 +86,59 @@ def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
     assert all(fault.command for fault in faults.values())
 
 
+def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> None:
+    def text(*counts: int, dead: int = 9, recent: int = 2) -> str:
+        found = group("dies", dead_letters=dead, dead_last_hour=recent, resent=Resent(*counts))
+        return "".join(fault.text for fault in faults_of(found))
+
+    assert text() == (
+        "2 messages died in the last hour and wait for somebody; 9 dead letters are open"
+    )
+    assert text(9, 5, 1) == (
+        "1 message died in the last hour and waits for somebody; 4 dead letters are open, "
+        "5 were sent again"
+    )
+    assert text(100, 1, 0, dead=5000).endswith(
+        "4,999 dead letters are open, at least 1 was sent again"
+    )
+    assert text(9, 2, 2) == ""
+
+
+@pytest.mark.parametrize(
+    ("topics", "groups", "found"),
+    [
+        ("7", "7", []),
+        ("8", "7", [("little room for topics", Weight.WARN)]),
+        ("7", "10", [("no room for groups", Weight.BAD)]),
+        (
+            "11",
+            "9",
+            [("no room for topics", Weight.BAD), ("little room for groups", Weight.WARN)],
+        ),
+    ],
+)
+def test_a_broker_that_makes_no_more_topics_or_groups_is_found_in_time(
+    topics: str, groups: str, found: list[tuple[str, Weight]]
+) -> None:
+    raw = {"topics": topics, "groups": groups, "maxAutoTopics": "10", "maxAutoGroups": "10"}
+    broker = BrokerStatus(NODE, True, runtime_info(raw, 0))
+
+    faults = faults_of(cluster=ClusterStatus((broker,), ()))
+
+    assert [(fault.kind, fault.weight) for fault in faults] == found
+    for fault in faults:
+        assert fault.check is Check.ROOM
+        assert fault.command is not None
+        assert "broker.max_auto_" in fault.command
+        parsed(fault.command)
+
+
+def test_a_broker_without_such_bounds_has_room() -> None:
+    broker = BrokerStatus(NODE, True, runtime_info({"topics": "99", "groups": "99"}, 0))
+
+    assert faults_of(cluster=ClusterStatus((broker,), ())) == ()
+
+
 def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line() -> None:
     many = [group(f"left-{number}", 1, 300.0, members=0) for number in range(40)]
     faults = faults_of(*many, group("hangs", 1, 300.0, members=1, still=99.0))
@@ -112,13 +166,16 @@ def pipeline(name: str, state: PipelineState, **fields: object) -> Pipeline:
     return Pipeline(name, PipelineReport(state=state, **fields), 0.0)  # type: ignore[arg-type]
 
 
+_ILL = {"storeRefusal": "no space", "groups": "9", "maxAutoGroups": "10"}
+
+
 def everything_wrong() -> Seen:
     """One fault of every check that is made of a cluster."""
     far = NameServerStatus(Address("10.0.0.7", 9876), ("a",))
     down = NameServerStatus(Address("10.0.0.8", 9876), problem="refused")
     full = BrokerStatus(NODE, True, runtime_info({"commitLogDiskRatio": "0.93"}, 0))
     refusing = BrokerNode("c", "b", 1, Address("10.0.0.9", 10911))
-    ill = BrokerStatus(refusing, True, runtime_info({"storeRefusal": "no space"}, 0))
+    ill = BrokerStatus(refusing, True, runtime_info(_ILL, 0))
     topic = Topic("hidden", TopicKind.NORMAL, (TopicOnBroker("a", 4, 2, Permission.WRITE, False),))
     groups = (
         group("differs", findings=(Finding(FindingKind.DIFFERENT_SUBSCRIPTIONS, "differs", "so"),)),

@@ -210,7 +210,7 @@ async def test_every_way_to_find_messages_names_its_command(desk: Desk) -> None:
         "orbitmq message at orders broker-a:0 0",
         "orbitmq message find orders order-1 --limit 50",
     ]
-    assert one["command"].startswith("orbitmq message get ")
+    assert one["command"].startswith("orbitmq message show ")
 
 
 async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk: Desk) -> None:

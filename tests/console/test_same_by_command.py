@@ -82,7 +82,7 @@ async def test_dead_letters_are_chosen_sent_again_and_exported_by_both(
         keys = [f"order-{number}" for number in reversed(wanted)]
         assert [row["keys"][0] for row in shown["rows"]] == keys, query
         assert [record["keys"][0] for record in told] == keys, query
-        assert [record["id"] for record in told] == [row["letter"] for row in shown["rows"]]
+        assert [record["offset_id"] for record in told] == [row["letter"] for row in shown["rows"]]
     other = await page.get("/dead-letters/mailer/letters")
     assert [row["keys"] for row in other["rows"]] == [["order-7"]]
     assert [each["keys"] for each in await run(cli, other["command"])] == [["order-7"]]

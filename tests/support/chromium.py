@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 #: Names the browser, where it is not on the PATH.
 VARIABLE = "ORBITMQ_CHROMIUM"
@@ -47,6 +47,8 @@ def find_chromium() -> str:
 @contextlib.asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     path = find_chromium()
+    # Playwright's own 5 s are an expectation of the machine's speed.
+    expect.set_options(timeout=DEADLINE)
     async with async_playwright() as tools:
         browser = await tools.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         try:

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from orbitmq import __version__
 from orbitmq.cli.errors import CommandError
+from orbitmq.cli.refusing import reword
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,13 @@ class LazyGroup(TyperGroup):
         # Typer looks here for what is alike, to suggest it.
         self.commands = {**_listed(), **self.commands}
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            reword(error)
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         # A list of the words takes no more than their names.

@@ -15,11 +15,13 @@ import typer
 from orbitmq.cli.benchload import LEAST_STAMPED, Load, Meter, consume, end_to_end, produce
 from orbitmq.cli.benchrecords import BenchRecord
 from orbitmq.cli.benchstage import embedded_cluster
-from orbitmq.cli.choosing import seconds
+from orbitmq.cli.choosing import check_positive, seconds
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import FAILED, Misused
 from orbitmq.cli.session import Session
 from orbitmq.cli.stopping import wish_to_stop
+from orbitmq.cli.wording import several
+from orbitmq.cli.wording import size as size_of
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.errors import TopicNotFound
 from orbitmq.client.engine import Engine
@@ -98,6 +100,7 @@ class Measuring:
         "orbitmq bench produce load --embedded --count 100000 --json",
     ),
     prints=BenchRecord,
+    changes=True,
 )
 async def bench_produce(
     session: Session,
@@ -159,6 +162,7 @@ async def bench_consume(
         "orbitmq bench end-to-end load --count 20000 --json | tail -1",
     ),
     prints=BenchRecord,
+    changes=True,
 )
 async def bench_end_to_end(
     session: Session,
@@ -189,8 +193,7 @@ def _load(
     compress: bool = False,
 ) -> Load:
     measuring.check()
-    if rate is not None and not rate > 0:
-        raise Misused(f"--rate must be a number above 0, got {rate!r}")
+    check_positive(rate, "--rate")
     return Load(
         topic=topic,
         size=size,
@@ -221,6 +224,9 @@ async def _measure(
     with wish_to_stop() as wish:
         async with _engine(session, measuring.embedded) as engine:
             admin = AsyncAdmin.on(engine)
+            if session.is_dry_run:
+                await _tell_plan(session, admin, load, measuring)
+                return
             await _see_to_topic(admin, load.topic, measuring.queues, is_made=kind != "consume")
             await work(engine, load, meter, wish)
     result = meter.result()
@@ -245,6 +251,24 @@ async def _engine(session: Session, embedded: bool) -> AsyncIterator[Engine]:
         Engine(ClientSettings(name_servers=(name_server,))) as engine,
     ):
         yield engine
+
+
+async def _tell_plan(session: Session, admin: AsyncAdmin, load: Load, measuring: Measuring) -> None:
+    """What would be sent where; nothing is."""
+    number = (
+        f"messages for {load.seconds:g} s"
+        if load.count is None
+        else f"{several(load.count, 'message')}"
+    )
+    try:
+        await admin.topics.route(load.topic)
+    except TopicNotFound:
+        made = f", which would be made with {several(measuring.queues, 'queue')} on each broker"
+    else:
+        made = ""
+    bound = "" if load.rate is None else f", {load.rate:g} a second"
+    what = f"{number} of {size_of(load.size)}{bound}"
+    session.out.note(f"dry run: {what} would be sent to topic {load.topic}{made}")
 
 
 async def _see_to_topic(admin: AsyncAdmin, topic: str, queues: int, *, is_made: bool) -> None:

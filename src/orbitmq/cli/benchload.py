@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from orbitmq.cli.benchcounts import Counts
 from orbitmq.cli.benchrecords import BenchRecord
-from orbitmq.client.admin.topicstatus import TOOLS_GROUP
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message
+from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.results import SendResult
 from orbitmq.client.producer.settings import SendSettings

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orbitmq.cli.errors import Misused
+from orbitmq.client.admin.errors import BadRequest
 from orbitmq.client.admin.moments import moment
 from orbitmq.client.queue import Queue
 
@@ -59,15 +60,32 @@ def seconds(text: str, flag: str) -> float:
     return value
 
 
-def time_of(text: str | None, now: float) -> float | None:
-    """A time as people write it, an age counted back from now. Raises `BadRequest`."""
+def check_positive(value: float | None, flag: str) -> None:
+    """Refuse what is no rate and no pause; None is fine. Raises `Misused`."""
+    if value is not None and not 0 < value < float("inf"):
+        raise Misused(f"{flag} must be a number above 0, got {value!r}")
+
+
+def time_of(text: str | None, now: float, flag: str, also: str = "") -> float | None:
+    """A time as people write it, an age counted back from now. Raises `Misused`.
+
+    `also` is what else the flag takes, for the refusal.
+    """
     if text is None:
         return None
-    if _AGE.fullmatch(text.strip()):
-        return now - seconds(text, "")
+    if is_age(text):
+        return now - seconds(text, flag)
     if text.strip().lower() == "now":
         return now
-    return moment(text)
+    try:
+        return moment(text)
+    except BadRequest as error:
+        raise Misused(f"{flag} must be {also}{_TIME}, got {text!r}") from error
+
+
+def is_age(text: str) -> bool:
+    """Whether a time is written as so long before now."""
+    return _AGE.fullmatch(text.strip()) is not None
 
 
 def queues_of(topic: str, texts: Iterable[str] | None) -> tuple[Queue, ...] | None:

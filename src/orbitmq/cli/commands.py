@@ -60,16 +60,30 @@ def up(
     ] = None,
     brokers: Annotated[
         int | None,
-        typer.Option("--brokers", help="How many, 1 by default; above 1 each has its process."),
+        typer.Option(
+            "--brokers",
+            min=1,
+            max=26,
+            help="How many, 1 by default; above 1 each has its process.",
+        ),
     ] = None,
     host: options.Host = None,
     namesrv_port: Annotated[
-        int | None, typer.Option("--namesrv-port", help="9876 by default; 0: any free one.")
+        int | None,
+        typer.Option(
+            "--namesrv-port",
+            min=0,
+            max=options.LAST_PORT,
+            help="9876 by default; 0: any free one.",
+        ),
     ] = None,
     broker_port: Annotated[
         int | None,
         typer.Option(
-            "--broker-port", help="10911 by default, the next brokers 10 further; 0: any free one."
+            "--broker-port",
+            min=0,
+            max=options.LAST_PORT,
+            help="10911 by default, the next brokers 10 further; 0: any free one.",
         ),
     ] = None,
     http_port: options.HttpPort = None,
@@ -77,7 +91,13 @@ def up(
         bool, typer.Option("--console", help="Start the web console as well, to look at.")
     ] = False,
     console_port: Annotated[
-        int, typer.Option("--console-port", help="Where the console listens; 0: any free one.")
+        int,
+        typer.Option(
+            "--console-port",
+            min=0,
+            max=options.LAST_PORT,
+            help="Where the console listens; 0: any free one.",
+        ),
     ] = 8090,
     advertise: options.Advertise = None,
     insecure: options.Insecure = None,
@@ -143,7 +163,10 @@ def broker(
     ] = None,
     host: options.Host = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="10911 by default; 0: any free one.")
+        int | None,
+        typer.Option(
+            "--port", min=0, max=options.LAST_PORT, help="10911 by default; 0: any free one."
+        ),
     ] = None,
     name_server: Annotated[
         list[str] | None,
@@ -209,7 +232,10 @@ def namesrv(
     ] = None,
     host: options.Host = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="9876 by default; 0: any free one.")
+        int | None,
+        typer.Option(
+            "--port", min=0, max=options.LAST_PORT, help="9876 by default; 0: any free one."
+        ),
     ] = None,
     insecure: options.Insecure = None,
     log_level: options.Level = None,

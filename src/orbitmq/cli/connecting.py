@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -11,6 +12,7 @@ import typer
 
 from orbitmq.cli.errors import Misused
 from orbitmq.client.settings import ClientSettings, split_name_servers
+from orbitmq.errors import SettingError
 from orbitmq.wire.acl import Credentials
 
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
@@ -21,7 +23,7 @@ NameServer: TypeAlias = Annotated[
     typer.Option(
         "--name-server",
         "-n",
-        metavar="HOST:PORT",
+        metavar="HOST[:PORT]",
         envvar=["ORBITMQ_NAME_SERVER", "NAMESRV_ADDR"],
         help=f"Where the cluster is; may be repeated. {DEFAULT_NAME_SERVER} by default.",
         rich_help_panel=_PANEL,
@@ -94,8 +96,12 @@ class Connection:
     tls_unverified: TlsUnverified = False
     timeout: Timeout = 5.0
 
-    def client(self) -> ClientSettings:
-        """Raises `Misused` for flags that do not go together."""
+    def client(self, counting: str | None = None) -> ClientSettings:
+        """Raises `Misused` for flags that do not go together.
+
+        `counting` is the flag of the command that takes a number of something, which in many other
+        commands is -n.
+        """
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise Misused(f"--timeout must be a number of seconds above 0, got {self.timeout!r}")
         if (self.access_key is None) != (self.secret_key is None):
@@ -109,7 +115,7 @@ class Connection:
             from orbitmq.remoting.tls import ClientTls  # noqa: PLC0415  # few speak it
 
             context = ClientTls(authority=self.tls_ca, verify=not self.tls_unverified).context()
-        servers = split_name_servers(self.name_server or DEFAULT_NAME_SERVER)
+        servers = _servers(self.name_server or [DEFAULT_NAME_SERVER], counting)
         return ClientSettings(
             name_servers=servers or (DEFAULT_NAME_SERVER,),
             credentials=credentials,
@@ -117,3 +123,18 @@ class Connection:
             request_timeout=self.timeout,
             stop_timeout=min(self.timeout, 3.0),
         )
+
+
+def _servers(given: Sequence[str], counting: str | None) -> tuple[str, ...]:
+    for text in given:
+        if text.strip().isdecimal():
+            meant = f"; to say how many: {counting} {text}" if counting else ""
+            raise Misused(
+                f"--name-server (-n) takes an address such as {DEFAULT_NAME_SERVER}, got "
+                f"{text!r}{meant}"
+            )
+    try:
+        return split_name_servers(given)
+    except SettingError as error:
+        said = str(error).removeprefix("client.name_servers: ")
+        raise Misused(f"--name-server (-n): {said}") from error

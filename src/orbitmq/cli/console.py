@@ -11,6 +11,7 @@ import typer
 
 from orbitmq.cli import options
 from orbitmq.cli.announcing import announcing
+from orbitmq.cli.choosing import check_positive
 from orbitmq.cli.connecting import (
     AccessKey,
     Connection,
@@ -48,7 +49,9 @@ EPILOG = (
 def console(
     name_server: NameServer = None,
     host: options.Host = None,
-    port: Annotated[int, typer.Option("--port", help="0: any free one.")] = 8090,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=options.LAST_PORT, help="0: any free one.")
+    ] = 8090,
     write: Annotated[
         bool, typer.Option("--write", help="Allow to change things; else it only shows.")
     ] = False,
@@ -116,6 +119,7 @@ def console(
         tls_unverified=tls_unverified,
         timeout=timeout,
     )
+    check_positive(every, "--every")
     settings = _settings(
         client=connection.client(),
         host=host or "127.0.0.1",

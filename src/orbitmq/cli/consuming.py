@@ -27,8 +27,8 @@ from orbitmq.cli.stopping import unless, wish_to_stop
 from orbitmq.cli.wording import several
 from orbitmq.client.admin.bodies import BodyForm, shown_body
 from orbitmq.client.admin.errors import BadRequest
-from orbitmq.client.admin.topicstatus import TOOLS_GROUP
 from orbitmq.client.consumer.starting import Begin, ConsumeFrom
+from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.errors import QueueNotAssigned
 from orbitmq.client.pullconsumer.settings import PollSettings
@@ -126,10 +126,7 @@ def _beginning(text: str, now: float) -> ConsumeFrom:
     named = {"begin": ConsumeFrom.FIRST, "end": ConsumeFrom.LAST}.get(text)
     if named is not None:
         return named
-    try:
-        return ConsumeFrom(Begin.TIME, time_of(text, now))
-    except BadRequest as error:
-        raise Misused(f"--from must be begin, end, a date or an age such as 2h: {error}") from error
+    return ConsumeFrom(Begin.TIME, time_of(text, now, "--from", "begin, end, "))
 
 
 async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom) -> None:

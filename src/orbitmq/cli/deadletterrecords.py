@@ -16,8 +16,9 @@ class DeadLetterRecord:
     """A message that a group gave up; the fields of an exported file, and its latest copy."""
 
     group: str
-    id: str  #: names this letter
-    unique_id: str | None
+    id: str  #: the message's own, the same through all retries: as `message show` takes it
+    unique_id: str | None  #: the same; null if its producer gave it none
+    offset_id: str  #: where this letter is stored; names it when the message died more than once
     topic: str | None  #: that it was sent to
     origin_id: str | None  #: offset id of the message as it was sent
     reason: str  #: as the consumer said it; unknown at Apache's brokers
@@ -42,8 +43,9 @@ class DeadLetterRecord:
         body, encoded = body_fields(message.body)
         return cls(
             group=letter.group,
-            id=letter.id,
+            id=message.msg_id,
             unique_id=message.unique_id,
+            offset_id=letter.id,
             topic=letter.topic,
             origin_id=letter.origin_id,
             reason=letter.reason,
@@ -72,7 +74,7 @@ class PileRecord:
     count: int
     first_died_at: float
     last_died_at: float
-    sample_id: str  #: the latest of them
+    sample_id: str  #: id of the latest of them
 
     @classmethod
     def of(cls, pile: Pile) -> PileRecord:
@@ -81,7 +83,7 @@ class PileRecord:
             count=pile.count,
             first_died_at=pile.first_died_at,
             last_died_at=pile.last_died_at,
-            sample_id=pile.sample.id,
+            sample_id=pile.sample.message.msg_id,
         )
 
 
@@ -118,7 +120,8 @@ class ResendRecord:
     """What became of one letter; one line for each."""
 
     group: str
-    id: str  #: of the letter
+    id: str  #: of the message
+    offset_id: str  #: of the letter
     result: str  #: sent, `would be sent`, `already sent` or failed
     topic: str | None  #: that it went, or would go, to
     sent_as: str | None  #: offset id of the copy
@@ -128,7 +131,8 @@ class ResendRecord:
     def of(cls, outcome: ResendOutcome) -> ResendRecord:
         return cls(
             group=outcome.letter.group,
-            id=outcome.letter.id,
+            id=outcome.letter.message.msg_id,
+            offset_id=outcome.letter.id,
             result=outcome.result.value,
             topic=outcome.topic,
             sent_as=outcome.sent_as,

@@ -6,12 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orbitmq.cli.choosing import GroupName, time_of
+from orbitmq.cli.choosing import GroupName, check_positive, time_of
 from orbitmq.cli.deadletterrecords import (
     DeadLetterRecord,
     ExportRecord,
@@ -22,7 +23,6 @@ from orbitmq.cli.deadletterrecords import (
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import FAILED, CommandError
 from orbitmq.cli.messagerecords import preview, print_message
-from orbitmq.cli.resent import MOST_COUNTED, copy_of, with_copies
 from orbitmq.cli.session import Session
 from orbitmq.cli.tables import Columns
 from orbitmq.cli.wording import NOTHING, count, several
@@ -33,11 +33,15 @@ from orbitmq.client.admin.deadletters import (
 )
 from orbitmq.client.admin.exporting import ExportFormat
 from orbitmq.client.admin.resending import ResendResult, ResendTo
+from orbitmq.client.admin.resent import copy_of, with_copies
 from orbitmq.client.admin.topicvalues import TopicKind
 from orbitmq.client.names import DEAD_LETTER_PREFIX
 from orbitmq.client.received import ReceivedMessage
 
 app = section("Look at dead letters, and send them again.")
+
+#: Letters of one group that are looked up at most, to count those that were sent again.
+MOST_COUNTED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +77,14 @@ class Choice:
         int | None, typer.Option("--max-attempts", min=0, help="Tried so often at most.")
     ] = None
     letter: Annotated[
-        list[str] | None, typer.Option("--id", help="Is this letter; may be repeated.")
+        list[str] | None,
+        typer.Option("--id", help="Has this id or offset id; may be repeated."),
     ] = None
 
     def filter(self, now: float) -> DeadLetterFilter:
         return DeadLetterFilter(
-            since=time_of(self.since, now),
-            until=time_of(self.until, now),
+            since=time_of(self.since, now, "--since"),
+            until=time_of(self.until, now, "--until"),
             keys=tuple(self.key or ()),
             topic=self.topic,
             reason=self.reason,
@@ -122,7 +127,7 @@ async def list_letters(
             number += 1
             yield letter
 
-    async for letter, copy in with_copies(session.admin, wanted()):
+    async for letter, copy in with_copies(session.admin.messages, wanted()):
         if out.is_json:
             out.record(DeadLetterRecord.of(letter, copy))
         else:
@@ -133,7 +138,7 @@ async def list_letters(
         out.table(
             Columns[tuple[DeadLetter, ReceivedMessage | None]]()
             .text("died", lambda each: out.moment(each[0].died_at))
-            .text("id", lambda each: each[0].id)
+            .id("id", lambda each: each[0].message.msg_id)
             .text("topic", lambda each: each[0].topic or NOTHING)
             .number("attempts", lambda each: count(each[0].attempts))
             .text("resent", lambda each: "no" if each[1] is None else out.moment(each[1].stored_at))
@@ -187,7 +192,7 @@ async def summary(
                 .number("count", lambda each: count(each.count))
                 .text("first died", lambda each: out.moment(each.first_died_at))
                 .text("last died", lambda each: out.moment(each.last_died_at))
-                .text("sample", lambda each: each.sample_id)
+                .id("sample", lambda each: each.sample_id)
                 .text(title.removeprefix("By "), lambda each: each.name),
                 piles,
                 title=title,
@@ -237,7 +242,9 @@ async def _resent(
     if number > MOST_COUNTED:
         return None
     letters = session.admin.dead_letters.list(group, where)
-    return len([copy async for _, copy in with_copies(session.admin, letters) if copy is not None])
+    return len(
+        [copy async for _, copy in with_copies(session.admin.messages, letters) if copy is not None]
+    )
 
 
 @command(
@@ -253,7 +260,7 @@ async def show(
     session: Session,
     group: GroupName,
     letter_id: Annotated[
-        str, typer.Argument(metavar="[ID]", help="The letter; else the latest.")
+        str, typer.Argument(metavar="[ID]", help="Its id or offset id; else the latest.")
     ] = "",
     form: Annotated[
         BodyForm, typer.Option("--format", "-f", help="How the body is shown.")
@@ -268,13 +275,14 @@ async def show(
         raise CommandError(f"group {group!r} has no dead letter{wanted}")
     (letter,) = found
     out = session.out
-    copy = await copy_of(session.admin, letter)
+    copy = await copy_of(session.admin.messages, letter)
     if out.is_json:
         out.record(DeadLetterRecord.of(letter, copy))
         return
     resent = "no" if copy is None else f"{out.moment(copy.stored_at)}, as {copy.offset_id}"
     out.facts(
-        ("letter", letter.id),
+        ("id", letter.message.msg_id),
+        ("offset id", letter.id),
         ("died", out.moment(letter.died_at)),
         ("reason", letter.reason),
         ("attempts", str(letter.attempts)),
@@ -319,28 +327,31 @@ async def resend(
 ) -> None:
     """Send dead letters again, and say what became of each; one that was is left out."""
     out = session.out
+    check_positive(rate, "--rate")
     where = choice.filter(out.clock.now())
+    resending = partial(
+        session.admin.dead_letters.resending, group, where, to=to, limit=limit, again=again
+    )
     if not session.is_dry_run and not session.says_yes:
-        found = [each async for each in session.admin.dead_letters.list(group, where)]
-        number = len(found) if limit is None else min(limit, len(found))
+        # What was sent again before is left out, and not asked about.
+        planned = [each.result async for each in resending(dry_run=True)]
+        number = planned.count(ResendResult.WOULD_BE_SENT)
         who = "the group" if to is ResendTo.RETRY else "every group of their topic"
-        if not number:
-            out.note(f"group {group} has no such dead letters")
-            return
-        session.may(f"this sends {several(number, 'dead letter')} of {group!r} again, to {who}")
+        if number:
+            session.may(f"this sends {several(number, 'dead letter')} of {group!r} again, to {who}")
     counts: Counter[ResendResult] = Counter()
-    async for outcome in session.admin.dead_letters.resending(
-        group, where, to=to, rate=rate, limit=limit, again=again, dry_run=session.is_dry_run
-    ):
+    async for outcome in resending(rate=rate, dry_run=session.is_dry_run):
         counts[outcome.result] += 1
         if out.is_json:
             out.record(ResendRecord.of(outcome))
         else:
             about = outcome.problem or (f"as {outcome.sent_as}" if outcome.sent_as else "")
             goes = f" to {outcome.topic}" if outcome.topic else ""
-            line = f"{outcome.letter.id}  {outcome.result.value}{goes}"
+            line = f"{outcome.letter.message.msg_id}  {outcome.result.value}{goes}"
             out.line(f"{line}{': ' if outcome.problem else ' '}{about}".rstrip())
     words = ", ".join(f"{number} {result.value}" for result, number in sorted(counts.items()))
+    if not counts:
+        await session.admin.groups.settings(group)  # raises if nobody has it
     out.note(words or f"group {group} has no such dead letters")
     if counts[ResendResult.FAILED]:
         raise typer.Exit(FAILED)

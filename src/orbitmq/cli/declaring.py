@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias
 
 import typer
+from typer.models import OptionInfo
 
 from orbitmq.cli.auditing import append
 from orbitmq.cli.connecting import Connection
@@ -108,6 +109,7 @@ def command(
     examples: Sequence[str],
     prints: type,
     changes: bool = False,
+    is_hidden: bool = False,
 ) -> Callable[[Work[P]], Work[P]]:
     """Make a coroutine a command. `prints` is the class of the objects that `--json` gives."""
 
@@ -124,17 +126,19 @@ def command(
         def call(**values: Any) -> None:
             given = {each: _taken(each, values) for each in shared}
             values |= {name: _taken(kind, values) for name, kind in bundles.items()}
-            _run(work, values, given[Connection], given[_Output], given.get(_Consent, _Consent()))
+            consent = given.get(_Consent, _Consent())
+            _run(work, values, given[Connection], given[_Output], consent, counting)
 
         kinds = (*bundles.values(), *shared)
         parameters = [*own, *(each for kind in kinds for each in _parameters(kind))]
+        counting = _counting(parameters)
         # Typer reads both.
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         call.__doc__ = work.__doc__
         call.prints = prints  # type: ignore[attr-defined]  # for the documentation
         lines = "\n\n".join(f"  {example}" for example in examples)
-        app.command(name, epilog=f"Examples:\n\n{lines}")(call)
+        app.command(name, epilog=f"Examples:\n\n{lines}", hidden=is_hidden)(call)
         return work
 
     return declare
@@ -151,6 +155,19 @@ def _parameters(kind: type) -> Iterable[inspect.Parameter]:
         )
 
 
+def _counting(parameters: Iterable[inspect.Parameter]) -> str | None:
+    """The flag of a command that says how many; what -n means elsewhere."""
+    flags = [
+        flag
+        for each in parameters
+        for about in typing.get_args(each.annotation)[1:]
+        if isinstance(about, OptionInfo)
+        # Typer keeps the first name where a default would stand.
+        for flag in (about.default, *(about.param_decls or ()))
+    ]
+    return next((flag for flag in ("--count", "--limit") if flag in flags), None)
+
+
 def _taken(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**{each.name: values.pop(each.name) for each in dataclasses.fields(kind)})
 
@@ -161,11 +178,12 @@ def _run(
     connection: Connection,
     output: _Output,
     consent: _Consent,
+    counting: str | None,
 ) -> None:
     _listen_to_logs(verbose=output.verbose)
     printer = Printer(output.as_json, output.exact)
     try:
-        engine = Engine(connection.client())
+        engine = Engine(connection.client(counting))
         settings = AdminSettings(timeout=connection.timeout)
         with _audited(consent, printer), asyncio.Runner() as runner:
             runner.run(_with_client(work, values, engine, settings, printer, consent))

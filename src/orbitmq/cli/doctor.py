@@ -17,6 +17,8 @@ from orbitmq.cli.errors import FAILED, CommandError
 from orbitmq.cli.session import Session
 from orbitmq.cli.wording import harmless, several
 from orbitmq.client.admin.cluster import ClusterStatus
+from orbitmq.client.admin.runtime import Ceiling
+from orbitmq.client.admin.topicvalues import NOT_LISTED
 from orbitmq.client.errors import NoNameServer
 from orbitmq.console import commandlines
 from orbitmq.console.checks.examining import PATIENCE, Examination, examine
@@ -25,6 +27,7 @@ from orbitmq.console.checks.groups import OF_GROUPS
 from orbitmq.console.checks.seen import find_faults
 from orbitmq.console.checks.servers import of_servers
 from orbitmq.console.rates import WINDOW
+from orbitmq.console.samples import Snapshot
 
 app = section("Find the usual mistakes.")
 
@@ -118,6 +121,7 @@ async def _look_at_cluster(
     shown = ", ".join(f"{each.node} at {each.node.address}" for each in cluster.brokers) or "none"
     diagnosis.made(shown, Check.BROKERS, Check.ADDRESSES, Check.DISKS)
     diagnosis.made("what brokers say of themselves", Check.HEALTH)
+    diagnosis.made(_room_left(cluster), Check.ROOM)
     if not any(broker.is_up for broker in cluster.brokers):
         # Nobody can be asked about anything else.
         diagnosis.found(of_servers(cluster))
@@ -125,15 +129,41 @@ async def _look_at_cluster(
     clock = session.out.clock
     found = await examine(session.engine, session.admin, clock, watch=watch, only=only)
     snapshot = found.seen.snapshot
-    diagnosis.made(several(len(snapshot.topics), "topic"), Check.TOPICS)
+    diagnosis.made(_topics_seen(snapshot), Check.TOPICS)
     diagnosis.made(_clocks_seen(found), Check.CLOCKS)
     groups = several(len(snapshot.groups), "group")
     diagnosis.made(groups, *(check for check in Check if check in OF_GROUPS))
+    if snapshot.dead_letters:
+        letters = f"{snapshot.open_letters:,} open, {snapshot.resent_letters:,} sent again"
+        diagnosis.made(f"{groups}: {letters}", Check.DEAD_LETTERS)
     for check, needed in ((Check.STUCK_QUEUES, PATIENCE), (Check.FALLING_BEHIND, WINDOW)):
         if found.watched and found.seconds < needed:
             short = f"{len(found.watched)} not judged, which takes --watch {needed:g}s"
             diagnosis.made(f"{groups}, {short}", check)
     diagnosis.found(find_faults(found.seen))
+
+
+def _topics_seen(snapshot: Snapshot) -> str:
+    """Counted as `orbitmq topic list` does, which shows people's own."""
+    kinds = [each.topic.kind for each in snapshot.topics.values()]
+    hidden = sum(kind in NOT_LISTED for kind in kinds)
+    others = f", and {hidden:,} of the system, for retries and dead letters" if hidden else ""
+    return several(len(kinds) - hidden, "topic") + others
+
+
+def _room_left(cluster: ClusterStatus) -> str:
+    """How many there are of how many, at the broker that is nearest to its bound."""
+    fullest: dict[str, Ceiling] = {}
+    for broker in cluster.brokers:
+        for each in () if broker.runtime is None else broker.runtime.ceilings:
+            if each.what not in fullest or each.share > fullest[each.what].share:
+                fullest[each.what] = each
+    if not cluster.brokers:
+        return "none"
+    parts = [f"{each.count:,} of {each.most:,} {each.what}" for each in fullest.values()]
+    return (
+        f"{', '.join(parts)}, the system's among them" if parts else "brokers have no such bounds"
+    )
 
 
 def _clocks_seen(found: Examination) -> str:

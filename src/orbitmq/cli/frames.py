@@ -15,7 +15,7 @@ from orbitmq.cli.grouprecords import CallTimesRecord, QueueProgressRecord, call_
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.errors import AdminError
 from orbitmq.client.admin.groupvalues import GroupProgress, GroupSummary
-from orbitmq.client.admin.topicvalues import TopicKind, TopicStatus
+from orbitmq.client.admin.topicvalues import NOT_LISTED, TopicKind, TopicStatus
 from orbitmq.clock import Clock
 
 #: More topics would make a look take seconds.
@@ -113,8 +113,7 @@ class Frames:
         )
 
     async def _topics(self) -> dict[str, TopicStatus]:
-        hidden = {TopicKind.SYSTEM, TopicKind.RETRY, TopicKind.DEAD_LETTER}
-        listing = await self._admin.topics.list(kinds=set(TopicKind) - hidden)
+        listing = await self._admin.topics.list(kinds=set(TopicKind) - NOT_LISTED)
         names = [topic.name for topic in listing.items[:MOST_TOPICS]]
         statuses = await asyncio.gather(*map(self._status, names))
         return {each.topic: each for each in statuses if each is not None}

@@ -22,10 +22,13 @@ app = section("Make, configure, pause and delete groups.")
 
 MaxRetries = Annotated[
     int | None,
-    typer.Option("--max-retries", help="Attempts after the first, then it is a dead letter."),
+    typer.Option(
+        "--max-retries", min=0, help="Attempts after the first, then it is a dead letter."
+    ),
 ]
 RetryQueues = Annotated[
-    int | None, typer.Option("--retry-queues", help="Queues of its retry topic on each broker.")
+    int | None,
+    typer.Option("--retry-queues", min=0, help="Queues of its retry topic on each broker."),
 ]
 Orderly = Annotated[
     bool | None, typer.Option("--orderly/--concurrent", help="Whether it consumes in order.")
@@ -68,7 +71,9 @@ async def create(
 ) -> None:
     """Make a group, on all brokers unless told otherwise."""
     before = await _before(session, group)
-    if before:
+    chosen = await session.masters(broker, cluster)
+    lacking = [name for name in chosen if name not in before]
+    if len(lacking) < len(chosen) and not (if_missing and lacking):
         if not if_missing:
             raise CommandError(
                 f"group {group!r} is there already; change it with: orbitmq group update {group}"
@@ -93,8 +98,7 @@ async def create(
         orderly=wanted.is_orderly,
         may_broadcast=wanted.may_broadcast,
         consume_timeout=wanted.consume_timeout,
-        brokers=broker or None,
-        cluster=cluster,
+        brokers=lacking,
     )
     _tell(session, change_of("created", group, after))
 
@@ -132,6 +136,7 @@ async def update(
     if not words:
         raise Misused("nothing to change: give --max-retries or another setting")
     if session.is_dry_run:
+        await session.masters(broker)
         before = await session.admin.groups.settings(group)
         _tell(session, change_of("would be changed", group, before, ", ".join(words)))
         return
@@ -204,6 +209,13 @@ async def delete(
         details = await session.admin.groups.describe(group)
     except GroupNotFound as error:
         raise await unknown(session.admin, error, "there is nothing to delete") from error
+    if details.members is not None:
+        # Before anybody is asked, and in a dry run as well.
+        online = ", ".join(details.members.client_ids)
+        raise Misused(
+            f"group {group!r} has members online ({online}); stop them first, they would create it "
+            "again"
+        )
     parts = ["its settings"]
     if not keep_progress:
         parts.append(f"its progress in {several(len(details.progress.queues), 'queue')}")

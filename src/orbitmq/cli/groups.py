@@ -24,7 +24,7 @@ from orbitmq.cli.grouprecords import (
 )
 from orbitmq.cli.session import Session
 from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count, duration, fine, rate
+from orbitmq.cli.wording import NOTHING, count, duration, fine, rate, several
 from orbitmq.client.admin.groupvalues import GroupState
 
 app = section("Look at consumer groups, and move their progress.")
@@ -116,7 +116,7 @@ def _print_details(session: Session, record: GroupDetailsRecord) -> None:
     out.facts(
         ("group", record.group),
         ("state", record.state),
-        ("lag", f"{count(record.lag)} messages, the oldest waits {duration(record.lag_seconds)}"),
+        ("lag", _lag(record)),
         ("retries", f"{count(record.retry_lag)} of them failed before"),
         ("drained in", _drain(record)),
         ("dead letters", count(record.dead_letters)),
@@ -271,6 +271,11 @@ def _one_of(group: str, client_ids: tuple[str, ...], wanted: str) -> str:
         return alike[0]
     problem = f"{len(alike)} members of {group!r} match {wanted!r}" if wanted else "name a member"
     raise CommandError(f"{problem}; there are {', '.join(client_ids)}")
+
+
+def _lag(record: GroupDetailsRecord) -> str:
+    waits = several(record.lag, "message")
+    return f"{waits}, the oldest waits {duration(record.lag_seconds)}" if record.lag else waits
 
 
 def _drain(record: GroupDetailsRecord) -> str:

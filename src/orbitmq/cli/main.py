@@ -23,7 +23,7 @@ def main() -> None:
     except OrbitError as error:
         _end(_sentence(error), FAILED)
     except OSError as error:
-        _end(str(error), FAILED)
+        _end(_of_system(error), FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -53,9 +53,8 @@ def _sentence(error: OrbitError) -> str:
     """What is said of an error: its own words, or what they mean to somebody at a command line."""
     from orbitmq.client.errors import NoNameServer  # noqa: PLC0415  # quick starts need none
 
-    refused = "Connect call failed", "Connection refused"
     if not isinstance(error, NoNameServer) or not all(
-        any(words in reason for words in refused) for _, reason in error.tried
+        "Connection refused" in reason for _, reason in error.tried
     ):
         return str(error)
     addresses = ", ".join(str(address) for address, _ in error.tried)
@@ -63,6 +62,13 @@ def _sentence(error: OrbitError) -> str:
         f"nothing listens at {addresses}; start a cluster with: orbitmq up, or say where it is "
         "with --name-server"
     )
+
+
+def _of_system(error: OSError) -> str:
+    """What the system said, without its number."""
+    if error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _end_quietly(code: int) -> None:

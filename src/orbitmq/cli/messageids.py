@@ -19,7 +19,7 @@ from orbitmq.client.received import ReceivedMessage
 
 #: More topics than that are not asked one by one.
 _FEW_TOPICS = 200
-_HIDDEN = {TopicKind.SYSTEM, TopicKind.RETRY, TopicKind.DEAD_LETTER}
+_COPIES = {TopicKind.RETRY, TopicKind.DEAD_LETTER}
 #: What both kinds look like, for IPv4 and for IPv6.
 _is_id = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}").fullmatch
 
@@ -39,15 +39,20 @@ async def message_of(admin: AsyncAdmin, named: Sequence[str], topic: str | None)
 
 
 async def _in_any_topic(admin: AsyncAdmin, unique_id: str) -> ReceivedMessage:
-    names = [each.name for each in await admin.topics.list(kinds=set(TopicKind) - _HIDDEN)]
-    remedy = "if this is a message's unique id, say its topic, as in --topic orders"
-    if len(names) > _FEW_TOPICS:
-        raise Misused(f"no message lies where {unique_id} says; {remedy}")
-    # The admin itself limits how many requests wait at a time.
-    for found in await asyncio.gather(*(admin.messages.copies(each, unique_id) for each in names)):
-        if found:
-            return found[0]
+    topics = [each for each in await admin.topics.list() if each.kind is not TopicKind.SYSTEM]
+    if len(topics) > _FEW_TOPICS:
+        raise Misused(
+            f"no message lies where {unique_id} says; if this is a message's unique id, say its "
+            "topic, as in --topic orders"
+        )
+    # The message as it was sent; what is left of it when that was deleted may be a copy.
+    for kinds in (set(TopicKind) - _COPIES, _COPIES):
+        names = [each.name for each in topics if each.kind in kinds]
+        # The admin itself limits how many requests wait at a time.
+        asked = (admin.messages.copies(each, unique_id) for each in names)
+        for found in await asyncio.gather(*asked):
+            if found:
+                return found[0]
     raise CommandError(
-        f"no message lies where {unique_id} says, and no topic has a message of this unique id; "
-        f"{remedy} for retries and dead letters, which were not looked through"
+        f"no message lies where {unique_id} says, and no topic has a message of this unique id"
     )

@@ -73,7 +73,7 @@ def message_columns(out: Printer) -> Columns[ReceivedMessage]:
         .text("stored", lambda each: out.moment(each.stored_at))
         .text("queue", lambda each: f"{each.queue.broker}:{each.queue.id}")
         .number("offset", lambda each: count(each.queue_offset))
-        .text("id", lambda each: each.msg_id)
+        .id("id", lambda each: each.msg_id)
         .text("tags", lambda each: each.tags or NOTHING)
         .text("keys", lambda each: " ".join(each.keys) or NOTHING)
         .number("size", lambda each: size(each.size))

@@ -49,19 +49,26 @@ Limit = Annotated[
 
 @command(
     app,
-    "get",
+    "get",  # what it was called first
+    examples=("orbitmq message get AC110001000078BF0000000000000000 --topic orders",),
+    prints=MessageRecord,
+    is_hidden=True,
+)
+@command(
+    app,
+    "show",
     examples=(
-        "orbitmq message get AC110001000078BF0000000000000000 --topic orders",
-        "orbitmq message get --topic orders 7F00000100002A9F0000000000001234 --format hex",
+        "orbitmq message show AC110001000078BF0000000000000000 --topic orders",
+        "orbitmq message show --topic orders 7F00000100002A9F0000000000001234 --format hex",
     ),
     prints=MessageRecord,
 )
-async def get(
+async def show(
     session: Session, named: Named, topic: OfTopic = None, form: Form = BodyForm.AUTO
 ) -> None:
     """Show one message by its id."""
     message = await message_of(session.admin, named, topic)
-    _show(session, message, form)
+    _print_one(session, message, form)
 
 
 @command(
@@ -78,7 +85,7 @@ async def at(
     form: Form = BodyForm.AUTO,
 ) -> None:
     """Show the message at an offset of a queue."""
-    _show(session, await session.admin.messages.at(queue_of(topic, queue), offset), form)
+    _print_one(session, await session.admin.messages.at(queue_of(topic, queue), offset), form)
 
 
 @command(
@@ -101,7 +108,10 @@ async def find(
     """Find messages by a business key, the newest first."""
     now = session.out.clock.now()
     found = session.admin.messages.by_key(
-        topic, key, since=time_of(since, now), until=time_of(until, now)
+        topic,
+        key,
+        since=time_of(since, now, "--since"),
+        until=time_of(until, now, "--until"),
     )
     if not await _list(session, found, limit):
         raise CommandError(f"no message of topic {topic!r} has the key {key!r}")
@@ -145,12 +155,13 @@ async def browse(
     """
     now = session.out.clock.now()
     expression, kind = filter_of(choice.tags, choice.sql)
-    since, until = time_of(choice.since, now), time_of(choice.until, now)
+    since = time_of(choice.since, now, "--since")
+    until = time_of(choice.until, now, "--until")
     queues = queues_of(topic, choice.queue)
     if limit == 0:
         if cursor is not None:
             raise Misused("--cursor goes on page by page; give a --limit with it")
-        await _list(
+        shown = await _list(
             session,
             session.admin.messages.browse(
                 topic,
@@ -163,6 +174,8 @@ async def browse(
             ),
             0,
         )
+        if not shown:
+            _print(session, ())
         return
     page = await session.admin.messages.page(
         topic,
@@ -237,7 +250,7 @@ def _track_record(track: Track) -> TrackRecord:
 # What they share.
 
 
-def _show(session: Session, message: ReceivedMessage, form: BodyForm) -> None:
+def _print_one(session: Session, message: ReceivedMessage, form: BodyForm) -> None:
     if session.out.is_json:
         session.out.record(MessageRecord.of(message))
     else:
@@ -259,7 +272,7 @@ async def _list(session: Session, found: AsyncIterator[ReceivedMessage], limit: 
                 waiting = []
         if shown == limit:
             break
-    if waiting or not shown:
+    if waiting:
         _print(session, waiting)
     return shown
 

@@ -146,7 +146,7 @@ async def reset(
     elif to_end:
         to = ResetTo.end()
     elif to_time is not None:
-        to = ResetTo.time(time_of(to_time, session.out.clock.now()) or 0.0)
+        to = ResetTo.time(time_of(to_time, session.out.clock.now(), "--to-time") or 0.0)
     elif to_offset is not None:
         to = ResetTo.offset(to_offset)
     else:

@@ -14,6 +14,7 @@ from orbitmq.cli.schema import LogFormat, LogLevel, Loop
 from orbitmq.cli.values import as_text
 
 _SETTINGS = "Settings"
+LAST_PORT = 65_535
 
 ConfigFile: TypeAlias = Annotated[
     Path | None,
@@ -69,6 +70,8 @@ HttpPort: TypeAlias = Annotated[
     int | None,
     typer.Option(
         "--http-port",
+        min=0,
+        max=LAST_PORT,
         help="Serve metrics and health by HTTP here; 0: any free one. Not by default.",
     ),
 ]

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from orbitmq.cli.choosing import TopicName, queue_of, seconds, time_of
+from orbitmq.cli.choosing import TopicName, check_positive, is_age, queue_of, seconds, time_of
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.errors import FAILED, INTERRUPTED, Misused
 from orbitmq.cli.input import read_all, read_lines
@@ -116,15 +116,14 @@ async def produce(
     """Send messages, each acknowledged by its broker; ends at the first that cannot be sent."""
     if bodies and file is not None:
         raise Misused("give bodies or --file, not both")
-    if rate is not None and not rate > 0:
-        raise Misused(f"--rate must be a number above 0, got {rate!r}")
+    check_positive(rate, "--rate")
     defaults = Defaults(
         topic=topic,
         tags=tag,
         keys=tuple(key or ()),
         properties=_properties(properties or []),
         delay=None if delay is None else seconds(delay, "--delay"),
-        deliver_at=time_of(deliver_at, session.out.clock.now()),
+        deliver_at=_delivery(deliver_at, session.out.clock.now()),
         sharding_key=sharding_key,
     )
     target = None if queue is None else queue_of(topic, queue)
@@ -139,6 +138,15 @@ async def produce(
             async with AsyncProducer.on(session.engine) as producer:
                 lists = bool(bodies) and number is None
                 await _Sending(session, producer, target, rate, lists=lists).run(messages, wish)
+
+
+def _delivery(text: str | None, now: float) -> float | None:
+    """When messages are delivered; an age, which every other time may be, is not meant here."""
+    if text is None:
+        return None
+    if is_age(text):
+        raise Misused(f"--at takes a date; say --delay {text} for so much later")
+    return time_of(text, now, "--at")
 
 
 def _properties(words: list[str]) -> dict[str, str]:

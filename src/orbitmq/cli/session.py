@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import typer
@@ -12,6 +12,7 @@ from orbitmq.cli.errors import FAILED, NeedsConsent
 from orbitmq.cli.printing import Printer
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.listing import Unreachable
+from orbitmq.client.admin.topology import Topology
 from orbitmq.client.engine import Engine
 
 
@@ -42,6 +43,17 @@ class Session:
             return True
         self.out.note("nothing was changed")
         raise typer.Exit(FAILED)
+
+    async def masters(
+        self, brokers: Collection[str] | None, cluster: str | None = None
+    ) -> tuple[str, ...]:
+        """The brokers that a change is for: those named, those of a cluster, or all.
+
+        Raises `BrokerNotFound` or `BrokerUnavailable`, as the change would.
+        """
+        status = await self.admin.cluster()
+        found = Topology(tuple(broker.node for broker in status.brokers))
+        return tuple(node.broker for node in found.masters(brokers or None, cluster=cluster))
 
     def missing(self, servers: Iterable[Unreachable]) -> None:
         """Say whose part of an answer is missing; the command then ends as one that failed."""

@@ -40,6 +40,11 @@ class Columns(Generic[R]):
         self._columns.append(_Column(title, show, False, bad))
         return self
 
+    def id(self, title: str, show: Callable[[R], str]) -> Self:
+        """A column of texts that people copy: one is never broken, however narrow it gets."""
+        self._columns.append(_Column(title, show, False, None, is_whole=True))
+        return self
+
     def number(
         self, title: str, show: Callable[[R], str], *, bad: Callable[[R], bool] | None = None
     ) -> Self:
@@ -83,7 +88,10 @@ class Columns(Generic[R]):
         table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="bold")
         for column in self._columns:
             table.add_column(
-                column.title, justify="right" if column.is_number else "left", overflow="fold"
+                column.title,
+                justify="right" if column.is_number else "left",
+                overflow="fold",
+                no_wrap=column.is_whole,
             )
         for row in rows:
             table.add_row(
@@ -101,6 +109,7 @@ class _Column(Generic[R]):
     show: Callable[[R], str]
     is_number: bool
     bad: Callable[[R], bool] | None
+    is_whole: bool = False
 
     def is_bad(self, row: R) -> bool:
         return self.bad is not None and self.bad(row)

@@ -23,9 +23,10 @@ from orbitmq.cli.topicrecords import (
 from orbitmq.cli.wording import NOTHING, count, rate, several, size
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.errors import TopicNotFound
-from orbitmq.client.admin.topics import DEFAULT_QUEUES
+from orbitmq.client.admin.topics import DEFAULT_QUEUES, MOST_QUEUES
 from orbitmq.client.admin.topicvalues import (
     MESSAGE_TYPES,
+    NOT_LISTED,
     Permission,
     QueueStatus,
     Rate,
@@ -37,13 +38,32 @@ from orbitmq.client.admin.topicvalues import (
 app = section("List, make, change and delete topics.")
 
 Queues = Annotated[
-    int | None, typer.Option("--queues", "-q", help="Queues on each broker, to write and read.")
+    int | None,
+    typer.Option(
+        "--queues",
+        "-q",
+        min=1,
+        max=MOST_QUEUES,
+        help="Queues on each broker, to write and read.",
+    ),
 ]
 WriteQueues = Annotated[
-    int | None, typer.Option("--write-queues", help="Queues that producers use, if not --queues.")
+    int | None,
+    typer.Option(
+        "--write-queues",
+        min=1,
+        max=MOST_QUEUES,
+        help="Queues that producers use, if not --queues.",
+    ),
 ]
 ReadQueues = Annotated[
-    int | None, typer.Option("--read-queues", help="Queues that consumers use, if not --queues.")
+    int | None,
+    typer.Option(
+        "--read-queues",
+        min=1,
+        max=MOST_QUEUES,
+        help="Queues that consumers use, if not --queues.",
+    ),
 ]
 PermissionText = Annotated[
     str | None,
@@ -79,8 +99,7 @@ async def list_topics(
     ] = False,
 ) -> None:
     """List topics; those of the system, for retries and dead letters if asked for."""
-    hidden = {TopicKind.SYSTEM, TopicKind.RETRY, TopicKind.DEAD_LETTER}
-    wanted = set(kind or TopicKind) if every or kind else set(TopicKind) - hidden
+    wanted = set(kind or TopicKind) if every or kind else set(TopicKind) - NOT_LISTED
     found = await session.admin.topics.list(kinds=wanted)
     records = [TopicRecord.of(topic) for topic in found]
     if status:
@@ -208,8 +227,14 @@ async def create(
     ] = False,
 ) -> None:
     """Make a topic, on all brokers unless told otherwise; done when clients find it."""
+    if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
+        allowed_types = ", ".join(MESSAGE_TYPES).lower()
+        raise Misused(f"--type must be one of {allowed_types}, got {message_type!r}")
     before = await _before(session.admin, topic)
-    if before is not None:
+    chosen = await session.masters(broker, cluster)
+    has = () if before is None else tuple(each.broker for each in before.brokers)
+    lacking = [name for name in chosen if name not in has]
+    if before is not None and not lacking:
         if not if_missing:
             raise CommandError(
                 f"topic {topic!r} is there already ({_summary(before)}); change it with: orbitmq "
@@ -217,7 +242,15 @@ async def create(
             )
         _tell(session, change_of("left", topic, before, before))
         return
-    number = DEFAULT_QUEUES if queues is None else queues
+    if len(lacking) < len(chosen) and not if_missing:
+        named = " ".join(f"--broker {name}" for name in lacking)
+        raise CommandError(
+            f"topic {topic!r} is there already on {', '.join(has)}; to have it on "
+            f"{', '.join(lacking)} as well: orbitmq topic create {topic} {named}"
+        )
+    # Where it is already it has a number of queues; brokers had better be alike.
+    usual = DEFAULT_QUEUES if before is None else before.brokers[0].write_queues
+    number = usual if queues is None else queues
     if session.is_dry_run:
         allowed = Permission.of(permission or "rw")
         planned = (
@@ -234,10 +267,11 @@ async def create(
         permission=permission or "rw",
         ordered=bool(ordered),
         message_type=message_type,
-        brokers=broker or None,
-        cluster=cluster,
+        brokers=lacking,
     )
-    _tell(session, change_of("created", topic, None, after))
+    if before is not None:
+        after = await session.admin.topics.get(topic)
+    _tell(session, change_of("created", topic, before, after))
 
 
 @command(
@@ -270,6 +304,13 @@ async def update(
     if all(each is None for each in given):
         raise Misused("nothing to change: give --queues, --permission or --ordered, for example")
     before = await session.admin.topics.get(topic)
+    has = {each.broker for each in before.brokers}
+    for name in await session.masters(broker) if broker else ():
+        if name not in has:
+            raise CommandError(
+                f"topic {topic!r} is not on {name}; make it there with: orbitmq topic create "
+                f"{topic} --broker {name}"
+            )
     losses = _losses(before, read_queues if queues is None else queues, permission, broker)
     if session.is_dry_run:
         _tell(session, change_of("would be changed", topic, before, None, "; ".join(losses)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from orbitmq.cli.errors import CommandError
@@ -19,15 +19,18 @@ class WithConsole:
     """A service, and a console that shows it. The console is on loopback, and shows only."""
 
     def __init__(self, service: Service, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Raises `CommandError` when what a console needs is not installed.
+
+        That is found out here and not at the start, which makes folders and opens stores.
+        """
         self._service = service
-        self._port = port
-        self._tls = tls
+        self._make = _maker(port, tls)
         self._console: ConsoleService | None = None
 
     async def start(self) -> None:
         await self._service.start()
         try:
-            console = _console(self._name_server(), self._port, self._tls)
+            console = self._make(self._name_server())
             await console.start()
         except BaseException:
             await self._service.stop()
@@ -66,7 +69,8 @@ class WithConsole:
         )
 
 
-def _console(name_server: str, port: int, tls: ssl.SSLContext | None) -> ConsoleService:
+def _maker(port: int, tls: ssl.SSLContext | None) -> Callable[[str], ConsoleService]:
+    """What makes a console of a name server, once its address is known."""
     try:
         # Late: an extra of its own, and slow to import.
         from orbitmq.cli.console import ConsoleService  # noqa: PLC0415
@@ -77,5 +81,9 @@ def _console(name_server: str, port: int, tls: ssl.SSLContext | None) -> Console
         raise CommandError(
             f"the console needs {error.name}, which is not there; pip install 'orbitmq[console]'"
         ) from error
-    client = ClientSettings(name_servers=(name_server,), tls=tls)
-    return ConsoleService(ConsoleSettings(client=client, port=port), "--console-port")
+
+    def make(name_server: str) -> ConsoleService:
+        client = ClientSettings(name_servers=(name_server,), tls=tls)
+        return ConsoleService(ConsoleSettings(client=client, port=port), "--console-port")
+
+    return make

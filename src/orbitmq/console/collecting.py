@@ -24,6 +24,7 @@ from orbitmq.console.heat import HeatMaps
 from orbitmq.console.questions import Pair, Questions
 from orbitmq.console.rates import Meter
 from orbitmq.console.samples import (
+    NONE_RESENT,
     STALLED_AFTER,
     GroupSample,
     Snapshot,
@@ -195,6 +196,7 @@ class Collector:
             still=min(still, default=0.0),
             dead_letters=dead,
             dead_last_hour=recent,
+            resent=questions.resent.get(name, NONE_RESENT),
             findings=questions.findings.get(name, ()),
             patience=self._patience,
             measured=min(measured, default=0.0),

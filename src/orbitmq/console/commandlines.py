@@ -67,7 +67,7 @@ def delete_topic(topic: str) -> str:
 
 
 def show_message(message_id: str, topic: str | None) -> str:
-    return command("message", "get", message_id, topic=topic)
+    return command("message", "show", message_id, topic=topic)
 
 
 def track_message(message_id: str, topic: str | None) -> str:
@@ -230,9 +230,9 @@ def start_broker(
     data: str | None = None,
     port: int | None = None,
     advertise: str | None = None,
-    keep: float | None = None,
+    setting: str | None = None,
 ) -> str:
-    """`data` is where its messages are; `keep`, for how many seconds they are kept."""
+    """`data` is where its messages are; `setting` is one as in `broker.port=0`."""
     return command(
         "broker",
         name=name,
@@ -240,7 +240,7 @@ def start_broker(
         port=port,
         name_server=list(name_servers),
         advertise=advertise,
-        set=None if keep is None else f"broker.store.retention.keep={keep:g}",
+        set=setting,
     )
 
 

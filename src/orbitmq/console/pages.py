@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -19,10 +20,15 @@ from starlette.types import Scope
 from orbitmq.console.api.overview import known_now
 from orbitmq.console.api.session import me_content
 from orbitmq.console.parts import parts_of
+from orbitmq.console.views import is_view
 
 STATIC = Path(str(files("orbitmq.console") / "static"))
 _MARK = "<!--boot-->"
 _PRELOAD = "<!--preload-->"
+#: Where to find what others offer at such an address.
+_ELSEWHERE = {
+    "/metrics": "a console has no metrics; brokers have, where --http-port of `orbitmq up` says"
+}
 
 
 class Static(StaticFiles):
@@ -44,6 +50,10 @@ class Page:
         self._before, _, self._after = text.replace(_PRELOAD, links).partition(_MARK)
 
     async def show(self, request: Request) -> Response:
+        """The page; with the status of what is not there at an address that means no view."""
+        is_there = is_view(_asked_for(request.scope))
+        if not is_there and "text/html" not in request.headers.get("accept", ""):
+            raise HTTPException(404, _ELSEWHERE.get(request.scope["path"], "no view is here"))
         parts = parts_of(request)
         session = request.state.session
         content: dict[str, object] = {"me": me_content(parts, session)}
@@ -53,8 +63,16 @@ class Page:
         data = msgspec.json.encode(content).decode().replace("<", "\\u003c")
         boot = f'<script type="application/json" id="boot">{data}</script>'
         return HTMLResponse(
-            self._before + boot + self._after, headers={"cache-control": "no-store"}
+            self._before + boot + self._after,
+            200 if is_there else 404,
+            headers={"cache-control": "no-store"},
         )
+
+
+def _asked_for(scope: Scope) -> str:
+    """The path before it was decoded: a name may have a slash in it."""
+    raw: bytes | None = scope.get("raw_path")
+    return str(scope["path"]) if raw is None else raw.decode("latin-1").partition("?")[0]
 
 
 async def health(request: Request) -> Response:

@@ -20,6 +20,7 @@ from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import dead_letter_topic, is_retry_topic
 from orbitmq.client.queue import Queue
 from orbitmq.clock import Clock
+from orbitmq.console.resentletters import Resent, ResentLetters
 from orbitmq.console.rotation import Rotation
 from orbitmq.console.settings import Budget
 from orbitmq.console.tables import BrokerTables, Content, Place, Places
@@ -56,6 +57,8 @@ class Questions:
         self.findings: dict[str, tuple[Finding, ...]] = {}
         #: Dead letters of a group, and of them those of the last hour.
         self.dead: dict[str, tuple[int, int]] = {}
+        #: And those that were sent again.
+        self.resent: dict[str, Resent] = {}
         #: What is in a topic, and how fast it grows.
         self.contents: dict[str, tuple[Content, float]] = {}
         #: When the oldest waiting message was stored, and the progress at which that was so.
@@ -70,6 +73,10 @@ class Questions:
         self._members_turn = Rotation(budget.members)
         self._ages_turn = Rotation(budget.ages)
         self._dead_turn = Rotation(budget.dead_letters)
+        self._resent_turn = Rotation(budget.resent)
+        self._letters = ResentLetters(admin, most=budget.letters)
+        #: What a broker's table said of a group's dead letters; another with each new one.
+        self._dead_state: dict[str, list[tuple[int, int]]] = {}
         self._contents_turn = Rotation(budget.topics)
 
     def age(self, pair: Pair) -> float | None:
@@ -186,7 +193,7 @@ class Questions:
     async def ask_dead_letters(
         self, brokers: Collection[BrokerNode], topics: Iterable[Topic], groups: Collection[str]
     ) -> None:
-        """How many there are, and how many died in the last hour."""
+        """How many there are, how many died in the last hour, and which were sent again."""
         dying = [
             group
             for topic in topics
@@ -197,19 +204,30 @@ class Questions:
 
         async def ask(group: str) -> None:
             count = recent = 0
+            state = []
             topic = dead_letter_topic(group)
             for node in brokers:
                 found = await self._tables.content(node.address, topic)
                 if found is None or not found.messages:
                     continue
                 count += found.messages
+                state.append((found.total, found.deleted))
                 if found.last_stored_at is None or found.last_stored_at >= since:
                     recent += await self._tables.stored_since(node.address, topic, since)
             self.dead[group] = (count, recent)
+            self._dead_state[group] = state
+
+        async def ask_resent(group: str) -> None:
+            self.resent[group] = await self._letters.count(group, self._dead_state[group], since)
 
         await self._each(self._dead_turn.next(dying), ask)
         for gone in self.dead.keys() - set(dying):
             del self.dead[gone]
+            self._dead_state.pop(gone, None)
+            self.resent.pop(gone, None)
+            self._letters.forget(gone)
+        some = [group for group, (count, _) in self.dead.items() if count]
+        await self._each(self._resent_turn.next(some), ask_resent)
 
     async def ask_contents(self, brokers: Collection[BrokerNode], topics: Iterable[Topic]) -> None:
         """What is in topics."""

@@ -10,11 +10,13 @@ from orbitmq.client.admin import ClusterStatus, GroupSettings, Topic, Unreachabl
 from orbitmq.client.admin.membervalues import Finding
 from orbitmq.client.names import is_retry_topic
 from orbitmq.console.rates import REPORT_INTERVAL, WINDOW
+from orbitmq.console.resentletters import Resent
 
 #: Seconds that a message waits, and without progress, after which a group is called stalled.
 STALLED_AFTER = 60.0
 #: Seconds until the next report of a member that is a little late with it.
 _LATE_REPORT = 1.1 * REPORT_INTERVAL
+NONE_RESENT = Resent()
 
 
 class Pace(enum.StrEnum):
@@ -56,8 +58,10 @@ class GroupSample:
     model: str = ""
     #: Seconds since its progress last moved while messages waited; 0 when it moves.
     still: float = 0.0
+    #: All of them, and those of the last hour; whether they were sent again or not.
     dead_letters: int = 0
     dead_last_hour: int = 0
+    resent: Resent = NONE_RESENT
     #: What brokers and connections say is wrong among its members.
     findings: tuple[Finding, ...] = ()
     #: Seconds without progress after which it is called stalled.
@@ -79,6 +83,16 @@ class GroupSample:
         if not self.lag:
             return 0.0
         return max((part.lag_seconds for part in self.parts if part.lag_seconds), default=None)
+
+    @property
+    def open_letters(self) -> int:
+        """Dead letters that nobody has sent again, as far as known."""
+        return max(0, self.dead_letters - self.resent.count)
+
+    @property
+    def open_last_hour(self) -> int:
+        """Of these, those that died in the last hour."""
+        return max(0, self.dead_last_hour - self.resent.last_hour)
 
     @property
     def in_rate(self) -> float:
@@ -160,6 +174,18 @@ class Snapshot:
     @property
     def oldest(self) -> float:
         return max((group.lag_seconds or 0.0 for group in self.groups.values()), default=0.0)
+
+    @property
+    def open_letters(self) -> int:
+        return sum(group.open_letters for group in self.groups.values())
+
+    @property
+    def resent_letters(self) -> int:
+        return sum(group.resent.count for group in self.groups.values())
+
+    @property
+    def open_last_hour(self) -> int:
+        return sum(group.open_last_hour for group in self.groups.values())
 
     @property
     def dead_letters(self) -> int:

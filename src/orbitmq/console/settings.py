@@ -13,6 +13,9 @@ from orbitmq.errors import SettingError
 SHORTEST_PASSWORD = 8
 
 
+_COUNTS = ("ages", "topics", "members", "dead_letters", "resent", "letters", "handlers")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """How many questions one look at the cluster may take, besides a few per broker.
@@ -24,10 +27,12 @@ class Budget:
     topics: int = 40  #: topics: how much is in them
     members: int = 30  #: groups: who is online
     dead_letters: int = 30  #: groups: how many dead letters
+    resent: int = 3  #: groups: which dead letters were sent again
+    letters: int = 64  #: dead letters of such a group that are looked up, the newest first
     handlers: int = 10  #: groups: how long their handlers take
 
     def __post_init__(self) -> None:
-        for name in ("ages", "topics", "members", "dead_letters", "handlers"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise SettingError(f"console.budget.{name} must be 1 or more")
 

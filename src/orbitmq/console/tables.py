@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from orbitmq.client.admin.progresstables import decode_progress_tables
-from orbitmq.client.admin.topicstatus import TOOLS_GROUP
 from orbitmq.client.engine import Engine
+from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
 from orbitmq.remoting.address import Address
 from orbitmq.wire.bodies.base import decode_body

@@ -15,6 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from orbitmq.client.admin import DeadLetterFilter, ExportFormat, ResendOutcome, ResendTo
+from orbitmq.client.admin.resent import looked_up
 from orbitmq.console import commandlines
 from orbitmq.console.answers import answer, given, number, text
 from orbitmq.console.api.groups import group_row
@@ -101,7 +102,7 @@ async def groups(request: Request) -> Response:
     """The groups that have dead letters."""
     found = [group_row(each) for each in parts_of(request).snapshot.groups.values()]
     rows = [row for row in found if row["dead_letters"]]
-    rows.sort(key=lambda row: (-row["dead_last_hour"], -row["dead_letters"], row["name"]))
+    rows.sort(key=lambda row: (-row["open_last_hour"], -row["open_letters"], row["name"]))
     return answer({"rows": rows})
 
 
@@ -147,7 +148,7 @@ async def summary(request: Request) -> Response:
 
 
 async def letters(request: Request) -> Response:
-    """Letters, the newest first."""
+    """Letters, the newest first, and when each was sent again."""
     parts = parts_of(request)
     group = request.path_params["group"]
     most = number(request, "count", 50, 1, _MOST_LETTERS)
@@ -155,7 +156,10 @@ async def letters(request: Request) -> Response:
     found = await parts.admin.dead_letters.sample(group, most, where)
     return answer(
         {
-            "rows": [shown_letter(each) for each in found],
+            "rows": [
+                shown_letter(each) | {"resent_at": None if copy is None else copy.stored_at}
+                for each, copy in await looked_up(parts.admin.messages, found)
+            ],
             "command": commandlines.list_dead_letters(group, where, newest=True, limit=most),
         }
     )

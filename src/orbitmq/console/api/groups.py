@@ -50,6 +50,9 @@ def group_row(group: GroupSample) -> dict[str, Any]:
         "topics": [part.topic for part in group.parts if not is_retry_topic(part.topic)],
         "dead_letters": group.dead_letters,
         "dead_last_hour": group.dead_last_hour,
+        "open_letters": group.open_letters,
+        "open_last_hour": group.open_last_hour,
+        "resent": group.resent.count,
         "still": group.still,
     }
 

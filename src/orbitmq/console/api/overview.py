@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import BrokerStatus, NameServerStatus, TopicKind
+from orbitmq.client.admin import BrokerStatus, NameServerStatus
+from orbitmq.client.admin.topicvalues import NOT_LISTED
 from orbitmq.console.answers import answer
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
@@ -19,7 +20,6 @@ _SHOWN = 8
 #: Points of the small curves.
 _POINTS = 60
 #: Topics that nobody made.
-_NOT_OWN = (TopicKind.SYSTEM, TopicKind.RETRY, TopicKind.DEAD_LETTER)
 _CURVES = ("in", "out", "lag", "dead")
 
 
@@ -46,7 +46,7 @@ def now_content(parts: Parts) -> dict[str, object]:
     )
     dying = sorted(
         (group for group in snapshot.groups.values() if group.dead_letters),
-        key=lambda group: (-group.dead_last_hour, -group.dead_letters, group.name),
+        key=lambda group: (-group.open_last_hour, -group.open_letters, group.name),
     )
     busy = sorted(snapshot.topics.values(), key=lambda topic: (-topic.in_rate, topic.name))
     return {
@@ -63,8 +63,10 @@ def now_content(parts: Parts) -> dict[str, object]:
         "oldest": snapshot.oldest,
         "oldest_group": behind[0].name if behind else None,
         "dead_last_hour": snapshot.dead_last_hour,
+        "open_last_hour": snapshot.open_last_hour,
+        "open_letters": snapshot.open_letters,
         "dead_letters": snapshot.dead_letters,
-        "topics": sum(topic.topic.kind not in _NOT_OWN for topic in snapshot.topics.values()),
+        "topics": sum(topic.topic.kind not in NOT_LISTED for topic in snapshot.topics.values()),
         "groups": len(snapshot.groups),
         "groups_behind": len(behind),
         "worst": [group_row(group) for group in behind[:_SHOWN]],

@@ -30,6 +30,8 @@ PATIENCE = 2 * REPORT_INTERVAL
 #: Topics whose latest messages are looked at for clocks.
 _SAMPLED = 20
 _EVERYTHING = 1_000_000
+#: Dead letters of a group that are looked up one by one, to count those that were sent again.
+_LETTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,12 @@ async def examine(
     `GroupNotFound` for one that no broker knows, and `OrbitError` when no name server answers.
     """
     budget = Budget(
-        ages=_EVERYTHING, topics=_EVERYTHING, members=_EVERYTHING, dead_letters=_EVERYTHING
+        ages=_EVERYTHING,
+        topics=_EVERYTHING,
+        members=_EVERYTHING,
+        dead_letters=_EVERYTHING,
+        resent=_EVERYTHING,
+        letters=_LETTERS,
     )
     collector = Collector(admin, BrokerTables(engine), budget, clock, patience=patience)
     snapshot = _chosen(await collector.look(), only)

@@ -16,6 +16,7 @@ class Check(enum.StrEnum):
     ADDRESSES = "advertised addresses"
     DISKS = "disks"
     HEALTH = "health"
+    ROOM = "room for topics and groups"
     TOPICS = "topics"
     CLOCKS = "clocks"
     SUBSCRIPTIONS = "subscriptions"

@@ -190,6 +190,17 @@ def _age(group: GroupSample) -> float:
     return group.lag_seconds or 0.0
 
 
+def dead_letters(group: GroupSample) -> str:
+    """`5 dead letters are open in all, 4 were sent again`"""
+    resent = group.resent
+    said = several(group.open_letters, "dead letter is", "dead letters are") + " open"
+    if not resent.count:
+        return said
+    # Only so many are looked up.
+    least = "" if resent.looked >= group.dead_letters else "at least "
+    return f"{said}, {least}{several(resent.count, 'was', 'were')} sent again"
+
+
 _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.STUCK_QUEUES,
@@ -243,10 +254,11 @@ _RULES: tuple[_Rule, ...] = (
         Check.DEAD_LETTERS,
         "dead letters",
         Weight.WARN,
-        lambda group: group.dead_last_hour > 0,
+        lambda group: group.open_last_hour > 0,
         lambda group: (
-            f"{several(group.dead_last_hour, 'message')} died in the last hour, "
-            f"{group.dead_letters:,} in all"
+            f"{several(group.open_last_hour, 'message')} died in the last hour and "
+            f"{'waits' if group.open_last_hour == 1 else 'wait'} for somebody; "
+            f"{dead_letters(group)}"
         ),
         "see why they died, mend that, and send some of them again",
         lambda group: commandlines.count_dead_letters(group.name),

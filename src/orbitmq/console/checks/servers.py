@@ -14,6 +14,8 @@ from orbitmq.console.checks.faults import Check, Fault, Weight, page_of
 from orbitmq.console.words import share
 
 _PAGE = "/brokers"
+#: The share of what a broker makes by itself from which on it is worth a word.
+NEARLY_FULL = 0.8
 
 
 def of_servers(cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()) -> Iterator[Fault]:
@@ -24,6 +26,7 @@ def of_servers(cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()) 
     yield from of_addresses(cluster)
     yield from of_disks(cluster)
     yield from of_health(cluster, unreachable)
+    yield from of_room(cluster)
 
 
 def of_name_servers(cluster: ClusterStatus) -> Iterator[Fault]:
@@ -131,7 +134,12 @@ def of_disks(cluster: ClusterStatus) -> Iterator[Fault]:
                 "when it is full",
                 "add space, or shorten the retention (in seconds): stop it, and start it again as "
                 "it was started, with its own folder and other flags",
-                _start(cluster, broker.node.broker, broker.node.address.port, retention=True),
+                _start(
+                    cluster,
+                    broker.node.broker,
+                    broker.node.address.port,
+                    setting=f"broker.store.retention.keep={24 * 3600}",
+                ),
             )
 
 
@@ -160,6 +168,36 @@ def _own_warnings(broker: BrokerStatus) -> Iterator[str]:
         # Groups, names and disks have checks of their own.
         if warning not in told and not warning.startswith("the disk is"):
             yield warning
+
+
+def of_room(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Brokers that soon make no more topics or groups for those who just use them."""
+    for broker in cluster.brokers:
+        for each in () if broker.runtime is None else broker.runtime.ceilings:
+            if each.share < NEARLY_FULL:
+                continue
+            one = each.what.removesuffix("s")
+            is_full = each.count >= each.most
+            who = "producers" if one == "topic" else "consumers"
+            yield Fault(
+                check=Check.ROOM,
+                kind=f"no room for {each.what}" if is_full else f"little room for {each.what}",
+                weight=Weight.BAD if is_full else Weight.WARN,
+                subject=str(broker.node),
+                link=_PAGE,
+                text=f"broker {broker.node} has {each.count:,} {each.what}, and from "
+                f"{each.most:,} on it makes no more for {who} that name a new one "
+                f"({each.setting})",
+                remedy=f"delete those that nobody needs (orbitmq {one} delete), make new ones by "
+                f"hand (orbitmq {one} create), or raise the setting: stop the broker, and start it "
+                "again as it was started, with its own folder and other flags",
+                command=_start(
+                    cluster,
+                    broker.node.broker,
+                    broker.node.address.port,
+                    setting=f"{each.setting}={2 * each.most}",
+                ),
+            )
 
 
 def of_topics(topics: Iterable[Topic]) -> Iterator[Fault]:
@@ -216,7 +254,7 @@ def _start(
     port: int | None = None,
     *,
     advertise: bool = False,
-    retention: bool = False,
+    setting: str | None = None,
 ) -> str:
     return commandlines.start_broker(
         broker,
@@ -225,7 +263,7 @@ def _start(
         data=None if broker is None else "FOLDER",
         port=port,
         advertise="HOST" if advertise else None,
-        keep=24 * 3600.0 if retention else None,
+        setting=setting,
     )
 
 

@@ -14,8 +14,10 @@ export async function deadLetterGroups() {
       head("Dead letters", { sub: "Messages that a group gave up: looked at by reason, mended, and sent again." }),
       h("section", { class: "card" }, table([
         ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
-        ["Last hour", (row) => h("span", { class: row.dead_last_hour ? "warn-text" : "" }, f.exact(row.dead_last_hour)), "n"],
-        ["In all", (row) => f.exact(row.dead_letters), "n"],
+        ["Open, last hour", (row) => h("span", { class: row.open_last_hour ? "warn-text" : "" }, f.exact(row.open_last_hour)), "n"],
+        ["Open", (row) => f.exact(row.open_letters), "n"],
+        ["Sent again", (row) => f.exact(row.resent), "n opt"],
+        ["In all", (row) => f.exact(row.dead_letters), "n opt"],
         ["Topics", (row) => h("span", { class: "muted" }, row.topics.join(", ")), "name opt"],
       ], content.rows, { empty: "No message has died.", label: "Groups with dead letters" })),
     ],
@@ -138,6 +140,7 @@ async function lettersDialog(group, which, follow) {
       ["Topic", (row) => row.origin_topic ?? "", "opt"],
       ["Keys", (row) => row.keys.join(" "), "opt"],
       ["Tried", (row) => `${row.tried}×`, "n"],
+      ["Sent again", (row) => (row.resent_at === null ? "no" : f.when(row.resent_at)), "opt nowrap"],
       ["Body", (row) => row.preview, "preview"],
       ["Reason", (row) => h("span", { class: "small muted" }, row.reason), "name opt"],
     ], rows, { label: "Dead letters" }), command(text));

@@ -47,7 +47,7 @@ function drawn(content, curves, map, names, ranges) {
         tile("In", f.rate(sample.in_rate), { unit: "/s" }),
         tile("Out", f.rate(sample.out_rate), { unit: "/s" }),
         tile("Empty in", drains(sample), { hint: !content.lag ? "" : sample.pace === "keeping up" ? "as much comes as goes" : "at this pace" }),
-        tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name) })),
+        tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name), hint: content.sample?.resent ? `${f.count(content.sample.resent)} sent again` : "" })),
       card("Lag over time", h("div", { class: "body split three" },
         labelled("Lag", chart([{ name: "lag", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, label: "Lag" })),
         labelled("Oldest", chart([{ name: "oldest", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, format: f.duration, label: "Age of the oldest message" })),

@@ -58,7 +58,7 @@ function tiles(content) {
     tile("Out", f.rate(content.out_rate), { unit: "/s", href: "/charts", hint: "messages delivered", spark: spark(content.curves.out) }),
     tile("Lag", f.count(content.lag), { href: "/groups?filter=behind", hint: `in ${f.plural(content.groups_behind, "group")}`, spark: spark(content.curves.lag) }),
     tile("Oldest", f.brief(content.oldest), { href: content.oldest_group ? path("groups", content.oldest_group) : "/groups", hint: content.oldest_group ?? "nothing waits" }),
-    tile("Dead letters", f.count(content.dead_last_hour), { unit: "last hour", href: "/dead-letters", hint: `${f.count(content.dead_letters)} in all`, tone: content.dead_last_hour ? "warn-text" : "" }),
+    tile("Dead letters", f.count(content.open_last_hour), { unit: "last hour", href: "/dead-letters", hint: `${f.count(content.open_letters)} open in all`, tone: content.open_last_hour ? "warn-text" : "" }),
     tile("Spark pipelines", f.count(running), { unit: content.pipelines.length > running ? `of ${content.pipelines.length}` : "", href: "/pipelines", hint: ill ? `${f.exact(ill)} ${ill === 1 ? "needs" : "need"} a hand` : "running", tone: ill ? "bad-text" : "" }));
 }
 
@@ -74,8 +74,8 @@ function worst(content) {
 function dying(content) {
   return card("Dead letters", table([
     ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
-    ["Last hour", (row) => h("span", { class: row.dead_last_hour ? "warn-text" : "" }, f.count(row.dead_last_hour)), "n"],
-    ["In all", (row) => f.count(row.dead_letters), "n"],
+    ["Last hour", (row) => h("span", { class: row.open_last_hour ? "warn-text" : "" }, f.count(row.open_last_hour)), "n"],
+    ["Open in all", (row) => f.count(row.open_letters), "n"],
   ], content.dying, { empty: "No message has died." }));
 }
 
