@@ -62,8 +62,8 @@ class Scale:
     rounds: int = 15
     round_seconds: float = 0.12  #: of the candidate, and as much of the floor
     megabytes: int = 192  #: size of the files that whole-file benches work on
-    #: Wall time after which no further round of a bench begins, once there were `LEAST_ROUNDS`: on
-    #: a busy machine a second of CPU time may take many.
+    #: Wall time after which no further round of a bench begins, once there were its `least_rounds`:
+    #: on a busy machine a second of CPU time may take many.
     patience: float = 15.0
     #: Wall time after which no further line begins: what is left then is said to be left out.
     longest: float = math.inf
@@ -105,6 +105,8 @@ class Bench:
     between: Callable[[], object] | None = None
     note: str = ""  #: what a reader must know to read the line rightly
     rounds: int | None = None  #: for work that takes long by itself
+    #: Made whatever the scale's patience, where single rounds say little.
+    least_rounds: int = LEAST_ROUNDS
     once_per_round: bool = False  #: one call is one round, without calibration
     #: What neighbouring benches share: entered before the first of them, left after the last.
     stage: AbstractContextManager[object] | None = None
@@ -169,7 +171,7 @@ def measure(bench: Bench, scale: Scale) -> Result:
         ratios: list[float] = []
         began = time.perf_counter()
         for candidate_first in _order(bench.rounds or scale.rounds):
-            if len(rates) >= LEAST_ROUNDS and time.perf_counter() - began > scale.patience:
+            if len(rates) >= bench.least_rounds and time.perf_counter() - began > scale.patience:
                 break
             if candidate_first:
                 done = _timed(candidate, candidate_calls, bench)

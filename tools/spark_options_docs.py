@@ -57,8 +57,12 @@ _MEANING = {
     "topic": "Reading: the same as `subscribe`. Writing: where rows without a `topic` column go.",
     "subscribePattern": "A regular expression for names of topics.",
     "assign": 'Single queues, as JSON: `{"orders": ["broker-a:0"]}`.',
-    "group": "The group whose progress is reported, and read with `startingOffsets=group`.",
-    "groupPrefix": "Begins the name of the group that is made up when `group` is not given.",
+    "group": "The group whose progress is reported, and read with `startingOffsets=group`. Without "
+    "it a query reports nothing, is no member of a group and leaves none at the broker: it pulls "
+    "as `TOOLS_CONSUMER`, which every broker has.",
+    "groupPrefix": "Without `group`: pull as a group of a made-up name that begins so, the same "
+    "for the same subscription, which brokers then make and keep. For accounts that are allowed "
+    "groups by their prefix.",
     "subExpression": "A filter that runs at the broker: tags as in `a \\|\\| b`, or SQL92.",
     "subExpressionType": "`TAG` or `SQL92`.",
     "startingOffsets": "`earliest`, `latest` (streams), `group`, or JSON for each queue.",
@@ -127,8 +131,8 @@ def _defaults() -> dict[str, str]:
     place: Callable[[Any], str] = lambda value: f"`{type(value).__name__.lower()}`"  # noqa: E731
     return {
         "nameServer": "required",
-        "group": "made up",
-        "groupPrefix": f"`{declared.DEFAULT_PREFIX}`",
+        "group": "none",
+        "groupPrefix": "none",
         "subExpression": "`*`",
         "subExpressionType": "`TAG`",
         "startingOffsets": f"stream {place(read.start)}, batch {place(batch.read.start)}",

@@ -273,7 +273,10 @@ def test_messages_that_are_gone_are_told_of_or_left_out(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"startingOffset": "earliest"}, "'startingoffset' must be written startingOffsets"),
+        (
+            {"startingOffset": "earliest"},
+            "unknown option 'startingoffset'; did you mean startingOffsets?",
+        ),
         ({"startingOffsets": "latest"}, "'startingOffsets' must be earliest, group or JSON"),
         ({"schema": "queueOffset INT"}, "column 'queueOffset' is bigint, the schema says int"),
         ({"maxOffsetsPerTrigger": "abc"}, "'maxOffsetsPerTrigger' must be a whole number"),

@@ -197,8 +197,11 @@ REFUSED: Mapping[str, tuple[dict[str, str], str]] = {
         {"subExpressionType": "SQL92", "subExpression": "a >"},
         r"'subExpression' must be a condition in SQL92 [\s\S]*; got 'a >'",
     ),
-    "a slip of the pen": ({"startingOffset": "earliest"}, "must be written startingOffsets: there"),
-    "a slip in another's": ({"maxOffsetPerTrigger": "9"}, "must be written maxOffsetsPerTrigger"),
+    "a slip of the pen": (
+        {"startingOffset": "earliest"},
+        "'startingoffset'; did you mean startingOffsets.$",
+    ),
+    "a slip in another's": ({"maxOffsetPerTrigger": "9"}, "did you mean maxOffsetsPerTrigger"),
     "an end before its start": (
         {
             "startingOffsets": '{"orders": {"a:0": 50, "a:1": 0}}',
@@ -258,12 +261,18 @@ def test_progress_is_told_when_a_group_is_named() -> None:
     assert not stream_options(LEAST | {"group": "g", "commitProgress": "false"}, {}).commit_progress
 
 
-def test_a_group_that_nobody_named_is_the_same_each_time_and_for_each_subscription() -> None:
-    one, again, other = read(), read(), read(subscribe="invoices")
+def test_a_read_without_a_group_goes_by_one_that_every_broker_has() -> None:
+    assert read().group == "TOOLS_CONSUMER"
+    assert not read().has_own_group
+    assert not stream_options(LEAST, {}).commit_progress
+
+
+def test_a_name_is_made_up_for_who_gives_a_prefix_the_same_for_each_subscription() -> None:
+    one, again = read(groupPrefix="mine"), read(groupPrefix="mine")
+    other = read(groupPrefix="mine", subscribe="invoices")
 
     assert one.group == again.group != other.group
-    assert one.group.startswith("spark-rocketmq-")
-    assert read(groupPrefix="mine").group.startswith("mine-")
+    assert one.group.startswith("mine-")
     assert not one.has_own_group
 
 

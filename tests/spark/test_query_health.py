@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
 from orbitmq.spark.consolelink import QueryReport
 from orbitmq.spark.consuming.settling import Settled
@@ -288,3 +289,30 @@ def test_a_connect_session_does_not_know_the_batch() -> None:
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace())
 
     assert batch_of(frame) is None
+
+
+def test_a_function_for_batches_can_take_the_run_to_another_process() -> None:
+    """As a Connect session does: the session, the console and the counts stay behind."""
+
+    class Unmovable(SimpleNamespace):
+        def __reduce__(self) -> str:
+            raise TypeError("it cannot be sent")
+
+    here: Any = Run(
+        Unmovable(),  # type: ignore[arg-type]
+        name="billing",
+        name_server=["one:9876", "two:9876"],
+        checkpoint="folder",
+        console=Unmovable(),  # type: ignore[arg-type]
+    )
+    here.returned.add(None, Settled(retried=3, dead=1))
+
+    pickled = cloudpickle.dumps(lambda: here)  # type: ignore[no-untyped-call]  # PySpark's
+    there = cloudpickle.loads(pickled)()
+
+    assert there.options == here.options == {"nameServer": "one:9876;two:9876"}
+    assert (there.name, there.checkpoint("a")) == ("billing", "folder/a")
+    assert there.console is None
+    assert there.returned.total() == Returned()
+    there.returned.add(None, Settled(retried=1, dead=0))
+    assert here.returned.total() == Returned(retried=3, dead=1)

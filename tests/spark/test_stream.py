@@ -15,6 +15,7 @@ from tests.support.sparking import (
     batches,
     in_files,
     into_files,
+    read,
     run_over,
     stream,
     until,
@@ -94,6 +95,42 @@ def test_an_idle_stream_has_no_lag_and_makes_no_batches(
 
     assert in_files(tmp_path) == list(range(160))
     until(lambda: members(orbit_shared_cluster, "idle") == 0, "the driver leaves its group")
+
+
+def test_reads_without_a_group_leave_none_at_the_broker(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 40)
+    before = traces(cluster, topic)
+
+    from_a_time = read(spark, cluster, topic, startingTimestamp="2020-01-01T00:00:00Z")
+    filtered = read(spark, cluster, topic, subExpressionType="SQL92", subExpression="a IS NULL")
+    run_over(stream(spark, cluster, topic, startingOffsets="earliest"), tmp_path)
+
+    assert (from_a_time.count(), filtered.count()) == (40, 40)
+    assert in_files(tmp_path) == list(range(40))
+    assert traces(cluster, topic) == before
+    # Who wants a name of their own has one.
+    assert read(spark, cluster, topic, groupPrefix="mine").count() == 40
+    (made,) = traces(cluster, topic) - before
+    assert made.startswith("mine-")
+
+
+def traces(cluster: EmbeddedCluster, topic: str) -> frozenset[str]:
+    """What the broker knows: its groups, those with progress in the topic, and retry topics."""
+    parts = cluster._cluster.brokers[0].parts
+
+    def known() -> frozenset[str]:
+        groups = frozenset(config.group_name for config in parts.groups)
+        topics = frozenset(config.topic_name for config in parts.topics)
+        progress = frozenset(f"progress of {group}" for group in parts.progress.groups_of(topic))
+        return groups | topics | progress
+
+    return cluster._call(known)
 
 
 def until_told(cluster: EmbeddedCluster, group: str, topic: str, count: int) -> None:

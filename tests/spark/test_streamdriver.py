@@ -755,6 +755,26 @@ def test_rule_5_the_last_batch_is_told_to_the_broker_too(
         }
 
 
+def test_of_a_trigger_that_makes_one_batch_the_broker_hears_with_the_next_run(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """Spark ends it without a word, and whether the batch was written is not known till then."""
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 40)
+    given = {"group": f"once-{topic}", "startingOffsets": "earliest"}
+
+    with driver(cluster, topic, options=given) as stream:
+        start = stream.initial_offset()
+        end = stream.latest_offset(start, limit=None, take_all=True)
+        assert len(taken(stream, start, end)) == 4
+    unheard = cluster.progress(f"once-{topic}", topic)
+    with driver(cluster, topic, options=given) as stream:
+        assert stream.latest_offset(end, limit=None, take_all=True) == end
+
+    assert unheard == {}
+    assert cluster.progress(f"once-{topic}", topic) == {("broker-a", n): 10 for n in range(4)}
+
+
 def test_progress_is_not_told_unless_it_is_wanted(
     orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:

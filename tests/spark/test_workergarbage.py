@@ -22,10 +22,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
+@pytest.mark.parametrize("module", ["pyspark.daemon", "orbitmq.spark.workerdaemon"])
 def test_a_worker_puts_its_modules_aside_once(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    daemon = SimpleNamespace(__spec__=SimpleNamespace(name="pyspark.daemon"))
+    daemon = SimpleNamespace(__spec__=SimpleNamespace(name=module))
     monkeypatch.setitem(sys.modules, "__main__", daemon)
 
     put_modules_aside()

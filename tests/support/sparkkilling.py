@@ -128,6 +128,10 @@ def lag(name_server: str, group: str, topic: str, queues: int = 4) -> int:
     return sum(end - (progress[queue] or 0) for queue, end in ends.items())
 
 
+#: PySpark's, and that of our own sessions.
+_DAEMONS = ("pyspark.daemon", "orbitmq.spark.workerdaemon")
+
+
 class _Process(NamedTuple):
     pid: int
     parent: int
@@ -152,7 +156,7 @@ def processes_of(leader: int, sessions: Iterable[int] = ()) -> Iterator[_Process
 
 def python_workers(leader: int) -> list[int]:
     """The processes of a job in which tasks run: they are forked from a daemon."""
-    found = [each for each in processes_of(leader) if "pyspark.daemon" in each.words]
+    found = [each for each in processes_of(leader) if any(name in each.words for name in _DAEMONS)]
     daemons = {each.pid for each in found}
     return [each.pid for each in found if each.parent in daemons]
 

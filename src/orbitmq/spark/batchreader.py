@@ -17,6 +17,7 @@ from orbitmq.spark.options import BatchOptions
 from orbitmq.spark.places import available, placed, resolve, subscribed
 from orbitmq.spark.plan import partition
 from orbitmq.spark.schema import check_schema
+from orbitmq.spark.workerends import leave_quietly
 from orbitmq.spark.workergarbage import put_modules_aside
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class RocketMQBatchReader(DataSourceReader):
         check_schema(schema)
         self._options = options
         self._schema = schema
+        leave_quietly()
 
     def partitions(self) -> list[InputPartition]:
         read = self._options.read

@@ -35,10 +35,7 @@ class OptionMisspelt(OptionRefused):
         self.option = option
         self.value = None
         self.allowed = f"written {meant}"
-        SourceError.__init__(
-            self,
-            f"option {option!r} must be written {meant}: there is none of the name that was given",
-        )
+        SourceError.__init__(self, f"unknown option {option!r}; did you mean {meant}?")
 
     def __reduce__(self) -> tuple[type[OptionMisspelt], tuple[Any, ...]]:
         return type(self), (self.option, self.meant)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.ranges import RangeFilter
@@ -46,7 +47,7 @@ from orbitmq.spark.optiontext import OptionTexts, json_object
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PREFIX: Final = "spark-rocketmq"
+DEFAULT_PRODUCER: Final = "spark-rocketmq"
 
 _READ: Final = (
     "subscribe",
@@ -116,6 +117,7 @@ class ReadOptions:
 
     access: RangeAccess
     subscription: Subscription
+    #: The name under which brokers are asked.
     group: str
     #: Whether the user named the group, so that its progress means something.
     has_own_group: bool
@@ -161,7 +163,7 @@ class WriteOptions:
 
     access: RangeAccess
     topic: str | None = None
-    producer_group: str = DEFAULT_PREFIX
+    producer_group: str = DEFAULT_PRODUCER
     timeout: float = 30.0  #: seconds for which a frame of messages is tried
     frame_bytes: int = 256 * 1024  #: messages that are sent together
     skip_bad_rows: bool = False
@@ -222,7 +224,7 @@ def write_options(
     topic = texts.get("topic")
     if topic is not None:
         allowed_topic("topic", topic)
-    group = texts.get("producerGroup") or DEFAULT_PREFIX
+    group = texts.get("producerGroup") or DEFAULT_PRODUCER
     allowed_group("producerGroup", group)
     return WriteOptions(
         access=access_options(texts, environment, 3.0),
@@ -285,7 +287,7 @@ def _read_options(
     return ReadOptions(
         access=access_options(texts, environment, texts.milliseconds("pullTimeoutMs", 3.0)),
         subscription=subscription,
-        group=allowed_group("group", group) if group else _made_group(texts, subscription),
+        group=allowed_group("group", group) if group else _unnamed_group(texts, subscription),
         has_own_group=group is not None,
         wanted=range_filter(texts),
         start=start,
@@ -324,9 +326,16 @@ def _subscription(texts: OptionTexts) -> Subscription:
     return Subscription(topics=tuple(allowed_topic(option, topic) for topic in topics))
 
 
-def _made_group(texts: OptionTexts, subscription: Subscription) -> str:
-    """A name for the broker, the same each time: brokers keep every group that they have seen."""
-    prefix = texts.get("groupPrefix") or DEFAULT_PREFIX
+def _unnamed_group(texts: OptionTexts, subscription: Subscription) -> str:
+    """What a read without a group calls itself.
+
+    Brokers make a group of every name that pulls, and keep it for good. So nobody's reads go by a
+    name that all of them have from the start. Only who asks for a name, because accounts are
+    allowed groups by their prefix, gets one; the same for the same subscription.
+    """
+    prefix = texts.get("groupPrefix")
+    if prefix is None:
+        return TOOLS_GROUP
     digest = hashlib.sha256(subscription.text.encode()).hexdigest()[:12]
     return allowed_group("groupPrefix", f"{prefix}-{digest}")
 

@@ -28,6 +28,7 @@ from orbitmq.message.slices import listed
 from orbitmq.spark.connections import answer_memory, links_to
 from orbitmq.spark.errors import DataLost
 from orbitmq.spark.schema import arrow_schema
+from orbitmq.spark.workerends import leave_quietly
 from orbitmq.spark.workergarbage import put_modules_aside
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def read_partition(
     ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition as record batches of the schema."""
+    leave_quietly()
     decoder = _Decoder(options, schema)
     try:
         with answer_memory(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:

@@ -30,6 +30,8 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
     # The default starts a process for every write of the logs of a stream. Local checkpoints only.
     _FILE_MANAGER_SETTING: _FILE_MANAGER,
+    # PySpark's own prints a traceback whenever Java wants no more of a worker: for every `show()`.
+    "spark.python.daemon.module": "orbitmq.spark.workerdaemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 class RocketMQSource(DataSource):
     """Topics as DataFrames."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        from orbitmq.spark.workerends import leave_quietly  # noqa: PLC0415
+        from orbitmq.spark.workergarbage import put_modules_aside  # noqa: PLC0415
+
+        super().__init__(options)
+        leave_quietly()
+        put_modules_aside()
+
     @classmethod
     def name(cls) -> str:
         return "rocketmq"

@@ -7,11 +7,12 @@ the reader is made, and what the driver needs is made when it is first asked.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
@@ -19,12 +20,16 @@ from orbitmq.spark.batchreader import RangePartition
 from orbitmq.spark.options import StreamOptions
 from orbitmq.spark.schema import check_schema
 from orbitmq.spark.streamdriver import StreamDriver
+from orbitmq.spark.workerends import leave_quietly
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from orbitmq.spark.offsets import Json
+
+#: What runs as the main module in the process of a query.
+_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 class StreamReader(DataSourceStreamReader):
@@ -35,6 +40,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._schema = schema
         self._driver: StreamDriver | None = None
+        leave_quietly()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None}
@@ -59,6 +65,10 @@ class StreamReader(DataSourceStreamReader):
         if self._driver is not None:
             self._driver.stop()
             self._driver = None
+        if _has_java_hung_up():
+            # All is done. PySpark would tell Java of the end, which does not listen any more, and
+            # end this process with a traceback on the terminal.
+            os._exit(0)
 
     def _running(self) -> StreamDriver:
         if self._driver is None:
@@ -69,6 +79,16 @@ class StreamReader(DataSourceStreamReader):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self._driver
+
+
+def _has_java_hung_up() -> bool:
+    """Whether the process of a query ends because Java wants it to, and not for an error."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is None or spec.name != _RUNNER:
+        return False
+    return isinstance(
+        sys.exception(), SystemExit | EOFError | BrokenPipeError | ConnectionResetError
+    )
 
 
 class PlainStreamReader(StreamReader):

@@ -17,8 +17,8 @@ import sys
 from functools import cache
 from typing import Final
 
-#: The module that runs as the main one in such a process, by default.
-_DAEMON: Final = "pyspark.daemon"
+#: The modules of which one runs as the main one in such a process: Spark's default, and ours.
+_DAEMONS: Final = ("pyspark.daemon", "orbitmq.spark.workerdaemon")
 
 
 def put_modules_aside() -> None:
@@ -36,4 +36,4 @@ def _freeze(_process: int) -> None:
 
 def _is_worker() -> bool:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name == _DAEMON
+    return spec is not None and spec.name in _DAEMONS

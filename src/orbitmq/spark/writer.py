@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from orbitmq.spark.errors import SourceError
 from orbitmq.spark.options import WriteOptions
 from orbitmq.spark.rows import Origin
+from orbitmq.spark.workerends import leave_quietly
 from orbitmq.spark.writeschema import check_writable, written_columns
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class TopicWriter:
     def write(self, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
         from orbitmq.spark.writing import write_partition  # noqa: PLC0415  # tasks only
 
+        leave_quietly()
         origin = self._origin()
         count = write_partition(batches, self._options, origin)
         return PartitionWritten(origin.partition, count.sent, count.skipped)

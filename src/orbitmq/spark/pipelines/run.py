@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orbitmq.client.durations import Duration, positive_seconds
 from orbitmq.client.errors import SettingError
@@ -30,6 +30,9 @@ class Run:
     `once` is for streams that take what is there and end; `trigger` the seconds from the start of
     one batch to the next, as soon as possible by default. While `drain_file` exists, streams that
     were made by `stream` begin no batch. `console` is told of consumer groups that the run starts.
+
+    A function for `foreachBatch` may use the run. In a Connect session it works with a copy, in a
+    process of the server: what goes back is in `Settled`, and not among the counts of this one.
     """
 
     def __init__(
@@ -57,6 +60,23 @@ class Run:
         self._drain_file = drain_file
         self.console = console
         #: How many rows went back so far, by stream.
+        self.returned = ReturnCounts()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the process of another: the session, the console and the counts stay here."""
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("spark", "console", "returned")
+        }
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        from pyspark.sql import SparkSession  # noqa: PLC0415  # where Spark is
+
+        self.__dict__.update(state)
+        # The one that the batch belongs to. Tasks have none, and ask for none.
+        self.spark = SparkSession.getActiveSession()  # type: ignore[assignment]
+        self.console = None
         self.returned = ReturnCounts()
 
     @property
