@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +38,9 @@ def transactional_package() -> Path:
 
 @pytest.fixture
 def cluster(plain_package: Path) -> Iterator[EmbeddedCluster]:
-    """A cluster whose delays are short: level n takes n tenths of a second."""
+    """A cluster whose delays are short."""
     del plain_package  # where it cannot be had, no cluster is needed
-    with EmbeddedCluster(adjust=_short_delays) as cluster:
+    with EmbeddedCluster(adjust=short_delays) as cluster:
         cluster.create_topic("Orders", queues=4)
         yield cluster
 
@@ -49,16 +51,13 @@ def start_client(
 ) -> Iterator[StartClient]:
     """Starts processes with the client, each with a home of its own; ends them all."""
     del cluster  # which ends after them
-    started: list[CppClient] = []
+    homes = (tmp_path / f"home-{number}" for number in itertools.count())
+    with contextlib.ExitStack() as started:
 
-    def start(package: Path = plain_package, home: str | None = None) -> CppClient:
-        client = CppClient(package, tmp_path / (home or f"home-{len(started)}"))
-        started.append(client)
-        return client
+        def start(package: Path = plain_package) -> CppClient:
+            return started.enter_context(CppClient(package, next(homes)))
 
-    yield start
-    for client in started:
-        client.close()
+        yield start
 
 
 @pytest.fixture
@@ -69,6 +68,7 @@ def client(start_client: StartClient, cluster: EmbeddedCluster) -> CppClient:
     return client
 
 
-def _short_delays(settings: BrokerSettings) -> BrokerSettings:
+def short_delays(settings: BrokerSettings) -> BrokerSettings:
+    """Level n takes n tenths of a second."""
     levels = tuple(level / 10 for level in range(1, 19))
     return replace(settings, store=replace(settings.store, delay_levels=levels))

@@ -195,11 +195,11 @@ def consume(
     expression: str = "*",
     orderly: bool = False,
     broadcasting: bool = False,
-    fail: int = 0,
+    fail: int | dict[str, int] = 0,
     instance: str = "one",
     keys: Sequence[str] = (),
 ) -> None:
-    """Start a consumer that fails every message `fail` times."""
+    """Start a consumer that fails every message so many times, or those of these bodies."""
     del producers
     model = ffi.MessageModel.BROADCASTING if broadcasting else ffi.MessageModel.CLUSTERING
     consumer = client.PushConsumer(group, orderly=orderly, message_model=model)
@@ -213,8 +213,10 @@ def consume(
         message = client.RecvMessage(handle)
         told = describe(message) | {"consumer": instance}
         tell(message=told)
-        seen[told["body"]] += 1
-        return 1 if seen[told["body"]] <= fail else 0
+        body = told["body"]
+        seen[body] += 1
+        times = fail.get(body, 0) if isinstance(fail, dict) else fail
+        return 1 if seen[body] <= times else 0
 
     callback = ffi.MSG_CALLBACK_FUNC(take)
     kept.append(callback)

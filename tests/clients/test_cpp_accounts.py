@@ -10,7 +10,7 @@ import pytest
 
 from orbitmq.broker.settings import AccessSettings, BrokerSettings
 from orbitmq.testing import EmbeddedCluster
-from tests.clients.conftest import StartClient
+from tests.clients.conftest import StartClient, short_delays
 from tests.support.clients import ACCOUNTS, MAKER, TAKER
 
 
@@ -21,9 +21,7 @@ def cluster(plain_package: Path, tmp_path: Path) -> Iterator[EmbeddedCluster]:
     accounts.write_text(ACCOUNTS)
 
     def guarded(settings: BrokerSettings) -> BrokerSettings:
-        levels = tuple(level / 10 for level in range(1, 19))
-        store = replace(settings.store, delay_levels=levels)
-        return replace(settings, access=AccessSettings(accounts=accounts), store=store)
+        return replace(short_delays(settings), access=AccessSettings(accounts=accounts))
 
     with EmbeddedCluster(adjust=guarded) as cluster:
         cluster.create_topic("Orders", queues=4)

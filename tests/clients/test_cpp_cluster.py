@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from orbitmq import Admin
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.route import TopicRouteData
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
 from tests.support.clients import CppClient
 from tests.support.command import Started
+from tests.support.remoting import asked
 
 FREE = ("--namesrv-port", "0", "--broker-port", "0")
 
@@ -28,13 +26,9 @@ def up(tmp_path: Path) -> Iterator[Started]:
         yield up
 
 
-async def brokers_of(name_server: str, topic: str) -> set[str]:
-    connection = await connect(parse_address(name_server), owner=Dispatcher({}))
-    answer = await connection.request(
-        RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequest(topic=topic)
-    )
-    connection.close()
-    await connection.wait_closed()
+def brokers_of(name_server: str, topic: str) -> set[str]:
+    wanted = GetRouteInfoRequest(topic=topic)
+    answer = asyncio.run(asked(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, wanted))
     if answer.code != 0:
         return set()
     return {queues.broker_name for queues in decode_body(TopicRouteData, answer.body).queue_datas}
@@ -49,9 +43,7 @@ def test_messages_are_spread_over_all_brokers_and_come_from_all(
     with CppClient(plain_package, tmp_path / "home") as client:
         client.produce("makers", name_server)
         results = client.send("sync", *({"topic": "Orders", "body": body} for body in bodies))
-        client.until(
-            lambda: len(asyncio.run(brokers_of(name_server, "Orders"))) == 2, "the topic on both"
-        )
+        client.until(lambda: len(brokers_of(name_server, "Orders")) == 2, "the topic on both")
         client.ask("consume", group="billing", name_server=name_server, topic="Orders")
         client.until_bodies(bodies)
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import itertools
 
+from orbitmq import Admin
+from orbitmq.client.admin.membervalues import GroupSubscription
 from orbitmq.testing import EmbeddedCluster
 from tests.clients.conftest import StartClient
-from tests.support.clients import CppClient, bodies, orders
-
-
-def consume(client: CppClient, cluster: EmbeddedCluster, group: str, **more: object) -> None:
-    settings = {"topic": "Orders", "group": group, "name_server": cluster.name_server}
-    client.ask("consume", **(settings | more))
+from tests.support.clients import CppClient, bodies, consume, orders
 
 
 def test_a_concurrent_consumer_gets_the_backlog_and_what_comes_later(
@@ -47,6 +44,27 @@ def test_only_messages_with_the_wanted_tags_come(
     client.until_bodies(["red last"])
 
     assert not [body for body in client.bodies() if body.startswith("green")]
+
+
+def test_an_sql_expression_is_a_tag_to_this_client(
+    client: CppClient, cluster: EmbeddedCluster
+) -> None:
+    """It has no filter but tags, and no means to say that an expression is SQL."""
+    expression = "size >= 2"
+    matching = {"topic": "Orders", "body": "large", "properties": {"size": "3"}}
+    client.send("sync", matching, *orders(1, tag=expression, properties={"size": "1"}))
+
+    consume(client, cluster, "measurers", expression=expression)
+    client.until_bodies(bodies(1))
+    # What is sent now passes what did not come.
+    for tagged in orders(4, first=1, tag=expression):
+        client.send("sync", matching, tagged)
+    client.until_bodies(bodies(5))
+    with Admin(name_server=cluster.name_server) as admin:
+        subscriptions = admin.consumers.members("measurers").subscriptions
+
+    assert sorted(client.bodies()) == bodies(5)
+    assert GroupSubscription("Orders", expression, "TAG") in subscriptions
 
 
 def test_an_orderly_consumer_gets_each_queue_in_order(
@@ -96,21 +114,6 @@ def test_every_broadcasting_member_gets_every_message(
     for member in members:
         got = [body for body in member.bodies() if body.startswith("order")]
         assert sorted(got) == sorted(bodies(8))
-
-
-def test_a_failed_message_comes_again_and_says_how_often(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
-    # A single one: with a failed message this client sends back all that came in the same pull.
-    client.send("sync", *orders(1))
-
-    consume(client, cluster, "clumsy", fail=2)
-    # The client takes the retry queue into its share 10 s after the start, by its own timer.
-    client.until(lambda: len(client.messages) >= 3, "all attempts", deadline=45)
-
-    assert [message["times"] for message in client.messages] == [0, 1, 2]
-    assert client.bodies() == ["order 0"] * 3
-    assert {message["topic"] for message in client.messages} == {"Orders"}
 
 
 def test_progress_survives_a_restart_of_the_broker(

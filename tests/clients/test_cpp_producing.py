@@ -5,13 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.testing import EmbeddedCluster
-from tests.support.clients import CppClient
+from tests.support.clients import CppClient, bodies, orders
 
 OK = 0
-
-
-def orders(count: int, **more: object) -> list[dict[str, object]]:
-    return [{"topic": "Orders", "body": f"order {number}", **more} for number in range(count)]
 
 
 def stored(cluster: EmbeddedCluster, topic: str = "Orders") -> list[str]:
@@ -48,7 +44,7 @@ def test_offsets_that_are_answered_count_up_within_each_queue(
     assert [status for status, _, _ in results] == [OK] * 8
     # Turn by turn over four queues, wherever it begins.
     assert [offset for _, _, offset in results] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert stored(cluster) == [f"order {number}" for number in range(8)]
+    assert stored(cluster) == bodies(8)
 
 
 def test_a_large_body_comes_compressed_and_is_readable(
@@ -66,7 +62,7 @@ def test_one_way_sends_arrive(client: CppClient, cluster: EmbeddedCluster) -> No
     client.send("oneway", *orders(3))
 
     client.until(lambda: len(stored(cluster)) == 3, "three messages at the broker")
-    assert sorted(stored(cluster)) == ["order 0", "order 1", "order 2"]
+    assert sorted(stored(cluster)) == bodies(3)
 
 
 def test_asynchronous_sends_are_all_answered(client: CppClient, cluster: EmbeddedCluster) -> None:
@@ -74,7 +70,7 @@ def test_asynchronous_sends_are_all_answered(client: CppClient, cluster: Embedde
 
     assert [result[0] for result in results] == [OK] * 20
     assert len({result[1] for result in results}) == 20
-    assert sorted(stored(cluster)) == sorted(f"order {number}" for number in range(20))
+    assert sorted(stored(cluster)) == sorted(bodies(20))
 
 
 def test_ordered_sends_go_to_one_queue_in_order(
@@ -84,7 +80,7 @@ def test_ordered_sends_go_to_one_queue_in_order(
 
     assert [offset for _, _, offset in results] == [0, 1, 2, 3, 4]
     assert {message.queue_id for message in cluster.messages("Orders")} == {1}
-    assert stored(cluster) == [f"order {number}" for number in range(5)]
+    assert stored(cluster) == bodies(5)
 
 
 def test_a_batch_becomes_single_messages(client: CppClient, cluster: EmbeddedCluster) -> None:
@@ -93,7 +89,7 @@ def test_a_batch_becomes_single_messages(client: CppClient, cluster: EmbeddedClu
 
     assert (status, offset) == (OK, 0)
     found = cluster.messages("Orders")
-    assert [message.body.decode() for message in found] == [f"order {n}" for n in range(4)]
+    assert [message.body.decode() for message in found] == bodies(4)
     assert [message.queue_offset for message in found] == [0, 1, 2, 3]
     assert {message.properties["TAGS"] for message in found} == {"red"}
 

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import signal
 import socket
 import struct
@@ -40,6 +41,10 @@ COMPILE_DEADLINE = 300.0
 START_DEADLINE = 90.0
 STOP_DEADLINE = 60.0
 DRIVER_DEADLINE = 120.0
+
+#: Where ports are looked for. From 32,768 on (elsewhere 49,152) systems give them to whoever wants
+#: any, and may have done so when a Java process gets to it, some seconds later.
+PORTS = range(20_000, 32_000)
 
 #: The old line unmaps its files through internals that newer Java closes off.
 JAVA_OPTIONS = (
@@ -70,6 +75,9 @@ BROKER_SETTINGS: Mapping[str, object] = {
     # 5.x collects the marks of finished transactions this long (3 s unless told) before it writes
     # them; a check that comes earlier finds the half message open and commits it once more.
     "transactionOpBatchInterval": 100,
+    # Until this long after its start (10 s unless told) a thread of 5.x that would write the counts
+    # of transactions looks at the clock without a pause, and takes a whole core.
+    "transactionMetricFlushInterval": 1000,
     "messageDelayLevel": "1s 2s 3s 4s 5s 6s 7s 8s 9s 10s 11s 12s 13s 14s 15s 16s 17s 18s",
     "useEpollNativeSelector": "false",
 }
@@ -329,17 +337,15 @@ class Broker:
 def free_port(neighbours: tuple[int, ...] = (), also_on: tuple[str, ...] = ()) -> int:
     """A port that is free on loopback, with its neighbours (the fast and the replication port)."""
     for _ in range(50):
+        port = secrets.choice(PORTS)
+        wanted = [("127.0.0.1", port + by) for by in (0, *neighbours)]
+        wanted += [(host, port) for host in also_on]
         with contextlib.ExitStack() as held:
-            first = held.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            wanted = [("127.0.0.1", port + by) for by in neighbours]
-            wanted += [(host, port) for host in also_on]
             try:
                 for host, each in wanted:
                     family = socket.AF_INET6 if ":" in host else socket.AF_INET
                     held.enter_context(socket.socket(family)).bind((host, each))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
             return port
     raise Unavailable("found no free port with free neighbours on loopback")

@@ -147,9 +147,9 @@ async def eventually(
 
 
 async def java_count(running: Running, count: int) -> list[Line]:
-    """Returns when a Java consumer has printed so many lines, with them."""
+    """Returns when so many messages have come to a Java consumer, with them."""
     await asyncio.to_thread(running.until_count, count)
-    return list(running.lines)
+    return running.messages
 
 
 def number_of(line: Line) -> int:

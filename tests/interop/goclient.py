@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.support.clients import DrivenClient
+from tests.support.clients import DrivenClient, Launch
 from tests.support.maven import Unavailable, make_whole, tool
 
 ROOT = Path(__file__).parents[2]
@@ -21,8 +21,8 @@ VERSION = "v2.1.2"
 _BUILD_DEADLINE = 300.0
 
 
-def obtain_go_client() -> Path:
-    """The program that does what the driver is told, built once. Raises `Unavailable`."""
+def obtain_go_client() -> Launch:
+    """What starts a process with the Go client; its program is built once. Raises `Unavailable`."""
     source = os.environ.get("ORBITMQ_GO_CLIENT")
     kept = ROOT / "build" / "interop" / "go" / (f"source-{VERSION}" if source else VERSION)
     is_older = (kept / "driver").exists() and _changed(kept / "driver") < _changed(DRIVER)
@@ -30,14 +30,7 @@ def obtain_go_client() -> Path:
         shutil.rmtree(kept)
     if not kept.exists():
         make_whole(kept, lambda folder: _build(folder, source))
-    return kept / "driver"
-
-
-class GoClient(DrivenClient):
-    """A process with the Go client."""
-
-    def __init__(self, program: Path, home: Path) -> None:
-        super().__init__([str(program)], {}, home)
+    return lambda home: DrivenClient([str(kept / "driver")], {}, home)
 
 
 def _build(folder: Path, source: str | None) -> None:

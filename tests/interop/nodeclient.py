@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.support.clients import DrivenClient
+from tests.support.clients import DrivenClient, Launch
 from tests.support.maven import Unavailable, make_whole, tool
 
 ROOT = Path(__file__).parents[2]
@@ -16,20 +16,13 @@ PACKAGE = "ali-ons@3.12.0"
 _INSTALL_DEADLINE = 120.0
 
 
-def obtain_node_client() -> Path:
-    """The folder with the package and what it needs, installed once. Raises `Unavailable`."""
+def obtain_node_client() -> Launch:
+    """What starts a process with the Node client, which is installed once. Raises `Unavailable`."""
     folder = ROOT / "build" / "interop" / "node" / PACKAGE
     if not folder.exists():
         make_whole(folder, _install)
-    return folder
-
-
-class NodeClient(DrivenClient):
-    """A process with the Node client."""
-
-    def __init__(self, package: Path, home: Path) -> None:
-        found = {"NODE_PATH": str(package / "node_modules")}
-        super().__init__([tool("node"), str(DRIVER)], found, home)
+    found = {"NODE_PATH": str(folder / "node_modules")}
+    return lambda home: DrivenClient([tool("node"), str(DRIVER)], found, home)
 
 
 def _install(folder: Path) -> None:

@@ -40,8 +40,13 @@ class Running:
         self.end: dict[str, Any] | None = None
 
     @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The lines that tell of a message that came; others tell of one that was sent."""
+        return [line for line in self.lines if "body" in line]
+
+    @property
     def bodies(self) -> list[str]:
-        return [body(line) for line in self.lines if "body" in line]
+        return [body(line) for line in self.messages]
 
     def until(self, condition: Callable[[], object], deadline: float = DEADLINE) -> None:
         """Returns when the condition holds; fails when it does not, or the command failed."""
@@ -57,8 +62,8 @@ class Running:
                 changed.wait(0.05)
 
     def until_count(self, count: int) -> None:
-        """Returns when so many lines have been printed."""
-        self.until(lambda: len(self.lines) >= count)
+        """Returns when so many messages have come."""
+        self.until(lambda: len(self.messages) >= count)
 
     def until_bodies(self, wanted: set[str], deadline: float = DEADLINE) -> None:
         """Returns when every one of these bodies has come, at least once."""

@@ -19,6 +19,7 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.client.calltimes import CallTimes, property_of
+from orbitmq.message.stored import decode_messages
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.connection import Connection
@@ -29,7 +30,13 @@ from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import SubscriptionData
 from orbitmq.wire.bodies.offsets import ConsumerStatus
 from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ConsumeStatus, ProcessQueueInfo
+from orbitmq.wire.bodies.stats import (
+    ConsumeDirectlyResult,
+    ConsumeResult,
+    ConsumerRunningInfo,
+    ConsumeStatus,
+    ProcessQueueInfo,
+)
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.interop.apache import IPV4, _write_logging
@@ -85,6 +92,25 @@ COMMANDS = {
     "routeAfter": "topicRoute -t Invoices",
     "deleteTopic": "deleteTopic -c DefaultCluster -t Invoices",
     "topicListAfter": "topicList",
+    "clusterOf": "topicClusterList -t Orders",
+    "allocation": "allocateMQ -t Orders -i 192.0.2.1,192.0.2.2",
+    "orderPut": "updateOrderConf -t Orders -m put -v broker-a:4",
+    "orderGet": "updateOrderConf -t Orders -m get",
+    "orderDelete": "updateOrderConf -t Orders -m delete",
+    "wipe": "wipeWritePerm -b broker-a",
+    "routeWiped": "topicRoute -t Orders",
+    "addPerm": "addWritePerm -b broker-a",
+    "routeOpen": "topicRoute -t Orders",
+    "kvPut": "updateKvConfig -s NOTES -k answer -v 42",
+    "kvDelete": "deleteKvConfig -s NOTES -k answer",
+    "namesConfig": "getNamesrvConfig",
+    "producersOf": "producer -b {broker}",
+    "directly": "queryMsgById -i {offset_id} {topic} -g billing -d " + CLIENT,
+    "cleanLog": "deleteExpiredCommitLog -b {broker}",
+    "send": "sendMessage -t Orders -p by-mqadmin -k invoice-9 -c paid -b broker-a -i 1",
+    "print": "printMsg -t Orders",
+    "printQueue": "printMsgByQueue -t Orders -a broker-a -i 0 -p true -d true",
+    "consume": "consumeMessage -t Orders -g readers -b broker-a -i 1",
 }
 
 
@@ -162,6 +188,13 @@ def _consumer() -> Dispatcher:
         )
         return request.answer(ResponseCode.SUCCESS, body=encode_body(info))
 
+    def consume(_: Connection, request: Command) -> Command:
+        (message,) = decode_messages(bytes(request.body))
+        result = ConsumeDirectlyResult(
+            consume_result=ConsumeResult.CR_SUCCESS, remark=f"took {message.body.decode()}"
+        )
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(result))
+
     def status(_: Connection, request: Command) -> Command:
         body = ConsumerStatus(message_queue_table={QUEUE: 2})
         return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
@@ -173,6 +206,7 @@ def _consumer() -> Dispatcher:
         {
             RequestCode.GET_CONSUMER_RUNNING_INFO: running_info,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: status,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: consume,
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: ignored,
         }
     )
@@ -279,6 +313,7 @@ def test_progress_is_cloned(session: Session) -> None:
 
 def test_consumers_and_producers_are_shown(session: Session, release: Release) -> None:
     assert CLIENT in session.printed["connection"]
+    assert f"producer group (makers) instance : clientId={CLIENT}" in session.printed["producersOf"]
     assert "PYTHON" in session.printed["connection"]
     assert "ConsumeType: CONSUME_PASSIVELY" in session.printed["connection"]
     assert "127.0.0.1:" in session.printed["producers"]
@@ -321,3 +356,47 @@ def test_statistics_and_cleaning_are_answered(session: Session) -> None:
     assert "Diff Total:" in session.printed["consumeStats"]
     assert "success" in session.printed["cleanQueues"]
     assert "success" in session.printed["cleanTopics"]
+    assert "success" in session.printed["cleanLog"]
+
+
+def test_queues_are_shared_out_and_given_an_order(session: Session) -> None:
+    assert ["DefaultCluster"] in session.rows("clusterOf")
+    shares = re.findall(r'"(192\.0\.2\.\d)":\[(.*?)\]', session.printed["allocation"])
+    queues = {member: set(re.findall(r'"queueId":(\d)', share)) for member, share in shares}
+    assert {member: len(share) for member, share in queues.items()} == dict.fromkeys(
+        ("192.0.2.1", "192.0.2.2"), 2
+    )
+    assert set.union(*queues.values()) == {"0", "1", "2", "3"}
+    assert "update orderConf success" in session.printed["orderPut"]
+    assert "orderConf=[broker-a:4]" in session.printed["orderGet"]
+    assert "delete orderConf success" in session.printed["orderDelete"]
+
+
+def test_a_broker_is_closed_for_producers_and_opened_again(session: Session) -> None:
+    assert f"in name server[{session.running.names.address}] OK" in session.printed["wipe"]
+    assert '"perm":4' in session.printed["routeWiped"]
+    assert f"in name server[{session.running.names.address}] OK" in session.printed["addPerm"]
+    assert '"perm":6' in session.printed["routeOpen"]
+
+
+def test_the_name_servers_settings_and_values_are_kept(session: Session) -> None:
+    assert "success" in session.printed["kvPut"]
+    assert "success" in session.printed["kvDelete"]
+    assert ["bindAddress", "=", "127.0.0.1"] in session.rows("namesConfig")
+
+
+def test_a_message_is_given_to_a_consumer_again(session: Session) -> None:
+    assert "consumeResult=CR_SUCCESS" in session.printed["directly"]
+    assert "remark=took body-7" in session.printed["directly"]
+
+
+def test_messages_are_sent_printed_and_consumed(session: Session) -> None:
+    (broker, queue, status, message_id) = session.rows("send")[-1]
+    assert (broker, queue, status) == ("broker-a", "1", "SEND_OK")
+    assert session.printed["print"].count("MSGID: ") == 4
+    assert f"MSGID: {message_id} " in session.printed["print"]
+    assert "KEYS=invoice-9" in session.printed["print"]
+    assert session.printed["printQueue"].count("MSGID: ") == 3
+    assert all(f"body-{number}" in session.printed["printQueue"] for number in range(6, 9))
+    assert session.printed["consume"].count("MSGID: ") == 1
+    assert f"MSGID: {message_id} " in session.printed["consume"]

@@ -16,12 +16,14 @@ from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.engine import Engine
 from orbitmq.client.queue import Queue
 from orbitmq.remoting.address import parse_address
+from orbitmq.remoting.asking import Asking
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.offsets import ConsumerOffsets
 from orbitmq.wire.bodies.route import TopicRouteData
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
 from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
-from tests.interop.beside import Beside, Taken, eventually, number_in, until
+from tests.interop.beside import SHORT_HOLDS, Beside, Taken, eventually, number_in, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
     from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
     from orbitmq.client.received import ReceivedMessage
+    from orbitmq.remoting.blocking import Encode
+    from orbitmq.remoting.errors import RemotingError
+    from orbitmq.remoting.pending import Outcome
 
 #: The row is a list of what works; it is shown when every test of these files has passed.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.feature("J4")]
@@ -75,6 +80,39 @@ def test_programs_without_a_loop_consume_and_go_on_where_they_stopped(beside: Be
     assert Counter(text for text, _ in taken) == Counter(wanted)
     assert threading.current_thread().name not in {thread for _, thread in taken}
     asyncio.run(beside.until_all_consumed("our-daemons", "OurDaemon"))
+
+
+async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await beside.create_topic("OurIdle", queues=2)
+    now = asyncio.get_running_loop().time
+    #: How long the broker kept each pull that found nothing.
+    kept: list[float] = []
+    pulls: list[float] = []
+    submit = Asking.submit_encoded
+
+    def watched(
+        self: Asking, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
+    ) -> int:
+        asked = now()
+
+        def answered(answer: Command | RemotingError) -> None:
+            if isinstance(answer, Command) and answer.code == ResponseCode.PULL_NOT_FOUND:
+                kept.append(now() - asked)
+            outcome(answer)
+
+        if code == RequestCode.PULL_MESSAGE:
+            pulls.append(asked)
+        return submit(self, code, encode, answered, timeout=timeout)
+
+    monkeypatch.setattr(Asking, "submit_encoded", watched)
+    async with beside.consumer("OurIdle", "our-idle", Taken()):
+        # Two queues of the topic, and one for retries: two holds of each.
+        await until(lambda: len(kept) >= 6)
+
+    assert min(kept) >= SHORT_HOLDS.hold * 0.9
+    assert len(pulls) <= len(kept) + 3
 
 
 async def test_a_batch_handler_takes_what_java_sent_and_acknowledges_part_of_it(

@@ -96,6 +96,8 @@ ACCEPTED: dict[str, str] = {
     "runtime info body.table.getTransferedTps": "as tools of the old line spell it",
     "runtime info body.table.group*": OWN,
     "runtime info body.table.heldPulls": OWN,
+    "runtime info body.table.maxAuto*": OWN,
+    "runtime info body.table.nameConflicts": OWN,
     "runtime info body.table.refused*": OWN,
     "runtime info body.table.store*": OWN,
     "runtime info body.table.topics": OWN,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -14,6 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from orbitmq.testing import EmbeddedCluster
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers.offsets import ResetOffsetRequest
+from tests.support.remoting import asked
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "clients.txt"
@@ -49,6 +55,24 @@ def orders(count: int, first: int = 0, **more: object) -> list[dict[str, Any]]:
 
 def bodies(count: int, first: int = 0) -> list[str]:
     return [f"order {number}" for number in range(first, first + count)]
+
+
+def consume(client: DrivenClient, cluster: EmbeddedCluster, group: str, **more: object) -> None:
+    """Have a driver start a consumer of the orders; what else it takes is up to the driver."""
+    settings = {"topic": "Orders", "group": group, "name_server": cluster.name_server}
+    client.ask("consume", **(settings | more))
+
+
+def rewind(cluster: EmbeddedCluster, group: str) -> None:
+    """Send a group back to the first order, as `mqadmin resetOffsetByTime` asks for it.
+
+    Our own tool reads progress back, and would not know what to make of a client that has been
+    through a few messages again by then, or still reports what was before.
+    """
+    beginning = ResetOffsetRequest(group=group, topic="Orders", timestamp=0, is_force=True)
+    for broker in cluster.broker_addresses:
+        answer = asyncio.run(asked(broker, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, beginning))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
 class Unobtainable(Exception):
@@ -211,6 +235,10 @@ class DrivenClient:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._errors.append(line)
+
+
+#: Starts a process with a client, below this home directory.
+Launch = Callable[[Path], DrivenClient]
 
 
 class CppClient(DrivenClient):

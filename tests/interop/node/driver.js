@@ -60,7 +60,7 @@ async function send({ group, messages }) {
   return results;
 }
 
-async function consume({ group, topic, name_server, keys, expression, broadcast, fail, retries }) {
+async function consume({ group, topic, name_server, keys, expression, sql, broadcast, fail, retries }) {
   const left = new Map(Object.entries(fail ?? {}));
   const consumer = new Consumer({
     ...common(name_server, keys),
@@ -74,7 +74,8 @@ async function consume({ group, topic, name_server, keys, expression, broadcast,
     pullTimeDelayMillsWhenException: 200,
   });
   consumer.on('error', error => console.error(error.message));
-  consumer.subscribe(topic, expression ?? '*', async message => {
+  const wanted = sql ? { expressionType: 'SQL92', subString: sql } : expression ?? '*';
+  consumer.subscribe(topic, wanted, async message => {
     const body = message.body.toString();
     tell({ message: told(message, body, group) });
     const times = left.get(body) ?? 0;
