@@ -15,15 +15,11 @@ help: ## What there is
 
 setup: $(READY) ## Make the virtual environment (the other targets do it when needed)
 
-# A set-up that was cut short leaves no stamp; one without pip (a system Python without ensurepip)
-# is made anew instead of failing for ever.
+# A set-up that was cut short leaves no stamp, and the next one goes on with it.
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "OrbitMQ needs Python 3.11 or newer; name it with: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1; }
-	@echo "Setting up $(VENV) (once; one to three minutes, without a word)"
-	@test -x $(BIN)/pip || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PYTHON) -m tools.environment --venv $(VENV) --lock $(LOCK)
 	@touch $@
 
 APART := tests/interop tests/browser tests/chaos

@@ -34,7 +34,7 @@ from examples.demo.billing import Billing
 from examples.demo.children import Cluster, Shippers, Shops
 from examples.demo.history import History, Moment
 from examples.demo.orders import BILLING, QUEUES, TOPIC
-from examples.demo.screen import view
+from examples.demo.screen import line, view
 from examples.demo.summary import add_up, show
 from orbitmq import Admin
 from orbitmq.client.admin.errors import TopicNotFound
@@ -45,6 +45,8 @@ from orbitmq.spark.session import local_session
 MARK = ".orbitmq-demo"
 #: Seconds between two looks at everything.
 BEAT = 0.5
+#: Seconds between two lines where there is no terminal to draw on.
+LINE_EVERY = 5.0
 #: How long the groups may take to finish what was sent.
 PATIENCE = 180.0
 
@@ -171,6 +173,7 @@ class Demo:
         self._began = monotonic()
         steps = [(0.3, shippers.join), (0.5, shippers.join), (0.75, shippers.leave)]
         ended_at: float | None = None
+        told = -LINE_EVERY
         with Live(console=self._screen, refresh_per_second=4, transient=False) as live:
             while True:
                 self._note(shops, billing, shippers, dead_letters(admin))
@@ -183,9 +186,11 @@ class Demo:
                 phase = "Orders come in." if is_sending else "The last orders are being handled."
                 if self._was_interrupted.is_set():
                     phase = f"Stopped early. {phase}"
-                live.update(
-                    view(self._history, billing.counts, phase, left if is_sending else None)
-                )
+                shown = (self._history, billing.counts, phase, left if is_sending else None)
+                live.update(view(*shown))
+                if not self._screen.is_terminal and passed - told >= LINE_EVERY:
+                    told = passed
+                    self._screen.print(line(*shown), soft_wrap=True)
                 while is_sending and steps and passed > steps[0][0] * self._options.seconds:
                     steps.pop(0)[1]()
                 problem = billing.problem or shippers.problem

@@ -46,6 +46,17 @@ def view(history: History, counts: Counts, phase: str, left: float | None) -> Re
     )
 
 
+def line(history: History, counts: Counts, phase: str, left: float | None) -> str:
+    """The same in one line, for a log or a pipe."""
+    now = history.moments[-1]
+    rest = "" if left is None else f" {left:.0f} s left."
+    return (
+        f"{now.sent:,} sent, {now.billed:,} billed on Spark in {counts.batches} batches, "
+        f"{now.shipped:,} shipped by {now.members} members, {counts.sent_back:,} sent back, "
+        f"{now.dead:,} dead letters. {phase}{rest}"
+    )
+
+
 def trend(history: History, name: str) -> str:
     """How fast a count grew, drawn with blocks."""
     moments = history.moments[-61::2]

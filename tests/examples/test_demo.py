@@ -78,6 +78,9 @@ def test_the_summary_of_a_run_adds_up(tmp_path: Path) -> None:
     assert (sent, lost) == (billed + dead, 0)
     assert rows_of(said)["shipping"][:4] == [sent, sent, 0, 0]
     assert "the bank knows no such account" in said
+    # Into a pipe goes a line now and then, from the beginning on.
+    line = r"^[\d,]+ sent, .* dead letters\. Orders come in\. \d+ s left\.$"
+    assert re.search(line, said, re.MULTILINE)
     assert any((tmp_path / "demo" / "billed").rglob("*.parquet"))
     assert (tmp_path / "demo" / "history.svg").stat().st_size > 0
     assert not (tmp_path / "demo" / "broker").exists()

@@ -30,6 +30,14 @@ SHOWN_ADDRESS = "localhost:9876"
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 #: What keeps running is asked for ports of its own, and to say where it is.
 _OWN_PORTS = "--namesrv-port 0 --broker-port 0 --json"
+#: A program from standard input, so often as the argument says. One process is enough for that, and
+#: its imports are made once.
+_EACH_TIME = """
+import sys
+program = compile(sys.stdin.read(), "example", "exec")
+for _ in range(int(sys.argv[1])):
+    exec(program, {"__name__": "__main__"})
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,11 @@ class Block:
     title: str | None
     text: str
 
+    @property
+    def runs_on(self) -> bool:
+        """Whether it is a command that keeps a terminal of its own."""
+        return self.language == "sh" and self.title is not None
+
 
 def blocks(page: Path) -> list[Block]:
     return [
@@ -48,14 +61,32 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
+def expected(program: str) -> list[str]:
+    """What a program says that it prints: behind a print, or in the comments that follow one."""
+    found: list[str] = []
+    follows_print = False
+    for line in program.splitlines():
+        text = line.strip()
+        if match := re.match(r"print\(.*\)  # (.+)$", text):
+            found.append(match[1])
+            follows_print = False
+        elif text.startswith("# ") and follows_print:
+            found.append(text.removeprefix("# "))
+        else:
+            follows_print = text.startswith("print(")
+    return found
+
+
 class Reader:
     """Somebody with a folder and as many terminals as a page asks for."""
 
     def __init__(self, folder: Path, *, patience: float) -> None:
-        self._folder = folder
+        self.folder = folder
         self._patience = patience
         self._address: str | None = None
         self._running: list[subprocess.Popen[str]] = []
+        #: A file: nobody reads a pipe while the page goes on, and who logs into a full one stands.
+        self._log = folder / "servers.log"
         self._said = ""
 
     def __enter__(self) -> Self:
@@ -74,37 +105,46 @@ class Reader:
     def follow(self, block: Block) -> None:
         """Do what a block says. Raises `AssertionError` when it does not go as the page says."""
         if block.language == "python" and block.title is not None:
-            (self._folder / block.title).write_text(self._with_address(block.text))
-        elif block.language == "sh" and block.title is not None:
+            (self.folder / block.title).write_text(self._with_address(block.text))
+        elif block.runs_on:
             self._start(block.text)
         elif block.language == "sh":
-            self._said = self._run(block.text)
+            self._said = self._run_script(block.text)
         elif block.language == "text":
             assert matches(self._said, block.text), (
                 f"the page says:\n{block.text}\nit was:\n{self._said}"
             )
+
+    def run_program(self, program: str, *, times: int = 1) -> str:
+        """Run a Python program so often, each time anew, in one process; what it printed."""
+        assert self._address is not None
+        return self._run(
+            [sys.executable, "-W", "error", "-c", _EACH_TIME, str(times)],
+            told=self._with_address(program),
+        )
 
     def stop(self) -> None:
         """Ctrl-C in every terminal that something runs in; it must end well."""
         while self._running:
             process = self._running[-1]
             process.send_signal(signal.SIGINT)
-            _, log = process.communicate(timeout=self._patience)
-            assert process.returncode in (0, 130), log
+            process.communicate(timeout=self._patience)
+            assert process.returncode in (0, 130), self._log.read_text()
             self._running.pop()
 
     def _start(self, command: str) -> None:
         words = command.strip()
         if "--console" in words:
             words += " --console-port 0"
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec {words} {_OWN_PORTS}"],
-            cwd=self._folder,
-            env=self._environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with self._log.open("a") as log:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {words} {_OWN_PORTS}"],
+                cwd=self.folder,
+                env=self._environment(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self._running.append(process)
         for said in self._sayings(process):
             if said["event"] == "ready":
@@ -112,7 +152,7 @@ class Reader:
             if said["role"] == "name server":
                 self._address = said["address"]
         else:
-            raise AssertionError(f"{words}: {process.communicate(timeout=self._patience)[1]}")
+            raise AssertionError(f"{words}: {self._log.read_text()}")
         assert self._address is not None
 
     def _sayings(self, process: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
@@ -125,25 +165,29 @@ class Reader:
         finally:
             too_late.cancel()
 
-    def _run(self, script: str) -> str:
+    def _run_script(self, script: str) -> str:
         if self._address is None:
             # Without a server of the page's own, only what needs none may be run.
             assert script.startswith("pip install "), f"no server was started before: {script}"
+        return self._run(["bash", "-e", "-c", self._with_address(script)])
+
+    def _run(self, words: list[str], *, told: str = "") -> str:
         process = subprocess.Popen(
-            ["bash", "-e", "-c", self._with_address(script)],
-            cwd=self._folder,
+            words,
+            cwd=self.folder,
             env=self._environment(),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # so that all of it can be ended: Spark starts processes
         )
         try:
-            out, log = process.communicate(timeout=self._patience)
+            out, log = process.communicate(told, timeout=self._patience)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == 0, f"{script}\n{out}\n{log}"
+        assert process.returncode == 0, f"{words[-1]}\n{told}\n{out}\n{log}"
         return out
 
     def _with_address(self, text: str) -> str:

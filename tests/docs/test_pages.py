@@ -1,0 +1,149 @@
+"""Somebody reads the pages one after the other, with one broker, and runs what they show.
+
+Every example is run twice. Whoever comes back to a page, or to another one, has a broker with the
+topics and groups of before, and the page must still be right.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.walkthrough import SHOWN_ADDRESS, Block, Reader, blocks, expected, matches
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = "docs/tutorial.md"
+GUIDES = (
+    "docs/producing.md",
+    "docs/consuming.md",
+    "docs/administering.md",
+    "docs/testing.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/howto/*.md")),
+    "docs/from-java.md",
+    "docs/from-kafka.md",
+)
+ON_SPARK = ("README.md", "docs/howto/exactly-once.md")
+#: For one command; Spark needs seconds, on a crowded machine minutes.
+PATIENCE = 300.0
+#: What names a group or a topic in the code of a page.
+_GROUP = re.compile(r'(?:Consumer|groups\.create)\(\s*"([^"]+)"|\.option\("group", "([^"]+)"\)')
+_TOPIC = re.compile(
+    r'(?:\.on|\.subscribe|topics\.create|Message|\.send|\.submit|\.option\("subscribe",)'
+    r'[( ]"([^"]+)"'
+)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Somebody who has started a cluster as the tutorial says."""
+    with Reader(tmp_path_factory.mktemp("reader"), patience=PATIENCE) as somebody:
+        for block in blocks(ROOT / TUTORIAL):
+            if block.runs_on:
+                somebody.follow(block)
+        yield somebody
+        somebody.stop()
+
+
+def examples(*pages: str) -> list[Any]:
+    """The Python programs of pages, in their order."""
+    return [
+        pytest.param(block.text, id=f"{page}-{number}")
+        for page in pages
+        for number, block in enumerate(
+            block for block in blocks(ROOT / page) if block.language == "python"
+        )
+    ]
+
+
+@pytest.mark.feature("P7")
+@pytest.mark.parametrize("example", examples("README.md"))
+def test_the_readme_shows_what_its_examples_print(example: str, reader: Reader) -> None:
+    _run_twice(example, reader)
+
+
+@pytest.mark.feature("P7")
+@pytest.mark.timeout(900)
+def test_the_tutorial_can_be_followed_to_its_end(reader: Reader) -> None:
+    steps = [block for block in blocks(ROOT / TUTORIAL) if not block.runs_on]
+    assert len(steps) > 12
+
+    for block in steps:
+        reader.follow(block)
+
+    assert list((reader.folder / "orders.parquet").glob("*.parquet"))
+
+
+@pytest.mark.feature("P7")
+@pytest.mark.parametrize("example", examples(*GUIDES))
+def test_a_guide_shows_what_its_examples_print(example: str, reader: Reader) -> None:
+    if "opentelemetry" in example and importlib.util.find_spec("opentelemetry") is None:
+        pytest.skip("needs OpenTelemetry's SDK")
+    _run_twice(example, reader)
+
+
+@pytest.mark.timeout(400)
+def test_what_the_pages_show_of_spark_runs_as_one_program(reader: Reader) -> None:
+    program = "\n".join(
+        block.text for page in ON_SPARK for block in blocks(ROOT / page) if block.language == "py"
+    )
+
+    # Who comes to Spark in the README has sent an order before.
+    reader.run_program(next(block.text for block in blocks(ROOT / "README.md") if _sends(block)))
+    said = reader.run_program(program + "\nprint(stored.count(), before)\n")
+
+    assert said.splitlines() == [*expected(program), "20 20"]
+    assert list((reader.folder / "orders").glob("*.parquet"))
+
+
+def test_no_two_pages_use_the_same_topic_or_group() -> None:
+    """Two pages with one group would be members with different subscriptions."""
+    groups: dict[str, str] = {}
+    topics: dict[str, str] = {}
+
+    for page in ("README.md", TUTORIAL, *GUIDES):
+        for block in blocks(ROOT / page):
+            if block.language not in ("python", "py") or SHOWN_ADDRESS not in block.text:
+                continue
+            for match in _GROUP.finditer(block.text):
+                group = match[1] or match[2]
+                assert groups.setdefault(group, page) == page, group
+            for match in _TOPIC.finditer(block.text):
+                assert topics.setdefault(match[1], page) == page, match[1]
+
+    assert len(groups) > 15
+    assert len(topics) > 15
+
+
+def _sends(block: Block) -> bool:
+    return block.language == "python" and SHOWN_ADDRESS in block.text
+
+
+def _run_twice(example: str, reader: Reader) -> None:
+    assert expected(example)
+    # What has a cluster of its own leaves nothing behind.
+    times = 2 if SHOWN_ADDRESS in example else 1
+
+    said = reader.run_program(example, times=times)
+
+    assert said.splitlines() == expected(example) * times
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "is_as_shown"),
+    [
+        ("a\nb\nc\n", "a\n...\nc\n", True),
+        ("a\nc\n", "a\n...\nc\n", True),
+        ("a\nb\n", "a\n", False),
+        ("x\na\n", "a\n", False),
+        ("sent in 5 ms\n", "sent in ...\n", True),
+        ("one   two\n", "one two\n", True),
+        ("", "...\n", True),
+    ],
+)
+def test_what_is_printed_is_compared_line_by_line(said: str, shown: str, is_as_shown: bool) -> None:
+    assert matches(said, shown) is is_as_shown
