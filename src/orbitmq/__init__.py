@@ -14,18 +14,35 @@ from orbitmq.errors import OrbitError, SettingError
 if TYPE_CHECKING:
     from orbitmq.client.admin.admin import AsyncAdmin
     from orbitmq.client.admin.deadletters import DeadLetterFilter
-    from orbitmq.client.admin.resetplan import ResetTo
+    from orbitmq.client.admin.errors import (
+        AdminError,
+        BadRequest,
+        BrokerNotFound,
+        ConsumerNotOnline,
+        GroupNotFound,
+        MessageNotFound,
+        NotEffective,
+        NotSupported,
+        PartlyDone,
+        QueueNotFound,
+        TopicExists,
+        TopicNotFound,
+    )
+    from orbitmq.client.admin.resetplan import ResetFailed, ResetTo
     from orbitmq.client.admin.sync import Admin
     from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
     from orbitmq.client.consumer.consumer import Consumer
     from orbitmq.client.consumer.flowcontrol import FlowSettings
+    from orbitmq.client.consumer.localprogress import ProgressFileError
     from orbitmq.client.consumer.pullsettings import PullSettings
     from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
     from orbitmq.client.consumer.settings import ConsumeSettings
     from orbitmq.client.consumer.starting import ConsumeFrom
     from orbitmq.client.consumer.statistics import ConsumerStatistics
+    from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
     from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
     from orbitmq.client.errors import (
+        AlreadyRunning,
         BodyUnreadable,
         BrokerRefused,
         BrokerUnavailable,
@@ -34,6 +51,7 @@ if TYPE_CHECKING:
         MessageRefused,
         NoNameServer,
         NoRoute,
+        NotANameServer,
         NotRunning,
         SendFailed,
         UsedAfterFork,
@@ -43,10 +61,21 @@ if TYPE_CHECKING:
     from orbitmq.client.message import Message
     from orbitmq.client.middleware import Delivery, LogDeliveries
     from orbitmq.client.producer.asyncproducer import AsyncProducer
+    from orbitmq.client.producer.errors import (
+        BatchFailed,
+        NoReply,
+        NotARequest,
+        RecallHandleInvalid,
+        RecallUnsupported,
+        TimesUnsupported,
+    )
+    from orbitmq.client.producer.inflight import TooManyInFlight
     from orbitmq.client.producer.producer import Producer
     from orbitmq.client.producer.results import SendResult, SendStatus
     from orbitmq.client.producer.settings import Compression, SendSettings
+    from orbitmq.client.producer.transactions import VerdictUnknown
     from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+    from orbitmq.client.pullconsumer.errors import ArrowMissing, OffsetOutOfRange, QueueNotAssigned
     from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
     from orbitmq.client.pullconsumer.settings import PollSettings
     from orbitmq.client.queue import Queue
@@ -54,6 +83,14 @@ if TYPE_CHECKING:
     from orbitmq.client.seenstores import SeenInMemory, SeenInSqlite
     from orbitmq.client.settings import ClientSettings
     from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+    from orbitmq.client.tracing import TracingUnavailable
+    from orbitmq.filter.errors import InvalidFilter
+    from orbitmq.remoting.errors import (
+        ConnectFailed,
+        ConnectionLost,
+        RemotingError,
+        RequestTimedOut,
+    )
     from orbitmq.remoting.tls import ClientTls
     from orbitmq.wire.acl import Credentials
 
@@ -106,19 +143,53 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     "ClientTls",
     "Credentials",
     # Errors
+    "AdminError",
+    "AlreadyRunning",
+    "ArrowMissing",
+    "BadRequest",
+    "BatchFailed",
     "BodyUnreadable",
+    "BrokerNotFound",
     "BrokerRefused",
     "BrokerUnavailable",
     "ClientError",
+    "ConnectFailed",
+    "ConnectionLost",
+    "ConsumerNotOnline",
+    "GroupNotFound",
     "GroupRefused",
+    "InvalidFilter",
+    "MessageNotFound",
     "MessageRefused",
     "NoNameServer",
+    "NoReply",
     "NoRoute",
+    "NotANameServer",
+    "NotARequest",
+    "NotEffective",
     "NotRunning",
+    "NotSupported",
+    "OffsetOutOfRange",
     "OrbitError",
+    "PartlyDone",
+    "ProgressFileError",
+    "QueueNotAssigned",
+    "QueueNotFound",
+    "RecallHandleInvalid",
+    "RecallUnsupported",
+    "RemotingError",
+    "RequestTimedOut",
+    "ResetFailed",
     "SendFailed",
     "SettingError",
+    "SubscriptionRefused",
+    "TimesUnsupported",
+    "TooManyInFlight",
+    "TopicExists",
+    "TopicNotFound",
+    "TracingUnavailable",
     "UsedAfterFork",
+    "VerdictUnknown",
     "WrongUse",
     # The release
     "__version__",
@@ -130,18 +201,43 @@ _HOMES = {
     for module, names in {
         "orbitmq.client.admin.admin": ("AsyncAdmin",),
         "orbitmq.client.admin.deadletters": ("DeadLetterFilter",),
-        "orbitmq.client.admin.resetplan": ("ResetTo",),
+        "orbitmq.client.admin.errors": (
+            "AdminError",
+            "BadRequest",
+            "BrokerNotFound",
+            "ConsumerNotOnline",
+            "GroupNotFound",
+            "MessageNotFound",
+            "NotEffective",
+            "NotSupported",
+            "PartlyDone",
+            "QueueNotFound",
+            "TopicExists",
+            "TopicNotFound",
+        ),
+        "orbitmq.client.admin.resetplan": (
+            "ResetFailed",
+            "ResetTo",
+        ),
         "orbitmq.client.admin.sync": ("Admin",),
         "orbitmq.client.consumer.asyncconsumer": ("AsyncConsumer",),
         "orbitmq.client.consumer.consumer": ("Consumer",),
         "orbitmq.client.consumer.flowcontrol": ("FlowSettings",),
+        "orbitmq.client.consumer.localprogress": ("ProgressFileError",),
         "orbitmq.client.consumer.pullsettings": ("PullSettings",),
         "orbitmq.client.consumer.rebalancesettings": ("RebalanceSettings",),
         "orbitmq.client.consumer.settings": ("ConsumeSettings",),
         "orbitmq.client.consumer.starting": ("ConsumeFrom",),
         "orbitmq.client.consumer.statistics": ("ConsumerStatistics",),
-        "orbitmq.client.consumer.verdict": ("ConsumeContext", "DeadLetter", "Retry", "Verdict"),
+        "orbitmq.client.consumer.subscriptioncheck": ("SubscriptionRefused",),
+        "orbitmq.client.consumer.verdict": (
+            "ConsumeContext",
+            "DeadLetter",
+            "Retry",
+            "Verdict",
+        ),
         "orbitmq.client.errors": (
+            "AlreadyRunning",
             "BodyUnreadable",
             "BrokerRefused",
             "BrokerUnavailable",
@@ -150,6 +246,7 @@ _HOMES = {
             "MessageRefused",
             "NoNameServer",
             "NoRoute",
+            "NotANameServer",
             "NotRunning",
             "SendFailed",
             "UsedAfterFork",
@@ -157,19 +254,57 @@ _HOMES = {
         ),
         "orbitmq.client.idempotence": ("Idempotence",),
         "orbitmq.client.message": ("Message",),
-        "orbitmq.client.middleware": ("Delivery", "LogDeliveries"),
+        "orbitmq.client.middleware": (
+            "Delivery",
+            "LogDeliveries",
+        ),
         "orbitmq.client.producer.asyncproducer": ("AsyncProducer",),
+        "orbitmq.client.producer.errors": (
+            "BatchFailed",
+            "NoReply",
+            "NotARequest",
+            "RecallHandleInvalid",
+            "RecallUnsupported",
+            "TimesUnsupported",
+        ),
+        "orbitmq.client.producer.inflight": ("TooManyInFlight",),
         "orbitmq.client.producer.producer": ("Producer",),
-        "orbitmq.client.producer.results": ("SendResult", "SendStatus"),
-        "orbitmq.client.producer.settings": ("Compression", "SendSettings"),
+        "orbitmq.client.producer.results": (
+            "SendResult",
+            "SendStatus",
+        ),
+        "orbitmq.client.producer.settings": (
+            "Compression",
+            "SendSettings",
+        ),
+        "orbitmq.client.producer.transactions": ("VerdictUnknown",),
         "orbitmq.client.pullconsumer.asyncpullconsumer": ("AsyncPullConsumer",),
+        "orbitmq.client.pullconsumer.errors": (
+            "ArrowMissing",
+            "OffsetOutOfRange",
+            "QueueNotAssigned",
+        ),
         "orbitmq.client.pullconsumer.pullconsumer": ("PullConsumer",),
         "orbitmq.client.pullconsumer.settings": ("PollSettings",),
         "orbitmq.client.queue": ("Queue",),
         "orbitmq.client.received": ("ReceivedMessage",),
-        "orbitmq.client.seenstores": ("SeenInMemory", "SeenInSqlite"),
+        "orbitmq.client.seenstores": (
+            "SeenInMemory",
+            "SeenInSqlite",
+        ),
         "orbitmq.client.settings": ("ClientSettings",),
-        "orbitmq.client.timelimit": ("TimeLimit", "TimeLimitExceeded"),
+        "orbitmq.client.timelimit": (
+            "TimeLimit",
+            "TimeLimitExceeded",
+        ),
+        "orbitmq.client.tracing": ("TracingUnavailable",),
+        "orbitmq.filter.errors": ("InvalidFilter",),
+        "orbitmq.remoting.errors": (
+            "ConnectFailed",
+            "ConnectionLost",
+            "RemotingError",
+            "RequestTimedOut",
+        ),
         "orbitmq.remoting.tls": ("ClientTls",),
         "orbitmq.wire.acl": ("Credentials",),
     }.items()

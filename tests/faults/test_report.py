@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import environment
-from tools.chaos.__main__ import main
+from tools.chaos.__main__ import again, main
 from tools.chaos.catalogue import SCENARIOS, USUAL_MINUTES, Scenario
+from tools.chaos.census import processor_time
 from tools.chaos.checker import (
     HANDLED_OUT_OF_ORDER,
     OVERLAPS,
@@ -191,7 +194,7 @@ def test_a_run_takes_the_time_that_it_is_given(
 ) -> None:
     clock = [0.0]
 
-    def run_part(part: Part, scale: float, _: object) -> Outcome:
+    def run_part(part: Part, scale: float, *_: object) -> Outcome:
         # All take somewhat longer than they say; the later ones make up for it.
         clock[0] += 1.1 * part.seconds(scale)
         return Outcome(part.name, "", part.rows)
@@ -213,16 +216,56 @@ def test_a_run_without_time_still_tries_enough_of_everything_to_say_something() 
     amounts = {suite.name: suite.amount_in(0.0) for suite in SUITES if suite.of}
 
     assert min(amounts.values()) >= 5
-    assert min(amount for name, amount in amounts.items() if name != "spark-kills") >= 200
+    kills = {"spark-kills", "kill-store"}
+    assert min(amount for name, amount in amounts.items() if name not in kills) >= 200
+    assert amounts["kill-store"] >= 40
     assert amounts["simulation"] >= 2_000
 
 
-def test_a_part_of_a_backlog_counts_by_the_best_of_its_readings() -> None:
-    disturbed = [[1.0, 1.1, 3.0], [1.0, 4.0, 1.0]]
-    slow_each_time = [[1.0, 2.0], [1.1, 2.5]]
+def test_a_part_of_a_backlog_counts_by_the_middle_of_its_readings() -> None:
+    disturbed = [[1.0, 1.1, 3.0], [1.0, 4.0, 1.0], [1.0, 1.1, 1.0]]
+    slow_each_time = [[1.0, 2.0], [1.0, 2.5], [1.1, 2.0]]
 
     assert steady_rates(disturbed, 110) == pytest.approx([110, 100, 110])
     assert steady_rates(slow_each_time, 110) == pytest.approx([110, 55])
+
+
+def test_the_time_of_a_process_is_counted_while_it_works_and_not_while_it_waits() -> None:
+    begun = processor_time(os.getpid())
+    waited = threading.Event().wait(0.05)
+    idle = processor_time(os.getpid()) - begun
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+    busy = processor_time(os.getpid()) - begun - idle
+
+    assert not waited
+    assert busy == pytest.approx(0.2, abs=0.05)
+    assert 0 <= idle < busy
+
+
+def test_what_failed_says_how_to_have_it_again() -> None:
+    part = Part("network", "R8", "", False, lambda _: 1.0, lambda *_: [])
+
+    assert again(part, 0.25, _run()) == (
+        'make chaos ARGS="--only network --seed 1 --minutes 15.00"'
+    )
+
+
+def test_a_suite_that_counts_itself_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.chaos.suites.ROOT", tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib\n\ndef test_it():\n"
+        "    pathlib.Path(os.environ['ORBITMQ_COUNTS']).write_text('40\\n2\\n')\n"
+        "    assert os.environ['ORBITMQ_FUZZ_SEED'] == '5'\n"
+    )
+    suite = Suite("it", "R17", "a test", ("test_it.py",), 9, "rounds", at_once=1, counts="inputs")
+
+    outcome = Outcome("it", "", "R17", figures=run_suite(suite, 1.0, 5, tmp_path / "log"))
+
+    assert _row("R17", outcome)[3] == "42 inputs"
 
 
 def test_the_command_lists_what_it_has() -> None:

@@ -6,7 +6,6 @@ A body that cannot be read is answered; its sender keeps its connection, and nob
 from __future__ import annotations
 
 import logging
-import os
 import random
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -33,11 +32,11 @@ from orbitmq.wire.bodies.topics import (
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import RawClient, bodies_in, small_settings
-from tests.support.fuzzing import body_like, rounds
+from tests.support.fuzzing import body_like, fuzz_seed, note_inputs, rounds
 from tests.support.mutations import EDGES, ODD_TEXTS
 
 ROUNDS = rounds(120)
-SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "7"))
+SEED = fuzz_seed(7)
 
 BROKER: Mapping[Code, type[msgspec.Struct]] = {
     Code.HEART_BEAT: HeartbeatData,
@@ -125,6 +124,7 @@ async def converse(address: Address, kinds: Mapping[Code, type[msgspec.Struct]])
             assert connection.is_open, body
     connection.close()
     await connection.wait_closed()
+    note_inputs(len(kinds) * ROUNDS)
     return answered
 
 
@@ -153,6 +153,7 @@ async def test_settings_that_a_request_changes_are_taken_or_refused(
         assert answer.code in set(ResponseCode)
         again = await connection.request(asking, timeout=DEADLINE)
         assert again.code == ResponseCode.SUCCESS, body
+    note_inputs(ROUNDS)
 
     connection.close()
     await connection.wait_closed()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -29,10 +28,10 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.errors import WireError
 from orbitmq.wire.frame import FrameReader
-from tests.support.fuzzing import body_like, rounds
+from tests.support.fuzzing import body_like, fuzz_seed, note_inputs, rounds
 from tests.support.mutations import EDGES, ODD_TEXTS, Corpus
 
-SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "7"))
+SEED = fuzz_seed(7)
 ROUNDS = rounds(60)
 #: What a client is given for one call, and what it may take with all that comes after.
 PATIENCE = 0.3
@@ -134,6 +133,7 @@ async def test_nonsense_from_servers_is_an_error_in_time_and_nothing_else(
         while len(asyncio.all_tasks()) > tasks:  # noqa: ASYNC110  # tasks have no event
             await asyncio.sleep(0.01)
     assert all(outcomes.values()), outcomes
+    note_inputs(ROUNDS)
     unexpected = [each for each in caplog.records if each.name == "asyncio" or _is_ours(each)]
     assert [caplog.handler.format(each)[-2000:] for each in unexpected] == []
 

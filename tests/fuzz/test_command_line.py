@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,10 @@ from typer.testing import CliRunner
 
 from orbitmq.cli.application import WORDS, app, load
 from orbitmq.errors import OrbitError
-from tests.support.fuzzing import rounds
+from tests.support.fuzzing import fuzz_seed, note_inputs, rounds
 from tests.support.mutations import ODD_TEXTS
 
-SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "7"))
+SEED = fuzz_seed(7)
 ROUNDS = rounds(60)
 
 #: Those that serve, or show something until somebody ends them.
@@ -64,6 +63,7 @@ def test_whatever_is_typed_there_is_a_sentence_and_an_exit_code(
             assert result.output.strip(), typed
     assert len(known) > 20
     assert codes - {0}
+    note_inputs(ROUNDS)
 
 
 def typed_for(command: Any, chance: random.Random) -> list[str]:

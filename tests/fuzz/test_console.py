@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 import urllib.parse
 from collections.abc import AsyncIterator
@@ -15,11 +14,11 @@ from starlette.routing import compile_path
 from orbitmq.console.api import routes
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consoles import Answer, Browser, console_of
-from tests.support.fuzzing import anything, rounds
+from tests.support.fuzzing import anything, fuzz_seed, note_inputs, rounds
 from tests.support.mutations import ODD_TEXTS
 
 ROUNDS = rounds(10)
-SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "7"))
+SEED = fuzz_seed(7)
 
 #: Every address of the API with each of its methods.
 ADDRESSES = sorted(
@@ -62,6 +61,7 @@ async def test_every_address_answers_whatever_is_asked(
             )
             check(answer, f"{method} {asked}")
     await assert_alive(browser)
+    note_inputs(len(ADDRESSES) * ROUNDS)
     assert [record for record in caplog.records if record.exc_info] == []
 
 
@@ -122,3 +122,4 @@ async def test_addresses_that_nobody_thought_of_are_not_there(browser: Browser) 
         answer = await browser.ask("GET", path)
         assert answer.status in (400, 404), path
     await assert_alive(browser)
+    note_inputs(10 * ROUNDS)

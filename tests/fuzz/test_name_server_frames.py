@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import random
 from collections.abc import AsyncIterator
 
@@ -20,10 +19,10 @@ from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from tests.support.conversing import converse_all
-from tests.support.fuzzing import rounds
+from tests.support.fuzzing import fuzz_seed, note_inputs, rounds
 from tests.support.mutations import Corpus
 
-SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "20"))
+SEED = fuzz_seed(20)
 CONVERSATIONS = rounds(1500)
 #: For the server to end a connection whose peer has said everything.
 ENDS_WITHIN = 30.0
@@ -53,6 +52,7 @@ async def test_nonsense_costs_nobody_but_the_one_who_says_it(
         assert answer.code == ResponseCode.SUCCESS
 
     assert healthy.is_open
+    note_inputs(CONVERSATIONS)
     async with asyncio.timeout(ENDS_WITHIN):
         while len(asyncio.all_tasks()) > tasks:  # noqa: ASYNC110  # tasks have no event
             await asyncio.sleep(0.01)

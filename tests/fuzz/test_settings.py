@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 from orbitmq.cli.configuration import Configuration
 from orbitmq.cli.schema import all_settings
 from orbitmq.errors import OrbitError
-from tests.support.fuzzing import rounds
+from tests.support.fuzzing import fuzz_seed, note_inputs, rounds
 from tests.support.mutations import EDGES, ODD_TEXTS
 
-SEED = int(os.environ.get("ORBITMQ_FUZZ_SEED", "7"))
+SEED = fuzz_seed(7)
 ROUNDS = rounds(400)
 
 SETTINGS = tuple(all_settings().values())
@@ -60,6 +59,7 @@ def test_words_and_variables_are_taken_or_refused() -> None:
                 raise AssertionError(f"{words} {variables}: {refusal}") from refusal
     assert taken
     assert refused
+    note_inputs(ROUNDS)
 
 
 def test_files_are_taken_or_refused(tmp_path: Path) -> None:
@@ -77,6 +77,7 @@ def test_files_are_taken_or_refused(tmp_path: Path) -> None:
                 raise AssertionError(str(refusal)) from refusal
     assert taken
     assert refused
+    note_inputs(ROUNDS)
 
 
 def toml(chance: random.Random) -> bytes:

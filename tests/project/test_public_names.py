@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import orbitmq
+from orbitmq.errors import OrbitError
 
 _SOURCE = Path(inspect.getfile(orbitmq)).read_text()
+_ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 
 def _in_a_new_process(program: str) -> str:
@@ -47,6 +51,45 @@ def test_type_checkers_are_told_the_same_homes_as_the_interpreter() -> None:
 
     assert told == orbitmq._HOMES
     assert {*told, "OrbitError", "SettingError", "__version__"} == set(orbitmq.__all__)
+
+
+def _documented_errors() -> list[type[OrbitError]]:
+    """The errors of the reference page that users of the client meet: all but those of Spark."""
+    found: list[type[OrbitError]] = []
+    for name in re.findall(r"^::: (orbitmq\S+)$", _ERRORS_PAGE.read_text(), re.MULTILINE):
+        if name.startswith("orbitmq.spark."):
+            continue
+        home, _, last = name.rpartition(".")
+        if last[0].isupper():
+            found.append(getattr(importlib.import_module(home), last))
+            continue
+        module = importlib.import_module(name)
+        found += [
+            each
+            for each in vars(module).values()
+            if inspect.isclass(each) and issubclass(each, OrbitError) and each.__module__ == name
+        ]
+    return found
+
+
+def test_every_error_of_the_reference_page_comes_from_the_package_itself() -> None:
+    documented = {each.__name__: each for each in _documented_errors()}
+
+    assert len(documented) > 30
+    assert {"TopicExists", "ResetFailed", "OffsetOutOfRange", "GroupRefused"} <= documented.keys()
+    assert documented.keys() - set(orbitmq.__all__) == set()
+    for name, kind in documented.items():
+        assert getattr(orbitmq, name) is kind
+
+
+def test_every_public_error_is_on_the_reference_page() -> None:
+    public = {
+        name
+        for name in orbitmq.__all__
+        if inspect.isclass(found := getattr(orbitmq, name)) and issubclass(found, OrbitError)
+    }
+
+    assert public - {each.__name__ for each in _documented_errors()} == set()
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

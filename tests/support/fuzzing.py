@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,18 @@ def rounds(usual: int) -> int:
     """How often to try, `usual` times unless ORBITMQ_ROUNDS asks for more."""
     asked = int(os.environ.get("ORBITMQ_ROUNDS", _USUAL_ROUNDS))
     return max(1, usual * asked // _USUAL_ROUNDS)
+
+
+def fuzz_seed(usual: int) -> int:
+    """What the inputs follow from; ORBITMQ_FUZZ_SEED asks for others than the usual ones."""
+    return int(os.environ.get("ORBITMQ_FUZZ_SEED", usual))
+
+
+def note_inputs(count: int) -> None:
+    """Tell whoever wants to know (ORBITMQ_COUNTS names a file) how many inputs were tried."""
+    if path := os.environ.get("ORBITMQ_COUNTS"):
+        with Path(path).open("a") as file:
+            file.write(f"{count}\n")
 
 
 def body_like(kind: type[msgspec.Struct], chance: random.Random) -> bytes:

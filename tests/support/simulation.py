@@ -29,7 +29,7 @@ from tests.support.simulation_history import History, Moment
 from tests.support.simulation_loop import Stuck, VirtualLoop
 from tests.support.simulation_network import Weather
 from tests.support.simulation_plants import PLANTS
-from tests.support.simulation_world import GROUPS, World, simulated_edges
+from tests.support.simulation_world import GROUPS, ORDERED, World, simulated_edges
 
 #: Seconds in which things go wrong, and in which all must be well again afterwards.
 TROUBLE = 20.0
@@ -156,6 +156,7 @@ class _Trouble:
             self._leave,
             self._join,
             *(self._separate,) * 2,
+            *(self._cut_off_owner,) * 2,
             *(self._cut,) * 3,
             self._bad_weather,
             self._crash_name_server,
@@ -233,12 +234,24 @@ class _Trouble:
         self._later(lambda: self._world.join(group), (0.0,))
 
     def _separate(self) -> None:
+        hosts = sorted({machine.host for machine in self._world.living})
+        one, other = self._dice.sample(hosts, 2)
+        self._part(one, other, (0.5, 4.0, 10.0, LONG))
+
+    def _cut_off_owner(self) -> None:
+        """Of locks, for longer than the broker keeps them: others take over while it lives."""
         world, dice = self._world, self._dice
-        hosts = sorted({machine.host for machine in world.living})
-        one, other = dice.sample(hosts, 2)
+        members = [each for each in world.members if each.group == ORDERED]
+        if members:
+            self._part(
+                dice.choice(members).machine.host, dice.choice(world.brokers).host, (LONG, 2 * LONG)
+            )
+
+    def _part(self, one: str, other: str, pauses: tuple[float, ...]) -> None:
+        world = self._world
         world.history.note("separate", one, other)
         world.network.separate(one, other)
-        self._later(lambda: world.network.join(one, other), (0.5, 4.0, 10.0, LONG))
+        self._later(lambda: world.network.join(one, other), pauses)
 
     def _cut(self) -> None:
         connections = self._world.network.connections()

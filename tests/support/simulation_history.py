@@ -9,6 +9,7 @@ overlapping     two members of an ordered group had messages of one queue at the
 unseen          an acknowledged message was never consumed, though everything was healed and
                 had time
 skipped         progress at a broker passed a message that nobody has finished
+forgotten       a broker that was started again knows less of progress than it must have saved
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 QueueKey = tuple[str, int]
 #: Broker, queue, offset.
 Place = tuple[str, int, int]
+#: A broker saves progress every five seconds, and is looked at every half: a crash costs no more.
+SAVED_AFTER = 6.0
 
 
 class Outcome(enum.Enum):
@@ -65,6 +68,28 @@ class _QueueOfGroup:
             self.done += 1
 
 
+class _Progress:
+    """How far a group had come in a queue, as a broker said from time to time.
+
+    It may go back: a member that lost its queue unheard reports what it knows.
+    """
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._since: list[tuple[float, int]] = [(float("-inf"), 0)]
+
+    def note(self, offset: int, now: float) -> None:
+        if offset != self._offset:
+            self._offset = offset
+            self._since.append((now, offset))
+
+    def saved(self, now: float) -> int:
+        """What a broker that dies now must know after its next start, at least."""
+        earlier = [offset for at, offset in self._since if at <= now - SAVED_AFTER]
+        later = [offset for at, offset in self._since if at > now - SAVED_AFTER]
+        return min((earlier[-1], *later))
+
+
 class History:
     """Takes down what happens, and finds what must not."""
 
@@ -81,6 +106,9 @@ class History:
         self._read: dict[Place, bytes] = {}
         self._queues: dict[tuple[str, QueueKey], _QueueOfGroup] = defaultdict(_QueueOfGroup)
         self._acked_last: dict[tuple[str, QueueKey], int] = {}
+        self._progress: dict[tuple[str, QueueKey], _Progress] = defaultdict(_Progress)
+        #: Of brokers that are down: what they must know when they are back.
+        self._saved: dict[str, dict[tuple[str, int], int]] = {}
 
     # ---- taking down
 
@@ -159,14 +187,38 @@ class History:
         for queue in self._queues.values():
             queue.running.pop(member, None)
 
+    def broker_died(self, broker: str) -> None:
+        """It knows of progress what it has saved."""
+        now = self._time()
+        self._saved[broker] = {
+            (group, queue_id): progress.saved(now)
+            for (group, (name, queue_id)), progress in self._progress.items()
+            if name == broker
+        }
+
     # ---- looking
+
+    def check_saved(self, group: str, broker: str, offsets: Mapping[int, int]) -> None:
+        """Progress as a broker has it at its start."""
+        for (whose, queue_id), saved in self._saved.get(broker, {}).items():
+            if whose != group:
+                continue
+            known = offsets.get(queue_id, 0)
+            if known < saved:
+                self._object(
+                    "forgotten", f"{group} at {broker}:{queue_id} is {known}, {saved} was saved"
+                )
+            self._progress[group, (broker, queue_id)].note(known, self._time())
 
     def check_progress(self, group: str, broker: str, offsets: Mapping[int, int]) -> None:
         """Progress as a broker has it now."""
+        now = self._time()
         for queue_id, offset in offsets.items():
-            done = self._queues[group, (broker, queue_id)].done
+            key = (group, (broker, queue_id))
+            done = self._queues[key].done
             if offset > done:
                 self._object("skipped", f"{group} at {broker}:{queue_id} says {offset}, not {done}")
+            self._progress[key].note(offset, now)
 
     def unseen(self, groups: Iterable[str]) -> dict[str, list[bytes]]:
         """Acknowledged messages that a group has not consumed."""

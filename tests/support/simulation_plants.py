@@ -10,7 +10,9 @@ from unittest import mock
 
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.outcomes import PutStatus
+from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.turns import Turns
+from orbitmq.client.consumer.locks import QueueLock
 from orbitmq.client.consumer.sendback import SendingBack
 from orbitmq.client.consumer.window import Window
 from tests.support.powerloss import ForgetfulFiles
@@ -48,6 +50,24 @@ def _reports_what_is_being_consumed() -> AbstractContextManager[Any]:
     return mock.patch.object(Window, "commit_offset", property(lambda self: self._end))
 
 
+def _believes_in_locks_for_ever() -> AbstractContextManager[Any]:
+    """A member goes on with its messages when the broker may have given its lock to others."""
+
+    def is_held(self: QueueLock, now: float) -> bool:
+        return self._until != float("-inf")
+
+    return mock.patch.object(QueueLock, "is_held", is_held)
+
+
+def _forgets_progress() -> AbstractContextManager[Any]:
+    """A broker does not read at its start how far groups had come."""
+
+    def load(self: ProgressTable, file: Any, deleted_below: Any = None) -> None:
+        pass
+
+    return mock.patch.object(ProgressTable, "load", load)
+
+
 def _drops_what_failed() -> AbstractContextManager[Any]:
     async def send_back(self: SendingBack, message: Any, failure: Any) -> bool:
         await asyncio.sleep(0)
@@ -62,5 +82,7 @@ PLANTS: dict[str, tuple[Plant, frozenset[str]]] = {
     "forgets-to-flush": (_forgets_to_flush, frozenset({"lost", "inconsistent", "broken"})),
     "everybody-gets-the-lock": (_everybody_gets_the_lock, frozenset({"overlapping", "reordered"})),
     "reports-what-is-being-consumed": (_reports_what_is_being_consumed, frozenset({"skipped"})),
+    "believes-in-locks-for-ever": (_believes_in_locks_for_ever, frozenset({"overlapping"})),
+    "forgets-progress": (_forgets_progress, frozenset({"forgotten"})),
     "drops-what-failed": (_drops_what_failed, frozenset({"unseen"})),
 }

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
@@ -20,6 +21,7 @@ from unittest import mock
 from orbitmq.broker import broker as broker_module
 from orbitmq.broker import opening as opening_module
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.consumer.core import ConsumerCore
@@ -60,14 +62,19 @@ QUEUES = 2
 PLAIN, ORDERED = "plain", "ordered"
 GROUPS = (PLAIN, ORDERED)
 NAME_SERVER = "10.0.0.1"
-#: What a handler says to have a message again.
+#: The share of messages whose handler fails, at their first two attempts.
 HANDLER_FAILURES = 0.1
+#: How long handlers take. In order some take nearly as long as a member believes in its lock, so
+#: that messages wait in its memory while it is cut off, the lock lapses, and others take over.
+HANDLING = {PLAIN: (0.0, 0.01, 0.2, 1.0), ORDERED: (0.0, 0.01, 0.2, 1.0, 5.0)}
 
 #: The share of messages that are delivered a while after they were sent.
 DELAYED = 0.1
 #: Shorter than usual, so that locks lapse, silent members count as gone and retries come within a
-#: simulation, and most of its time is not spent on waiting for them.
+#: simulation, and most of its time is not spent on waiting for them. The broker keeps locks twice
+#: as long as members believe in them, as usual.
 LOCKS = LockSettings(life=6.0, renewal=4.0)
+BROKER_LOCK_LIFE = 12.0
 CLIENT_LIFE = 15.0
 _DELAY_LEVELS = tuple(each * 0.4 for each in DELAY_LEVELS)
 
@@ -114,6 +121,7 @@ def simulated_edges(loop: VirtualLoop, seed: int) -> Iterator[None]:
         mock.patch.object(server_module, "Listener", SimulatedListener),
         mock.patch.object(server_module, "speaks_tls", speaks_no_tls),
         mock.patch.object(broker_module, "Store", without_threads),
+        mock.patch.object(broker_module, "OrderLocks", partial(OrderLocks, life=BROKER_LOCK_LIFE)),
         mock.patch.object(opening_module, "_in_own_thread", at_once),
         mock.patch.object(Connection, "__hash__", number_of),
         # A broker's connections to name servers draw their pauses themselves.
@@ -224,6 +232,9 @@ class World:
         store = broker.parts.store
         if store.recovery.damage:
             self.history.violations.append(f"lost: {node.name} found {store.recovery.damage}")
+        for group in GROUPS:
+            offsets = broker.parts.progress.offsets(TOPIC, group)
+            self.history.check_saved(group, node.name, offsets)
         self.history.note("up", node.name, store.statistics().log_end)
 
     def _make_topic(self, broker: Broker) -> None:
@@ -239,6 +250,7 @@ class World:
         assert node.broker is not None
         assert node.disk is not None
         self.history.note("crash", node.name, power, abruptly)
+        self.history.broker_died(node.name)
         node.lives += 1
         after = self.folder / f"{node.name}-{node.lives}"
         if power:
@@ -340,7 +352,7 @@ class World:
             place = (queue.broker, queue.id, message.queue_offset) if is_first else None
             body = message.body
             history.begin_handling(group, name, body, place, is_ordered=is_ordered)
-            await asyncio.sleep(dice.choice((0.0, 0.01, 0.2, 1.0)))
+            await asyncio.sleep(dice.choice(HANDLING[group]))
             if not machine.is_alive:
                 return
             fails = message.reconsume_times < 2 and dice.random() < HANDLER_FAILURES

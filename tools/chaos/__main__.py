@@ -164,14 +164,14 @@ def _go_through(parts: Sequence[Part], run: Run, console: Console) -> None:
         part = left.pop(0)
         at = f"{len(parts) - len(left)}/{len(parts)}, about {minutes:.0f} min left"
         console.print(f"[bold]{part.name}[/] ({at}): {part.about}", highlight=False)
-        outcome = _run_part(part, scale, console)
+        outcome = _run_part(part, scale, run, console)
         run.outcomes.append(outcome)
         run.minutes = before + (time.monotonic() - began) / 60
         run.is_whole = whole <= {each.name for each in run.outcomes}
         write(run, _FOLDER)
 
 
-def _run_part(part: Part, scale: float, console: Console) -> Outcome:
+def _run_part(part: Part, scale: float, run: Run, console: Console) -> Outcome:
     outcome = Outcome(part.name, part.about, part.rows)
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"orbitmq-{part.name}-"))
@@ -186,12 +186,19 @@ def _run_part(part: Part, scale: float, console: Console) -> Outcome:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         console.print(f"what happened is in {folder}", markup=False)
+        console.print(f"again: {again(part, scale, run)}", markup=False)
     for figure in condensed(outcome.figures):
         mark = "[green]ok[/]" if figure.is_kept else "[red]NO[/]"
         console.print(f"  {mark} ", end="")
         console.print(f"{figure.what}: {figure.value} {figure.rule}", markup=False)
     console.print(f"  {outcome.seconds:.0f} s")
     return outcome
+
+
+def again(part: Part, scale: float, run: Run) -> str:
+    """The command that does the same once more, as far as it follows from the seed."""
+    length = f"--seconds {run.each:g}" if run.each else f"--minutes {scale * USUAL_MINUTES:.2f}"
+    return f'make chaos ARGS="--only {part.name} --seed {run.seed} {length}"'
 
 
 def _tables(run: Run) -> list[Table]:

@@ -44,12 +44,12 @@ class Scenario:
 
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("kill-sync", "R1 R5", "kill -9 of the broker, sync flush", killing.kill_sync, 200, 20),
+    Scenario("kill-sync", "R1 R5", "kill -9 of the broker, sync flush", killing.kill_sync, 180, 20),
     Scenario(
         "kill-async", "R2 R5", "kill -9 of the broker, async flush", killing.kill_async, 100, 20
     ),
     Scenario(
-        "consumers", "R5 R6", "consumers start, stop, die, pause", consumers.consumer_chaos, 120, 20
+        "consumers", "R5 R6", "consumers start, stop, die, pause", consumers.consumer_chaos, 110, 20
     ),
     Scenario("orderly", "R5 R7", "order locks, pauses, wrong dates", ordering.orderly, 70, 20),
     Scenario(
@@ -57,7 +57,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "R5 R7",
         "the same with locks of 30 and 60 s",
         ordering.orderly_in_real_time,
-        180,
+        160,
         90,
         50,
     ),
@@ -72,6 +72,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("fsync", "R5 R19", "fdatasync fails", disks.failing_sync, 10, 5, 3),
     Scenario("handles", "R5 R19", "too few file handles", disks.few_handles, 10, 5, 3),
     Scenario("soak", "R5 R20", "load with rolling restarts", soak.soak, 120, 60),
-    Scenario("backlog", "R21", "a large backlog, cold start", backlog.backlog, 250, 30, 5),
+    Scenario("backlog", "R21", "a large backlog, cold start", backlog.backlog, 220, 30, 5),
     Scenario("crowd", "R23", "topics, groups, connections", crowd.crowd, 10, 10, 0),
 )

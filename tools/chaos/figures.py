@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tools.chaos.checker import Analysis
+from tools.chaos.history import Event
+from tools.chaos.repetitions import SETTLING, unexplained_copies, unexplained_deliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,18 @@ def judged(row: str, analysis: Analysis) -> list[Figure]:
     figures = [messages]
     figures += [none_of(row, what, found) for what, found in analysis.anomalies.items()]
     return figures
+
+
+def repeated(
+    row: str, events: Sequence[Event], groups: Iterable[str], settling: float = SETTLING
+) -> list[Figure]:
+    """What came twice without a fault that explains it, which must be nothing."""
+    row = f"{row} R5"
+    given = unexplained_deliveries(events, groups, settling)
+    return [
+        none_of(row, "given again without a reason", given),
+        none_of(row, "stored twice without a reason", unexplained_copies(events)),
+    ]
 
 
 def are_kept(figures: Iterable[Figure]) -> bool:

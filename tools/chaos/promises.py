@@ -140,7 +140,8 @@ PROMISES: tuple[Promise, ...] = (
         "R20",
         "soak with 20 groups and rolling restarts",
         "3,600 s of load at 5,000 msg/s",
-        "memory growth < 5 %, descriptors flat, p99 of sends at most twice that of the beginning",
+        "memory growth < 5 % (in a short run 12 MiB, where that is more), descriptors flat, p99 of "
+        "sends at most twice that of the beginning (50 ms, where that is more)",
     ),
     Promise(
         "R21",

@@ -1,8 +1,10 @@
 """Tests that belong to a chaos run and live elsewhere, with more rounds than in `make test`.
 
-They read `ORBITMQ_ROUNDS` and `ORBITMQ_SEEDS`, how much of each, and `ORBITMQ_FIRST_SEED`; what
-they print is kept in a file. A suite passes when all of its tests did: one that was skipped, or is
-not there, has shown nothing. How much was tried counts only then, because only then all of it was.
+They read `ORBITMQ_ROUNDS` and `ORBITMQ_SEEDS`, how much of each, and `ORBITMQ_FIRST_SEED` (fuzzers
+`ORBITMQ_FUZZ_SEED`); what they print is kept in a file. Fuzzers write how many inputs they tried
+into the file that `ORBITMQ_COUNTS` names, and that is what is told. A suite passes when all of its
+tests did: one that was skipped, or is not there, has shown nothing. How much was tried counts only
+then, because only then all of it was.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Suite:
     usual: float = 60.0  #: seconds that it takes, about
     least: int = 1  #: of the amount, with which it still says something
     at_once: int = 2  #: processes
+    counts: str = ""  #: what the tests count themselves, when the amount says little
     is_extra: bool = False  #: belongs to no row, and is run when it is named
 
     def amount_in(self, scale: float) -> int:
@@ -65,14 +68,24 @@ SUITES: tuple[Suite, ...] = (
         least=2_000,
     ),
     Suite(
+        "kill-store",
+        "R1 R2",
+        "kill -9 of a process that does nothing but store",
+        ("tests/store/test_kill.py",),
+        150,
+        "kills of a store, for each flush policy",
+        75,  # half a second for each
+        least=40,
+    ),
+    Suite(
         "power-loss",
         "R2 R3",
         "power-loss model of the store",
         ("tests/store/test_powerloss.py",),
-        1_500,
+        2_000,
         "seeds",
-        110,
-        least=300,
+        150,
+        least=500,
     ),
     Suite(
         "damage",
@@ -89,10 +102,11 @@ SUITES: tuple[Suite, ...] = (
         "R17",
         "fuzzing of every byte interface",
         ("tests/fuzz", "tests/broker/test_fuzz.py"),
-        2_000,
+        3_000,
         "rounds",
-        70,
-        least=200,
+        105,
+        least=400,
+        counts="inputs",
     ),
     Suite("security", "R17", "what strangers can do", ("tests/security",), usual=10),
     Suite(
@@ -145,9 +159,12 @@ def run_suite(suite: Suite, scale: float, seed: int, log: Path) -> list[Figure]:
         value = f"not in this checkout: {', '.join(absent)}"
         return [Figure(suite.rows, suite.about, value, _RULE, is_kept=False)]
     amount, deadline = suite.amount_in(scale), suite.deadline(scale)
+    counts = log.with_name("counts")
     environment = {
         **os.environ,
         "ORBITMQ_FIRST_SEED": str(seed),
+        "ORBITMQ_FUZZ_SEED": str(seed),
+        "ORBITMQ_COUNTS": str(counts),
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
     }
     if suite.of:
@@ -165,7 +182,12 @@ def run_suite(suite: Suite, scale: float, seed: int, log: Path) -> list[Figure]:
     figures = [Figure(suite.rows, suite.about, value, _RULE, is_kept)]
     if not suite.of:
         return figures
-    return [tried(suite.rows, suite.of, amount if is_kept else 0), *figures]
+    done = _sum_of(counts) if suite.counts else amount
+    return [tried(suite.rows, suite.counts or suite.of, done if is_kept else 0), *figures]
+
+
+def _sum_of(counts: Path) -> int:
+    return sum(map(int, counts.read_text().split())) if counts.exists() else 0
 
 
 def have_all_passed(summary: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_most, judged, none_of, told, tried
+from tools.chaos.figures import Figure, at_most, judged, none_of, repeated, told, tried
 from tools.chaos.history import Event, Fault, Read, now
 from tools.chaos.programs import Program, Stage, pass_time
 
@@ -64,6 +64,7 @@ def consumer_chaos(stage: Stage, effort: Effort) -> list[Figure]:
         tried("R6", "that left in order", left),
         tried("R6", "s with faults and pauses between them", troubled),
         *judged("R6", analysis),
+        *repeated("R6", events, (_GROUP,)),
         at_most("R6", "drained after", took, 30, "s"),
         at_most("R6", "delivered again while members came and went in order", len(in_order), 0),
         at_most(

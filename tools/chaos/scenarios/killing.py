@@ -6,14 +6,17 @@ from math import inf
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_most, judged, none_of, told, tried
+from tools.chaos.figures import Figure, at_most, judged, none_of, repeated, told, tried
 from tools.chaos.history import now
 from tools.chaos.programs import Stage, pass_time
+from tools.chaos.repetitions import UNSAVED
 from tools.chaos.timing import latencies, quantile, recoveries
 
 _PRODUCERS = 4
 _QUEUES = 16
 _GIB = 1024**3
+#: Seconds of a run in which a consumer dies once together with the broker.
+_WITH_CONSUMER = 20.0
 
 
 def kill_sync(stage: Stage, effort: Effort) -> list[Figure]:
@@ -54,8 +57,19 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         starts.append(broker.restart())
         openings.append(broker.opened_in)
 
-    pauses = 0
+    def kill_with_consumer() -> None:
+        """Whoever follows knows of progress what the broker has saved; it gets the time to."""
+        pass_time(UNSAVED + 1.0)
+        broker.kill()
+        stage.kill(consumers.pop(chance.randrange(len(consumers))))
+        starts.append(broker.restart())
+        openings.append(broker.opened_in)
+        consumers.append(stage.worker("consume", stage.fresh_name("c-late-"), group="readers"))
+        consumers[-1].until_written('"ready"')
+
+    pauses = with_consumers = 0
     deadline = now() + effort.seconds
+    planned = int(effort.seconds // _WITH_CONSUMER)
     while now() < deadline:
         pass_time(chance.uniform(0.3, 3.0))
         if chance.random() < 0.1:
@@ -65,7 +79,12 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
             stage.resume(broker.running)
             pauses += 1
             pass_time(chance.uniform(0.5, 2.0))
-        kill_and_restart(chance.uniform(0.0, 2.0) if chance.random() < 0.3 else 0.0)
+        # One at once, so that a short run has it too; the others when chance has it.
+        if with_consumers < planned and (not with_consumers or chance.random() < 0.3):
+            kill_with_consumer()
+            with_consumers += 1
+        else:
+            kill_and_restart(chance.uniform(0.0, 2.0) if chance.random() < 0.3 else 0.0)
         if chance.random() < 0.3:  # once more, while it may still be repairing
             kill_and_restart()
     pass_time(2.0)
@@ -81,7 +100,9 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
     return [
         tried(row, "kills", len(starts)),
         told(row, "pauses of the broker (SIGSTOP)", pauses),
+        told(row, "kills of a consumer together with the broker", with_consumers),
         *judged(row, analysis),
+        *repeated(row, events, ("readers", "pullers")),
         at_most(
             row,
             "opened after a kill, from settings to listening",

@@ -7,7 +7,7 @@ from math import inf
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_most, judged, none_of, told, tried
+from tools.chaos.figures import Figure, at_most, judged, none_of, repeated, told, tried
 from tools.chaos.history import Acked, Event, Fault, Invoked, Read, now
 from tools.chaos.programs import Program, Stage, free_port, pass_time
 from tools.chaos.proxy import FaultyProxy, Weather
@@ -68,6 +68,7 @@ def network(stage: Stage, effort: Effort) -> list[Figure]:
         tried("R8", "faults", faults),
         tried("R8", "s with faults and pauses between them", troubled),
         *judged("R8", analysis),
+        *repeated("R8", events, ("readers", "pullers")),
         at_most("R8", "everybody went on after healing", max(healing, default=inf), 5, "s"),
         at_most(
             "R8",

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
-from tools.chaos.figures import Figure, at_most, judged, none_of, told, tried
+from tools.chaos.figures import Figure, at_most, judged, none_of, repeated, told, tried
 from tools.chaos.history import Assigned, Fault, now
 from tools.chaos.programs import Program, Stage, pass_time
+from tools.chaos.repetitions import SETTLING
 
 _GROUP = "in-order"
 _BROKER_LIFE = 60.0
@@ -78,6 +79,8 @@ def _orderly(stage: Stage, effort: Effort, rate: float) -> list[Figure]:
         tried("R7", "faults", faults),
         tried("R7", "s with faults and pauses between them", troubled),
         *judged("R7", analysis),
+        # Who follows waits for the lock first.
+        *repeated("R7", events, (_GROUP,), SETTLING + 2 * _BROKER_LIFE / rate),
         at_most("R7", "drained after", took, 30 + 2 * _BROKER_LIFE / rate, "s"),
         told("R7", "changes of owners", changes),
         told("R7", "lives of locks", f"{_CLIENT_LIFE / rate:g} s and {_BROKER_LIFE / rate:g} s"),

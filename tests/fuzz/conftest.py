@@ -1,0 +1,17 @@
+"""What all fuzzers share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.repeating import tell_how_to_repeat
+
+
+@pytest.fixture(autouse=True)
+def repetition(request: pytest.FixtureRequest) -> None:
+    seed = getattr(request.module, "SEED", None)
+    if seed is not None:
+        rounds = os.environ.get("ORBITMQ_ROUNDS", "200")
+        tell_how_to_repeat(request, ORBITMQ_FUZZ_SEED=seed, ORBITMQ_ROUNDS=rounds)
