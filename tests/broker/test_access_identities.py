@@ -164,6 +164,7 @@ async def test_with_nobody_who_may_be_asked_nobody_is_asked(
 
     assert await told(spy, "spy@1") == []
     assert "nobody to ask about a transaction" in caplog.text
+    assert "are connected, but none of them may publish to the topic" in caplog.text
 
 
 async def test_a_right_that_was_taken_away_is_gone_before_the_next_question(

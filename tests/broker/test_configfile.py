@@ -14,6 +14,7 @@ import pytest
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile, Origin
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
 from orbitmq.wire.bodies.offsets import ConsumerOffsets
+from tests.support.delivery import QuickConfigDisk
 from tests.support.powerloss import ForgetfulFiles
 
 FOLDER = Path("/config")
@@ -217,6 +218,34 @@ def test_the_folder_that_a_document_is_saved_in_survives_as_well(
         disk.lose_power(left, random.Random(seed))
         loaded = ConfigFile(left / "config" / PATH.name, ConsumerOffsets).load()
         assert loaded.value == progress(7)
+
+
+class ClosedParent(QuickConfigDisk):
+    """A disk where the folder above that of the configuration cannot be opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self._above = folder.parent
+        self.attempts = 0
+
+    def sync_folder(self, folder: Path) -> None:
+        if folder == self._above:
+            self.attempts += 1
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_folder_above_that_cannot_be_opened_is_told_once_and_hinders_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config" / PATH.name
+    disk = ClosedParent(path.parent)
+    file = opened(disk, path)
+
+    for offset in range(3):
+        file.save(progress(offset))
+
+    assert opened(disk, path).load().value == progress(2)
+    assert (file.failures, file.problem, disk.attempts) == (0, None, 1)
+    assert len([line for line in caplog.messages if "Permission denied" in line]) == 1
 
 
 @pytest.mark.parametrize("history", [1, 2])

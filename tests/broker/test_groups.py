@@ -124,6 +124,17 @@ def test_who_needs_a_group_that_is_not_made_is_told_why_and_what_to_do(
     assert name not in groups
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["x\n2026-01-31 12:00:00.000 ERROR   all is lost", "x\r\x1b[2J\x9b", "x" * 100_000, "\n" * 2],
+)
+def test_a_name_that_is_refused_cannot_forge_a_line(name: str) -> None:
+    text = str(GroupTable(now=NOW).missing(name))
+
+    assert text.isprintable()
+    assert len(text) < 2000
+
+
 def test_a_group_that_is_only_made_a_second_later_is_a_matter_of_coming_again() -> None:
     groups = GroupTable(now=NOW)
     for number in range(MADE_PER_SECOND):

@@ -13,6 +13,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.settings import PullSettings
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.bodies.base import encode_body
@@ -447,6 +448,86 @@ async def test_a_pull_that_fails_when_it_is_woken_does_not_hurt_the_sender(
 
     assert place.queue_offset == 0
     assert "could not be answered" in caplog.text
+
+
+async def test_a_pull_that_cannot_be_counted_is_answered_and_let_go_of_once(
+    broker: Broker,
+    client: RawClient,
+    orders: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiting = begin(client, orders)
+    await held(broker)
+    released: list[Command] = []
+    release = Connection.release
+
+    def watched(connection: Connection, request: Command) -> None:
+        if request.code == RequestCode.PULL_MESSAGE:
+            released.append(request)
+        release(connection, request)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Connection, "release", watched)
+    monkeypatch.setattr(broker.parts.progress, "note_pull", fail)
+    broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+    broker.parts.turns.finish()
+    answer = await asyncio.wait_for(waiting, LONG)
+
+    assert bodies_in(answer) == [b"new"]
+    assert len(released) == 1
+    assert "could not be counted" in caplog.text
+    assert "could not be answered" not in caplog.text
+
+
+async def test_a_pull_whose_answer_cannot_be_sent_is_let_go_of_once(
+    broker: Broker,
+    client: RawClient,
+    orders: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiting = begin(client, orders)
+    await held(broker)
+    released: list[Command] = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "send", fail)
+        patched.setattr(Connection, "release", lambda _, request: released.append(request))
+        broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+        broker.parts.turns.finish()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert [request.code for request in released] == [RequestCode.PULL_MESSAGE]
+    assert "could not be answered" in caplog.text
+
+
+async def test_a_pull_that_has_to_wait_for_its_turn_is_not_alone_any_more(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    waiting = begin(client, orders)
+    await held(broker)
+    again, alone = broker.parts.held.again, list[bool]()
+
+    def watched(pull: HeldPull) -> None:
+        alone.append(pull.is_alone)
+        again(pull)
+
+    broker.parts.held.again = watched
+    broker.parts.pacing.spent = broker.parts.pacing.limit
+    broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+    broker.parts.turns.finish()
+    at_once = list(alone)
+    answer = await asyncio.wait_for(waiting, LONG)
+
+    assert bodies_in(answer) == [b"new"]
+    assert (at_once, alone) == ([], [False])
 
 
 # Those who leave, and those who are too many.

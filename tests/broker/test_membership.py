@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.groups import MADE_PER_SECOND
 from orbitmq.broker.settings import PullSettings
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import (
@@ -366,6 +367,40 @@ async def test_a_group_that_disagrees_is_reported_once(
 
 
 # Asking.
+
+
+async def test_a_group_that_is_not_made_in_this_second_may_be_asked_for_again(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    """Told that nobody is in it, a consumer would believe that it is refused for good."""
+    clock = HandClock()
+    broker = await start_broker(parts={"clock": clock})
+    client = await open_client(broker)
+    for number in range(MADE_PER_SECOND):
+        broker.parts.groups.find(f"g{number}", now=clock.now())
+
+    await client.heartbeat("c1", ORDERS)
+    answer = await client.connection.request(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
+    )
+    clock.advance(1.0)
+    await client.heartbeat("c1", ORDERS)
+
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert "come again" in (answer.remark or "")
+    assert await members(client) == ["c1"]
+
+
+async def test_a_refused_group_cannot_forge_a_line_of_the_log(
+    client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("x\nERROR all is lost\x1b[2J", "y" * 100_000):
+        consumer = {"groupName": name, "subscriptionDataSet": []}
+        await raw_heartbeat(client, {"clientID": "c1", "consumerDataSet": [consumer]})
+
+    told = [each.getMessage() for each in caplog.records if "may not be made" in each.msg]
+    assert len(told) == 2
+    assert all(text.isprintable() and len(text) < 2000 for text in told)
 
 
 async def test_a_group_without_members_is_answered_with_an_error(client: RawClient) -> None:

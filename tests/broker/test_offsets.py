@@ -188,6 +188,29 @@ async def test_a_report_during_a_reset_is_swallowed(broker: Broker, client: RawC
     assert (await client.query("orders")).ext_fields["offset"] == "3"
 
 
+async def test_a_report_from_before_a_reset_does_not_undo_it_when_a_pull_has_taken_it(
+    broker: Broker, client: RawClient
+) -> None:
+    await ready(client, broker, messages=10)
+    one_way(client, 8)
+    broker.parts.progress.reset("orders", GROUP, 0, 3)
+    moved = await client.pull("orders", 0, 8)
+
+    one_way(client, 8)
+    stale = await client.query("orders")
+    await client.pull("orders", 0, 3, max_msg_nums=2)
+    for offset in (8, 5):
+        one_way(client, offset)
+    replayed = await client.query("orders")
+    by_tool = await client.report("orders", 9)
+
+    assert moved.code == ResponseCode.PULL_OFFSET_MOVED
+    assert stale.ext_fields["offset"] == "3"
+    assert replayed.ext_fields["offset"] == "5"
+    assert (by_tool.code, by_tool.remark) == (ResponseCode.SUCCESS, None)
+    assert broker.parts.progress.stored("orders", GROUP, 0) == 9
+
+
 @pytest.mark.feature("H2")
 async def test_a_report_counts_at_once_and_a_straggler_cannot_move_it_back(
     broker: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture

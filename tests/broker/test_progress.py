@@ -210,7 +210,59 @@ def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_
     assert progress.take_reset("T", "g", 0) == 20
     assert progress.take_reset("T", "g", 0) is None
     assert progress.query("T", "g", 0) == 20
+    progress.note_pull("T", "g", 0, 52)
     assert commit(progress, 21) is Outcome.STORED
+
+
+@pytest.mark.parametrize("way", [Way.PULL, Way.REPORT])
+def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(way: Way) -> None:
+    progress = table()
+    commit(progress, 100)
+    progress.reset("T", "g", 0, 20)
+    progress.take_reset("T", "g", 0)
+
+    at_first = commit(progress, 100, way=way)
+    progress.note_pull("T", "g", 0, 52)
+    outcomes = [commit(progress, offset, way=way) for offset in (100, 53, 52)]
+    progress.note_pull("T", "g", 0, 40)
+    progress.note_pull("T", "g", 0, 101)
+
+    assert at_first is Outcome.BEFORE_RESET
+    assert outcomes == [Outcome.BEFORE_RESET, Outcome.BEFORE_RESET, Outcome.STORED]
+    assert progress.query("T", "g", 0) == 52
+    assert commit(progress, 101, way=way) is Outcome.STORED
+
+
+def test_an_answer_to_somebody_behind_takes_nothing_away_from_who_is_ahead() -> None:
+    progress = table()
+    progress.reset("T", "g", 0, 20)
+    progress.take_reset("T", "g", 0)
+    progress.note_pull("T", "g", 0, 52)
+
+    progress.note_pull("T", "g", 0, 30)
+
+    assert commit(progress, 52) is Outcome.STORED
+
+
+def test_a_tool_may_move_a_group_on_after_a_reset() -> None:
+    progress = table()
+    progress.reset("T", "g", 0, 20)
+    progress.take_reset("T", "g", 0)
+
+    assert commit(progress, 90, way=Way.REQUEST) is Outcome.STORED
+    assert commit(progress, 91) is Outcome.BEFORE_RESET
+    assert commit(progress, 90) is Outcome.STORED
+
+
+def test_who_reads_from_a_slave_after_a_reset_is_believed() -> None:
+    progress = table()
+    progress.reset("T", "g", 0, 20)
+    progress.take_reset("T", "g", 0)
+
+    progress.reads_elsewhere("T", "g", 0)
+    progress.reads_elsewhere("T", "nobody", 0)
+
+    assert commit(progress, 90) is Outcome.STORED
 
 
 def test_a_reset_works_for_a_group_that_never_consumed() -> None:
@@ -526,6 +578,8 @@ class ProgressModel(RuleBasedStateMachine):
         self.stored: dict[tuple[str, str, int], int] = {}
         self.owner: dict[tuple[str, str, int], tuple[str, float]] = {}
         self.resets: dict[tuple[str, str, int], int] = {}
+        #: How far pulls have been answered since a reset was taken.
+        self.reach: dict[tuple[str, str, int], int] = {}
 
     @rule(seconds=st.sampled_from((1.0, 10.0, 29.0, 31.0)))
     def time_passes(self, seconds: float) -> None:
@@ -543,11 +597,16 @@ class ProgressModel(RuleBasedStateMachine):
         key = (topic, group, queue)
         before = self.stored.get(key)
         owner, at = self.owner.get(key, (None, 0.0))
+        is_from_before = before is not None and offset > max(before, self.reach.get(key, offset))
         is_stored = key not in self.resets and (
-            before is None
-            or offset >= before
-            or way is Way.REQUEST
-            or (way is Way.REPORT and (owner in (None, by) or self.now - at > OWNERSHIP))
+            way is Way.REQUEST
+            or before is None
+            or (offset >= before and not is_from_before)
+            or (
+                offset < before
+                and way is Way.REPORT
+                and (owner in (None, by) or self.now - at > OWNERSHIP)
+            )
         )
 
         outcome = self.table.commit(topic, group, queue, offset, by=by, way=way, now=self.now)
@@ -557,6 +616,8 @@ class ProgressModel(RuleBasedStateMachine):
             assert (outcome is Outcome.MOVED_BACK) == (before is not None and offset < before)
             self.stored[key] = offset
             self.owner[key] = (by, self.now)
+            if key in self.reach:
+                self.reach[key] = max(self.reach[key], offset)
 
     @rule(topic=topics, group=groups, queue=queues, offset=offsets)
     def is_reset(self, topic: str, group: str, queue: int, offset: int) -> None:
@@ -564,23 +625,39 @@ class ProgressModel(RuleBasedStateMachine):
         self.table.reset(topic, group, queue, offset)
         self.resets[key] = self.stored[key] = offset
         self.owner.pop(key, None)
+        self.reach.pop(key, None)
 
     @rule(topic=topics, group=groups, queue=queues)
     def pulls(self, topic: str, group: str, queue: int) -> None:
-        expected = self.resets.pop((topic, group, queue), None)
+        key = (topic, group, queue)
+        expected = self.resets.pop(key, None)
         assert self.table.take_reset(topic, group, queue) == expected
+        if expected is not None:
+            self.reach[key] = expected
+
+    @rule(topic=topics, group=groups, queue=queues, offset=offsets)
+    def is_answered(self, topic: str, group: str, queue: int, offset: int) -> None:
+        key = (topic, group, queue)
+        self.table.note_pull(topic, group, queue, offset)
+        if key in self.reach:
+            self.reach[key] = max(self.reach[key], offset)
+
+    @rule(topic=topics, group=groups, queue=queues)
+    def is_sent_to_a_slave(self, topic: str, group: str, queue: int) -> None:
+        self.table.reads_elsewhere(topic, group, queue)
+        self.reach.pop((topic, group, queue), None)
 
     @rule(group=groups)
     def group_is_removed(self, group: str) -> None:
         self.table.remove_group(group)
-        for entries in (self.stored, self.owner, self.resets):
+        for entries in (self.stored, self.owner, self.resets, self.reach):
             for key in [key for key in entries if key[1] == group]:
                 del entries[key]
 
     @rule(topic=topics)
     def topic_is_removed(self, topic: str) -> None:
         self.table.remove_topic(topic)
-        for entries in (self.stored, self.owner, self.resets):
+        for entries in (self.stored, self.owner, self.resets, self.reach):
             for key in [key for key in entries if key[0] == topic]:
                 del entries[key]
 
@@ -591,6 +668,7 @@ class ProgressModel(RuleBasedStateMachine):
         self.table.load(file)
         self.owner.clear()
         self.resets.clear()
+        self.reach.clear()
 
     @invariant()
     def every_query_agrees(self) -> None:

@@ -711,6 +711,28 @@ async def test_progress_from_before_a_reset_does_not_undo_it(
     assert broker.parts.progress.stored("orders", GROUP, 0) == 6
 
 
+async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(pull=PullSettings(slave_read_enable=True))
+    client = await open_client(broker)
+    await fill(client, 10)
+    config = SubscriptionGroupConfig(group_name=GROUP, broker_id=1)
+    broker.parts.groups.update(config, now=0.0)
+    broker.parts.progress.reset("orders", GROUP, 0, 3)
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+
+    moved = await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+    client.connection.notify(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        extra={"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "commitOffset": "7"},
+    )
+    found = await client.query("orders")
+
+    assert moved.ext_fields["suggestWhichBrokerId"] == "1"
+    assert found.ext_fields["offset"] == "7"
+
+
 @pytest.mark.parametrize(
     ("reset", "offset", "reported", "is_moved"),
     [

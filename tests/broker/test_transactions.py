@@ -457,9 +457,64 @@ async def test_without_a_producer_the_question_counts_all_the_same_and_operators
     told = [line for line in caplog.messages if "nobody to ask" in line]
     assert len(told) == 1  # not every half minute
     unique_id = broker.messages(HALF)[0].unique_id
-    assert f"no producer of group makers is connected; message {unique_id} to T" in told[0]
+    assert "of group makers: no producer of the group is connected" in told[0]
+    assert f"message {unique_id} to T (keys none)" in told[0]
     assert "question 1 of 15" in told[0]
     assert "given up and never delivered" in told[0]
+
+
+async def test_nobody_to_ask_is_told_of_each_topic_by_itself(
+    broker: HandBroker, producer: AskedProducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for topic in ("T", "T", "U"):
+        await send_half(producer, topic, b"x", broker, PGROUP="gone")
+
+    check(broker)
+
+    told = [line for line in caplog.messages if "nobody to ask" in line]
+    assert [("to T (" in line, "to U (" in line) for line in told] == [(True, False), (False, True)]
+
+
+async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_producer(
+    broker: HandBroker,
+    producer: AskedProducer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await send_half(producer, "T", b"x", broker)
+    monkeypatch.setattr(transactionchecks, "real_place", lambda _: None)
+
+    check(broker)
+
+    (told,) = [line for line in caplog.messages if "nobody to ask" in line]
+    assert "does not say to which topic and queue it belongs" in told
+    assert "connected" not in told
+
+
+async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    forged = "x\nERROR all is lost\x1b[2J"
+    once = TransactionSettings(check_max=1)
+    async with hand_broker(tmp_path, transactions=once) as (broker, client):
+        named = {"PGROUP": forged, "KEYS": forged, "UNIQ_KEY": forged}
+        await send_half(client, "T", b"0", broker, **named)
+        await send_half(client, "T", b"1", broker, PGROUP="g" * 5000, KEYS="k" * 5000)
+        check(broker)
+        check(broker)
+
+    told = [
+        line for line in caplog.messages if "nobody to ask" in line or "is given up after" in line
+    ]
+    assert len(told) == 4
+    assert all(line.isprintable() and len(line) < 1000 for line in told)
+
+
+def test_a_message_without_an_id_of_its_own_is_named_by_its_place() -> None:
+    half = half_message()
+
+    assert half.unique_id is None
+    assert f"message {half.offset_id} to" in transactionchecks._named(half)
 
 
 async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(

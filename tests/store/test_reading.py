@@ -292,10 +292,27 @@ class Log:
 
 
 class File:
-    base = 0
+    def __init__(self, view: memoryview, end: int, base: int = 0) -> None:
+        self.view, self.end, self.base = view, end, base
 
-    def __init__(self, view: memoryview, end: int) -> None:
-        self.view, self.end = view, end
+
+#: Longer than all messages of an example together.
+FILE_SIZE = 1 << 19
+#: No two places of the log look alike.
+CONTENT = struct.pack(f">{FILE_SIZE // 2}i", *range(FILE_SIZE // 2))
+
+
+class TwoFiles(Log):
+    """Stands for a log of two files."""
+
+    def __init__(self, start: int, end: int) -> None:
+        super().__init__(start, end, CONTENT)
+
+    def file_of(self, offset: int) -> File | None:
+        if offset < self.start:
+            return None
+        base = offset - offset % FILE_SIZE
+        return File(self._view[base : base + FILE_SIZE], base + FILE_SIZE, base)
 
 
 @settings(max_examples=300, deadline=None)
@@ -343,13 +360,15 @@ def test_the_fast_way_does_what_the_rule_says(
 
 
 class Queue:
-    """Stands for a queue in memory."""
+    """Stands for a queue in memory, of which it is known whether what is old is good."""
 
-    min_offset, trusted_from, topic_field = 0, 0, b""
+    topic_field = b""
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, min_offset: int, trusted_from: int, *, is_good: bool) -> None:
         self._raw = raw
-        self.max_offset = len(raw) // 20
+        self.min_offset, self.max_offset = min_offset, len(raw) // 20
+        self.trusted_from = trusted_from
+        self.checked = {0: is_good}
 
     def entries(self, first: int, count: int) -> bytes:
         return self._raw[first * 20 : (first + count) * 20]
@@ -361,12 +380,15 @@ class Queue:
         st.tuples(st.integers(91, 2000), st.just(1), st.booleans()), min_size=1, max_size=180
     ),
     data=st.data(),
-    asked=st.sampled_from([-1, 0, 1, 5, 32, 60, 500]),
-    max_bytes=st.sampled_from([0, 100, 3000, 1 << 40]),
-    memory_count=st.sampled_from([1, 32, 1024]),
-    memory_bytes=st.sampled_from([50, 2000, 20_000, 1 << 30]),
-    distance=st.sampled_from([0, 5_000, 1 << 40]),
-    short_by=st.sampled_from([0, 0, 1]),
+    # Most are read this way: then it matters how the answer is limited.
+    asked=st.sampled_from([5, 32, 60, 500, 1, 0, -1]),
+    max_bytes=st.sampled_from([1 << 40, 1 << 40, 3000, 100, 0]),
+    memory_count=st.sampled_from([32, 1024, 1]),
+    memory_bytes=st.sampled_from([1 << 30, 20_000, 2000, 50]),
+    nearness=st.sampled_from([1 << 40, 1 << 40, 0, -1]),
+    short_by=st.sampled_from([0, 0, 0, 1, 3000]),
+    is_good=st.booleans(),
+    check_crc=st.booleans(),
 )
 def test_the_near_way_does_what_the_rule_says(
     messages: list[tuple[int, int, bool]],
@@ -375,39 +397,86 @@ def test_the_near_way_does_what_the_rule_says(
     max_bytes: int,
     memory_count: int,
     memory_bytes: int,
-    distance: int,
+    nearness: int,
     short_by: int,
+    is_good: bool,
+    check_crc: bool,
 ) -> None:
-    raw, at = entries_of(messages)
-    # No two places of the log look alike.
-    words = -(-at // 4)
-    queue, log = Queue(raw), Log(0, at - short_by, struct.pack(f">{words}i", *range(words)))
-    first = data.draw(st.integers(0, len(messages) - 1))
+    number = st.integers(0, len(messages))
+    raw, at = entries_of(messages, data.draw(number, "first of the second file"))
+    low = data.draw(st.just(0) | number, "lowest")
+    trusted_from = data.draw(st.just(0) | number, "trusted from")
+    first = data.draw(st.integers(0, len(messages) // 2) | number, "first")
+    queue = Queue(raw, low, trusted_from, is_good=is_good)
+    log = TwoFiles(0, max(0, at - short_by))
+    # As far as some message, or a little less, or all of them.
+    some = data.draw(st.integers(0, len(messages) - 1), "near from")
+    distance = max(0, log.end - struct.unpack_from(">q", raw, some * 20)[0] + nearness)
     read_settings = ReadSettings(
-        memory_count=memory_count, memory_bytes=memory_bytes, memory_distance=distance
+        memory_count=memory_count,
+        memory_bytes=memory_bytes,
+        memory_distance=distance,
+        check_crc=check_crc,
     )
-    expected = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, first, 0, len(messages))
-    limit = max(max_bytes, 100)
-    rule = Reading(log, read_settings, queue, asked, limit, expected)  # type: ignore[arg-type]
-    rule.take_one_by_one(raw[first * 20 :], None)
 
     result = read_near(queue, log, read_settings, first, asked, max_bytes)  # type: ignore[arg-type]
 
+    looked_at = list(struct.iter_unpack(">qiq", queue.entries(first, clamped(asked, memory_count))))
+    is_served = (
+        low <= first < len(messages)
+        and log.end - looked_at[0][0] <= distance
+        and looked_at[-1][0] + looked_at[-1][1] <= log.end
+        and (first >= trusted_from or is_good or not check_crc)
+    )
+    assert (result is not None) == is_served
     if result is None:
-        # Only what is far, or not there.
-        assert distance < 1 << 40 or short_by
         return
+    # What is known to be good is not checked by the rule either.
+    known = replace(read_settings, check_crc=False)
+    expected = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, first, low, len(messages))
+    rule = Reading(log, known, queue, asked, max(max_bytes, 100), expected)  # type: ignore[arg-type]
+    rule.take_one_by_one(raw[first * 20 :], None)
     assert b"".join(result.pieces) == b"".join(expected.pieces)
     assert replace(result, pieces=()) == replace(expected, pieces=())
 
 
-def entries_of(messages: list[tuple[int, int, bool]]) -> tuple[bytes, int]:
-    """Entries of messages with these sizes and codes, some with others behind; where they end."""
+def clamped(asked: int, most: int) -> int:
+    return max(1, min(asked, most))
+
+
+def entries_of(
+    messages: list[tuple[int, int, bool]], second_file: int | None = None
+) -> tuple[bytes, int]:
+    """Entries of messages with these sizes and codes, some with others behind; where they end.
+
+    The message with the number `second_file` is the first of that file.
+    """
     raw, at = b"", 0
-    for size, code, has_neighbour in messages:
+    for number, (size, code, has_neighbour) in enumerate(messages):
+        if number == second_file:
+            at = FILE_SIZE
         raw += struct.pack(">qiq", at, size, code)
         at += size + (500 if has_neighbour else 0)
     return raw, at
+
+
+@pytest.mark.parametrize(("asked", "looks"), [(5, [5, 800]), (32, [32, 800]), (900, [32, 900])])
+def test_far_messages_cost_one_more_look_at_the_queue(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, asked: int, looks: list[int]
+) -> None:
+    store = filled(open_store(replace(LARGE, read=ReadSettings(memory_distance=0))), 1000)
+    seen: list[int] = []
+    entries = ConsumeQueue.entries
+
+    def watched(queue: ConsumeQueue, first: int, count: int) -> bytes | None:
+        seen.append(count)
+        return entries(queue, first, count)
+
+    monkeypatch.setattr(ConsumeQueue, "entries", watched)
+    result = store.read("T", 0, 0, asked)
+
+    assert result.count == min(asked, 8)
+    assert seen == looks
 
 
 class Alone:

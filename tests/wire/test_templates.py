@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orbitmq.wire.codes import Language, ResponseCode
 from orbitmq.wire.command import decode_command, encode_command
 from orbitmq.wire.errors import EncodeError
-from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.frame import FrameReader, frame_head
 from orbitmq.wire.headers.pull import PullMessageResponse
 from orbitmq.wire.headers.send import SendMessageResponse
 from orbitmq.wire.templates import AnswerTemplate
@@ -99,8 +99,13 @@ def test_every_value_of_the_fields_is_a_string_as_cpp_needs_it() -> None:
 
 
 def test_an_answer_beyond_the_largest_frame_is_not_begun() -> None:
-    with pytest.raises(EncodeError, match="a frame may have 16777216 bytes"):
+    with pytest.raises(EncodeError, match="a frame may have 16777216 bytes") as filled_in:
         FOUND.head(1, 0, 0, 0, 0, body_size=16 * 1024 * 1024)
+    header = len(FOUND.head(1, 0, 0, 0, 0)) - 8
+    with pytest.raises(EncodeError) as encoded:
+        frame_head(0, bytes(header), 16 * 1024 * 1024)
+
+    assert str(filled_in.value) == str(encoded.value)
 
 
 @pytest.mark.parametrize("varying", [("queue_id", "msg_id"), ("nothing",)])

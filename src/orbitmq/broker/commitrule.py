@@ -51,6 +51,8 @@ class Outcome(enum.Enum):
     MOVED_BACK = "moved back"
     REFUSED = "refused"
     RESET_PENDING = "reset pending"
+    #: It is from before a reset that has been taken.
+    BEFORE_RESET = "before reset"
 
 
 class BackwardRule(enum.Enum):
@@ -64,7 +66,7 @@ class BackwardRule(enum.Enum):
 class QueueProgress:
     """The progress of a group in one queue."""
 
-    __slots__ = ("at", "by", "offset", "permitted", "permitted_until", "pulled", "was_sent_back")
+    __slots__ = ("at", "by", "offset", "permitted", "permitted_until", "pulled", "reach")
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -76,8 +78,9 @@ class QueueProgress:
         self.permitted_until = 0.0
         #: Where the group's next pull will begin, for the statistics.
         self.pulled = -1
-        #: Whether a pull was sent to where a reset wants the group.
-        self.was_sent_back = False
+        #: Since a reset was taken: how far pulls have been answered. None when there was no reset,
+        #: or the group may read elsewhere.
+        self.reach: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

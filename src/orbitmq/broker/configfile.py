@@ -90,7 +90,8 @@ class ConfigFile(Generic[B]):
         self._disk = disk or ConfigDisk()
         self._encode = encode
         self._is_checked = False
-        #: Whether the name of the folder is on the disk; a life before may have left that undone.
+        #: Whether the name of the folder was put on the disk, as far as it can be; a life before
+        #: may have left that undone.
         self._is_folder_kept = False
         #: Why the last save failed; None when it did not, or there was none.
         self.problem: str | None = None
@@ -143,12 +144,27 @@ class ConfigFile(Generic[B]):
                 self._disk.rename(self.path, self.backup)
             self._disk.rename(self._fresh, self.path)
             self._disk.sync_folder(self.path.parent)
-            if not self._is_folder_kept:
-                # The names in a folder are lost with its own.
-                self._disk.sync_folder(self.path.parent.parent)
-                self._is_folder_kept = True
         except OSError as error:
             raise ConfigNotSaved(self.path, error) from error
+        if not self._is_folder_kept:
+            self._is_folder_kept = True
+            self._keep_folder()
+
+    def _keep_folder(self) -> None:
+        """See to it that the folder's own name is on the disk: the names in it are lost with it.
+
+        The folder above may not be ours to open. Nothing changes that, and the document is saved.
+        """
+        above = self.path.parent.parent
+        try:
+            self._disk.sync_folder(above)
+        except OSError as error:
+            log.warning(
+                "the folder above that of the configuration cannot be synchronised: if the power "
+                "fails soon after the folder was made, it may be gone with all that is in it (%s)",
+                error,
+                extra={"file": str(self.path), "folder": str(above)},
+            )
 
     def _write_fresh(self, data: bytes) -> None:
         fd = self._disk.open(self._fresh, create=True)

@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 #: Groups that come into being in one second by themselves; each costs about 0.1 ms.
 MADE_PER_SECOND = 1000
 
-#: Of a name that somebody else has chosen, or of what is wrong with it, this much is shown.
-_SHOWN = 512
-
 #: What there is from the start. All may broadcast, which is also the default.
 PREDEFINED_GROUPS = (
     "TOOLS_CONSUMER",
@@ -121,8 +118,16 @@ class GroupTable:
         """The same for those who cannot do without it; raises `Refused`."""
         config = self.find(group, now=now)
         if config is None:
-            raise self.missing(group) or self._not_now(group)
+            raise self.absent(group)
         return config
+
+    def absent(self, group: str) -> Refused:
+        """Why a group is not there: it is not going to be, or it is when its members come again."""
+        return self.missing(group) or Refused(
+            ResponseCode.SYSTEM_BUSY,
+            f"subscription group [{names.shown(group)}] does not exist yet: no more than "
+            f"{MADE_PER_SECOND} are made in a second, and it is made when its members come again",
+        )
 
     def missing(self, group: str) -> Refused | None:
         """Why a group is not there and is not going to be; None when it is, or may be made."""
@@ -130,7 +135,7 @@ class GroupTable:
             return None
         remedy = f"create it with: orbitmq group create {group}"
         if (problem := names.group_problem(group)) is not None:
-            why, remedy = problem[:_SHOWN], "choose another name"
+            why, remedy = problem, "choose another name"
         elif not self._auto_create and not group.startswith(names.SYSTEM_GROUP_PREFIX):
             why = "the broker makes none by itself (auto_create_group is off)"
         elif len(self._groups) >= self._max_auto:
@@ -143,15 +148,12 @@ class GroupTable:
             return None
         return Refused(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            f"subscription group [{group[:_SHOWN]}] does not exist: {why}; {remedy}",
+            f"subscription group [{names.shown(group)}] does not exist: {why}; {remedy}",
         )
 
-    def _not_now(self, group: str) -> Refused:
-        return Refused(
-            ResponseCode.SYSTEM_BUSY,
-            f"subscription group [{group}] does not exist, and {self._made} were made in this "
-            "second already: it is made when its members come again",
-        )
+    def is_full_for_now(self, now: float) -> bool:
+        """Whether groups that nobody made have to wait for the next second."""
+        return int(now) == self._second and self._made >= MADE_PER_SECOND
 
     def _has_room(self, now: float) -> bool:
         if int(now) != self._second:

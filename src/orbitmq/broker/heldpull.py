@@ -21,6 +21,7 @@ class HeldPull:
         "group",
         "header",
         "is_alone",
+        "is_answered",
         "is_held",
         "is_put_off",
         "offset",
@@ -68,6 +69,8 @@ class HeldPull:
         self.is_held = False
         #: Whether nothing else is to be written with its answer: then that is written at once.
         self.is_alone = False
+        #: Whether an answer was given to its connection, which does not count it as open any more.
+        self.is_answered = False
         self.is_put_off = False
 
     @property

@@ -362,6 +362,8 @@ class Holding:
     def _process(self, pull: HeldPull) -> None:
         pacing = self._pacing
         if pacing.must_wait(pull.connection):
+            # By its turn there may be others to be written with it.
+            pull.is_alone = False
             pacing.later(pull.connection, lambda: self._run(pull))
         else:
             pacing.spent += pacing.least
@@ -375,7 +377,8 @@ class Holding:
             self.again(pull)
         except Exception:
             log.exception("a held pull could not be answered")
-            pull.connection.release(pull.request)
+            if not pull.is_answered:
+                pull.connection.release(pull.request)
 
     def _remove(self, pull: HeldPull) -> None:
         pull.is_held = False

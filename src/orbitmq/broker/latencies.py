@@ -11,7 +11,6 @@ answered by tasks or by other parts of the broker, much later, is not.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -82,8 +81,7 @@ class PutTimes:
         table = self._tables.get((code, response))
         if table is None:
             table = self._tables[code, response] = Histogram(PUT_BOUNDS)
-        table.counts[bisect_left(PUT_BOUNDS, milliseconds)] += times
-        table.total += milliseconds * times
+        table.note(milliseconds, times)
         if milliseconds > self.longest:
             self.longest = milliseconds
 
@@ -154,13 +152,7 @@ class Latencies:
         milliseconds = seconds * 1000
         if not was_held and milliseconds > self.longest_pull:
             self.longest_pull = milliseconds
-        histogram = self._calls.get((code, response, was_held))
-        if histogram is None:
-            self.call((code, response, was_held), milliseconds)
-        else:
-            # As `Histogram.note` does: there are many pulls.
-            histogram.counts[bisect_left(RPC_BOUNDS, milliseconds)] += 1
-            histogram.total += milliseconds
+        self.call((code, response, was_held), milliseconds)
 
     def call(self, key: CallKey, milliseconds: float) -> None:
         """A request took so long."""

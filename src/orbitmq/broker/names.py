@@ -59,6 +59,9 @@ LONGEST_TOPIC: Final = 127
 LONGEST_DERIVED_TOPIC: Final = 255
 LONGEST_GROUP: Final = 120
 
+#: Of a name that somebody else has chosen, this much is shown; more than any name may have.
+_SHOWN: Final = 512
+
 _allowed = re.compile(r"[%|a-zA-Z0-9_-]+").fullmatch
 
 
@@ -102,6 +105,11 @@ def group_problem(group: str) -> str | None:
     return _problem("group", group, LONGEST_GROUP)
 
 
+def shown(name: str, most: int = _SHOWN) -> str:
+    """A name that somebody else has chosen, for a text: not too long, and always of one line."""
+    return repr(name[:most])[1:-1]
+
+
 def _problem(what: str, name: str, longest: int) -> str | None:
     if not name or name.isspace():
         return f"the specified {what} is blank"
@@ -111,5 +119,5 @@ def _problem(what: str, name: str, longest: int) -> str | None:
             "allowed are letters, digits and % | _ -"
         )
     if len(name) > longest:
-        return f"the specified {what} {name!r} is longer than {longest} characters"
+        return f"the specified {what} {name[:_SHOWN]!r} is longer than {longest} characters"
     return None

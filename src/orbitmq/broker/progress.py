@@ -4,8 +4,14 @@ Which commits may move progress back is decided in `commitrule`; nearly everythi
 
 **Reset at the server.** `reset` sets the stored offset and a pending one. Until the group's next
 pull of that queue takes the pending one (`take_reset`), queries answer it and commits are
-swallowed: they speak about the time before the reset. Pending resets are in memory only; the
-stored offset is not.
+swallowed: they speak about the time before the reset. Afterwards clients still report what they had
+before, some until they have consumed something at the new place (the C++ client does, with pulls
+and by reports); stored, that would undo a reset to an earlier place for a client that dies
+meanwhile. But nobody has consumed what no pull was given since: members' commits beyond the place
+that pulls have been answered to (`reach`) are dropped. What is told by a request that waits for its
+answer is meant, and stored. This ends when the group is sent to a slave, where nobody here sees how
+far it reads. Pending resets and `reach` are in memory only; the stored offset is not: after a
+restart of the broker reports from before a reset are believed again.
 
 **Cost.** A commit is made for every pull: two dictionary lookups and a comparison. An offset that
 does not differ changes nothing, so a table of idle groups is not written again (`revision`).
@@ -99,6 +105,10 @@ class ProgressTable:
             queue = queues[queue_id] = QueueProgress(offset)
             self.revision += 1
         elif offset > queue.offset:
+            if queue.reach is not None and offset > queue.reach:
+                if way is not Way.REQUEST:
+                    return Outcome.BEFORE_RESET
+                queue.reach = offset
             queue.offset = offset
             self.revision += 1
         elif offset < queue.offset:
@@ -185,13 +195,21 @@ class ProgressTable:
                     found[queue_id] = min(queue.offset, found.get(queue_id, queue.offset))
         return found
 
-    # Where groups pull, for statistics.
+    # Where groups pull: for statistics, and after a reset.
 
     def note_pull(self, topic: str, group: str, queue_id: int, next_offset: int) -> None:
         """Remember where the group's next pull will begin; it must have committed before."""
         queues = self._table.get((topic, group))
         if queues is not None and (queue := queues.get(queue_id)) is not None:
             queue.pulled = next_offset
+            if queue.reach is not None and next_offset > queue.reach:
+                queue.reach = next_offset
+
+    def reads_elsewhere(self, topic: str, group: str, queue_id: int) -> None:
+        """The group is sent to a slave: how far pulls are answered is not known here any more."""
+        queue = self._table.get((topic, group), {}).get(queue_id)
+        if queue is not None:
+            queue.reach = None
 
     def pulled(self, topic: str, group: str, queue_id: int) -> int | None:
         """Where the group's next pull will begin; where it is not known, its progress."""
@@ -229,20 +247,8 @@ class ProgressTable:
             del self._resets[key]
         queue = self._table.get(key, {}).get(queue_id)
         if offset is not None and queue is not None:
-            queue.was_sent_back = True
+            queue.reach = offset
         return offset
-
-    def is_stale(self, topic: str, group: str, queue_id: int, carried: int, pulled_at: int) -> bool:
-        """Whether what a pull carries is from before a reset that sent its group back.
-
-        Nobody has consumed what he only asks for now. The C++ client reports its old progress with
-        the pulls that follow a reset, until it has consumed something there; stored, it would undo
-        the reset for a client that dies meanwhile.
-        """
-        if carried <= pulled_at:
-            return False
-        queue = self._table.get((topic, group), {}).get(queue_id)
-        return queue is not None and queue.was_sent_back
 
     def clone(
         self, source: str, target: str, topic: str | None = None

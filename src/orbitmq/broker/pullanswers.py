@@ -8,10 +8,8 @@ from typing import TypeAlias
 from orbitmq.store.reading import ReadResult, ReadStatus
 from orbitmq.wire.codes import ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces
-from orbitmq.wire.errors import EncodeError
-from orbitmq.wire.frame import Bytes, pack_prefix
+from orbitmq.wire.frame import Bytes, frame_head
 from orbitmq.wire.headers.pull import PullMessageResponse
-from orbitmq.wire.limits import DEFAULT_LIMITS
 from orbitmq.wire.templates import AnswerTemplate
 
 FOUND = int(ResponseCode.SUCCESS)
@@ -47,10 +45,10 @@ _VARYING = (
     "group_sys_flag",
 )
 _JSON = Serialization.JSON
+_JSON_CODE = int(_JSON)
 _FEW_PIECES = 3
 _LONG_PIECE = 16 * 1024
 _BLOCK = 96 * 1024
-_LARGEST_FRAME = DEFAULT_LIMITS.frame
 
 
 class PullAnswers:
@@ -75,13 +73,8 @@ class PullAnswers:
                 PullMessageResponse, _VARYING, code=code, remark=remark
             )
         body_size = result.size
-        # By hand, as these are all numbers; through `head` it would take twice as long.
-        header = template.text % (*place, request.opaque)
-        size = len(header)
-        total = 4 + size + body_size
-        if total > _LARGEST_FRAME:
-            raise EncodeError(f"a frame may have {_LARGEST_FRAME} bytes, this one has {total}")
-        head = pack_prefix(total, size) + header
+        # Not through `head`, as these are all numbers: it would take half as long again.
+        head = frame_head(_JSON_CODE, template.text % (*place, request.opaque), body_size)
         if not body_size:
             return [head]
         return [head, b"".join(result.pieces)] if self.by_heap else few(head, result)

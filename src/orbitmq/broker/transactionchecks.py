@@ -41,8 +41,25 @@ from orbitmq.wire.headers.transactions import CheckTransactionStateRequest
 
 log = logging.getLogger(__name__)
 
+#: Of texts that somebody else has chosen, this much is shown.
+_SHOWN = 128
 #: A producer that left this much unread is asked only if nobody else is there.
 _SLOW_BYTES = 64 * 1024
+
+
+#: Why nobody can be asked about a message, and what can be done about it.
+_HOMELESS = (
+    "the message does not say to which topic and queue it belongs",
+    "Look at what sent it: no producer can commit it",
+)
+_NOT_CONNECTED = (
+    "no producer of the group is connected",
+    "Start a producer of the group with check=",
+)
+_NOT_ALLOWED = (
+    "producers of the group are connected, but none of them may publish to the topic",
+    "Allow the account of one of them to publish there",
+)
 
 
 class Verdict(enum.Enum):
@@ -113,7 +130,7 @@ class TransactionChecks:
         #: When the current round began; None between rounds.
         self._round_ms: int | None = None
         self._release: Release | None = None
-        #: Groups of which nobody could be asked.
+        #: Groups of which nobody could be asked about a topic.
         self._unanswered = Reminders()
 
     def step(self, now: float) -> float | None:
@@ -225,15 +242,15 @@ class TransactionChecks:
         release.put(parts.turns, draft, half.queue_offset, stored)
 
     def _given_up(self, half: StoredMessage) -> Draft:
-        group = half.get_property(PRODUCER_GROUP)
+        group = half.get_property(PRODUCER_GROUP) or ""
         log.error(
             "a half message is given up after %d questions that no producer of group %s has "
             "answered: %s is not delivered, a copy is kept in topic %s",
             times_asked(half),
-            group,
+            names.shown(group, _SHOWN),
             _named(half),
             names.CHECK_MAX_TIME_TOPIC,
-            extra={"group": group, "topic": _topic_of(half), "message_id": half.unique_id},
+            extra=_fields(half, group),
         )
         topic = TopicConfig(
             topic_name=names.CHECK_MAX_TIME_TOPIC,
@@ -260,11 +277,15 @@ class TransactionChecks:
         parts = self._parts
         group = half.get_property(PRODUCER_GROUP) or ""
         place = real_place(half)
-        channel = None if place is None else self._somebody(group, place[0])
-        if channel is None or place is None:
-            self._tell_nobody(half, group)
+        if place is None:
+            self._tell_nobody(half, group, *_HOMELESS)
             return
-        self._unanswered.end(group)
+        channel = self._somebody(group, place[0])
+        if channel is None:
+            is_online = parts.producers.is_online(group)
+            self._tell_nobody(half, group, *(_NOT_ALLOWED if is_online else _NOT_CONNECTED))
+            return
+        self._unanswered.end(_subject(half, group))
         message = StoredMessage.build(
             topic=place[0],
             queue_id=place[1],
@@ -291,21 +312,23 @@ class TransactionChecks:
         )
         parts.notify(channel, RequestCode.CHECK_TRANSACTION_STATE, header, body=message.encode())
 
-    def _tell_nobody(self, half: StoredMessage, group: str) -> None:
-        """Of the open transactions of a group that nobody can be asked about, one a minute."""
-        if not (count := self._unanswered.note(group, self._parts.clock.monotonic())):
+    def _tell_nobody(self, half: StoredMessage, group: str, why: str, remedy: str) -> None:
+        """Of what a group has open in a topic and nobody can be asked about, one a minute."""
+        subject = _subject(half, group)
+        if not (count := self._unanswered.note(subject, self._parts.clock.monotonic())):
             return
         asked, most = times_asked(half) + 1, self._parts.settings.transactions.check_max
         log.warning(
-            "nobody to ask about a transaction: no producer of group %s is connected; %s has had "
-            "question %d of %d, and after the last one it is given up and never delivered. Start a "
-            "producer of the group with check= (time %d)",
-            group,
+            "nobody to ask about a transaction of group %s: %s; %s has had question %d of %d, and "
+            "after the last one it is given up and never delivered. %s (time %d)",
+            names.shown(group, _SHOWN),
+            why,
             _named(half),
             asked,
             most,
+            remedy,
             count,
-            extra={"group": group, "topic": _topic_of(half), "message_id": half.unique_id},
+            extra=_fields(half, group),
         )
 
     def _somebody(self, group: str, topic: str) -> Channel | None:
@@ -326,9 +349,24 @@ def _topic_of(half: StoredMessage) -> str:
     return "no topic" if place is None else place[0]
 
 
+def _subject(half: StoredMessage, group: str) -> tuple[str, str]:
+    return group[:_SHOWN], _topic_of(half)
+
+
+def _fields(half: StoredMessage, group: str) -> dict[str, str]:
+    return {
+        "group": group[:_SHOWN],
+        "topic": _topic_of(half),
+        "message_id": half.msg_id[:_SHOWN],
+    }
+
+
 def _named(half: StoredMessage) -> str:
-    keys = half.get_property(KEYS) or "none"
-    return f"message {half.unique_id} to {_topic_of(half)} (keys {keys[:128]})"
+    msg_id, keys = half.msg_id, half.get_property(KEYS) or "none"
+    return (
+        f"message {names.shown(msg_id, _SHOWN)} to {_topic_of(half)} "
+        f"(keys {names.shown(keys, _SHOWN)})"
+    )
 
 
 def _is_open(channel: Channel) -> bool:

@@ -114,21 +114,20 @@ def read_queue(
     if offset > high:
         return ReadResult(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     scope = needed = max(-(-settings.scan_bytes // ENTRY_SIZE), max_messages)
-    if wanted is None or isinstance(wanted, TagFilter):
+    if isinstance(wanted, TagFilter):
         # Fewer entries are usually enough.
-        needed = max(max_messages, 1)
-        if needed > settings.memory_count:
-            needed = min(needed, max(settings.memory_count, settings.disk_count))
-        if wanted is None or wanted.matches_all:
-            wanted = None
-        else:
-            needed = min(needed * _ONE_OF, scope)
+        most = min(max_messages, max(settings.memory_count, settings.disk_count))
+        needed = min(max(most, 1) * _ONE_OF, scope)
     raw = queue.entries(offset, needed)
     if not raw:
         following = queue.following_file(offset)
         return ReadResult(ReadStatus.OFFSET_FOUND_NULL, following, low, high)
     result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, offset, low, high)
-    if len(raw) == ENTRY_SIZE and _take_only(raw, wanted, queue, commit_log, settings, result):
+    if (
+        wanted is not None
+        and len(raw) == ENTRY_SIZE
+        and _take_only(raw, wanted, queue, commit_log, settings, result)
+    ):
         return result
     reading = Reading(
         commit_log,
@@ -138,20 +137,21 @@ def read_queue(
         min(max(max_bytes, LEAST_BYTES), settings.max_bytes),
         result,
     )
-    is_part = needed < scope and len(raw) == needed * ENTRY_SIZE
-    if reading.take_at_once(raw, wanted, is_part=is_part):
-        return result
-    if is_part:
-        raw = queue.entries(offset, scope) or raw
-        if wanted is not None and reading.take_at_once(raw, wanted):
+    if isinstance(wanted, TagFilter):
+        is_part = needed < scope and len(raw) == needed * ENTRY_SIZE
+        if reading.take_at_once(raw, wanted, is_part=is_part):
             return result
+        if is_part:
+            raw = queue.entries(offset, scope) or raw
+            if reading.take_at_once(raw, wanted):
+                return result
     reading.take_one_by_one(raw, wanted)
     return result
 
 
 def _take_only(
     raw: bytes,
-    wanted: MessageFilter | None,
+    wanted: MessageFilter,
     queue: ConsumeQueue,
     commit_log: CommitLog,
     settings: ReadSettings,
@@ -162,7 +162,7 @@ def _take_only(
     False, with nothing done, when it is not wanted for certain, not near or not known to be good.
     """
     at, size, code = _read_entry(raw)
-    if wanted is not None and (wanted.needs_properties or not wanted.accepts_code(code)):
+    if wanted.needs_properties or not wanted.accepts_code(code):
         return False
     if (
         (result.next_offset < queue.trusted_from and settings.check_crc)
@@ -213,16 +213,14 @@ class Reading:
 
     # ---- the usual case
 
-    def take_at_once(
-        self, raw: bytes, wanted: MessageFilter | None, *, is_part: bool = False
-    ) -> bool:
+    def take_at_once(self, raw: bytes, wanted: TagFilter, *, is_part: bool = False) -> bool:
         """Take what fits; False, with nothing done, when this is not the usual case.
 
         It is not, either, when `raw` is a part of the entries to look at and does not fill the
         answer.
         """
         count = len(raw) // ENTRY_SIZE
-        if count <= _FEW or not isinstance(wanted, TagFilter):
+        if count <= _FEW:
             return False
         last = _read_offset(raw, len(raw) - ENTRY_SIZE)[0]
         if not self._is_near(count, _read_offset(raw)[0], last):

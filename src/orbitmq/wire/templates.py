@@ -16,14 +16,13 @@ import msgspec
 from orbitmq.wire.codes import Flag, Language, Serialization
 from orbitmq.wire.command import Command, encode_header
 from orbitmq.wire.errors import EncodeError
-from orbitmq.wire.frame import frame_head, pack_prefix
+from orbitmq.wire.frame import frame_head
 from orbitmq.wire.headers.base import Header, encode_fields
-from orbitmq.wire.limits import DEFAULT_LIMITS
 from orbitmq.wire.versions import OUR_VERSION
 
 H = TypeVar("H", bound=Header)
 
-_LARGEST_FRAME = DEFAULT_LIMITS.frame
+_JSON = int(Serialization.JSON)
 _RESPONSE = int(Flag.RESPONSE)
 
 #: What stands for the opaque, and for the first varying field, until they are filled in.
@@ -84,12 +83,7 @@ class AnswerTemplate(Generic[H]):
                 if not letters.isalnum():
                     return self._encoded(opaque, values, body_size)
                 filled[place] = letters
-        header = self.text % (*filled, opaque)
-        size = len(header)
-        total = 4 + size + body_size
-        if total > _LARGEST_FRAME:
-            raise EncodeError(f"a frame may have {_LARGEST_FRAME} bytes, this one has {total}")
-        return pack_prefix(total, size) + header
+        return frame_head(_JSON, self.text % (*filled, opaque), body_size)
 
     def command(self, opaque: int, *values: int | str) -> Command:
         """The same answer as an ordinary command."""
@@ -101,7 +95,7 @@ class AnswerTemplate(Generic[H]):
 
     def _encoded(self, opaque: int, values: tuple[int | str, ...], body_size: int) -> bytes:
         header = encode_header(self.command(opaque, *values))
-        return frame_head(Serialization.JSON, header, body_size)
+        return frame_head(_JSON, header, body_size)
 
     def _compiled(self) -> bytes:
         marks = [_FIELD_MARK + place for place in range(len(self._varying))]

@@ -90,10 +90,9 @@ class Membership:
         name = consumer.group_name[:_SHOWN]
         if group is None:
             if count := self._refused.note(name, parts.clock.monotonic()):
-                why = parts.groups.missing(consumer.group_name) or "too many come at once"
                 log.warning(
                     "heartbeat of a group that does not exist and may not be made: %s (time %d)",
-                    why,
+                    parts.groups.absent(consumer.group_name),
                     count,
                     extra={"group": name, "client": client.id[:_SHOWN]},
                 )
@@ -197,11 +196,7 @@ class Membership:
         if found is None:
             # Apache's brokers say only that there is nobody. But whoever asks has just sent a
             # heartbeat, which says nothing either, and would ask for ever.
-            if (missing := self._parts.groups.missing(asked.consumer_group)) is not None:
-                raise missing
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {asked.consumer_group}"
-            )
+            raise self._nobody(asked.consumer_group)
         # As of the last scan: all members ask, again and again, and comparing them takes its time.
         wrong = self._parts.disagreements.open_findings(asked.consumer_group)
         return request.answer(
@@ -209,6 +204,14 @@ class Membership:
             extra={FIELD: findings_words(wrong)} if wrong else None,
             body=encode_body(found),
         )
+
+    def _nobody(self, name: str) -> Refused:
+        groups = self._parts.groups
+        if groups.missing(name) or (
+            name not in groups and groups.is_full_for_now(self._parts.clock.now())
+        ):
+            return groups.absent(name)
+        return Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
 
     def check_config(self, _: Connection, request: Command) -> Command:
         """Whether a subscription can be served, before a consumer begins with it."""

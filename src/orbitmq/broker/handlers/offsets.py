@@ -139,5 +139,6 @@ class Offsets:
 #: clients cannot do anything about it.
 _REMARKS: Mapping[Outcome, str] = {
     Outcome.RESET_PENDING: "Offset has been previously reset",
+    Outcome.BEFORE_RESET: "Offset has been previously reset",
     Outcome.REFUSED: "a lower offset than another member of the group has reported is not stored",
 }

@@ -9,6 +9,7 @@ and goes to the socket from there.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from orbitmq.broker.commitrule import Way
@@ -41,6 +42,8 @@ from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
 from orbitmq.wire.limits import DEFAULT_LIMITS
 
+log = logging.getLogger(__name__)
+
 _FOUND, _FOUND_WORD = ReadStatus.FOUND, ReadStatus.FOUND.value
 _COMMIT = int(PullFlag.COMMIT_OFFSET)
 _SUSPEND = int(PullFlag.SUSPEND)
@@ -62,6 +65,8 @@ class Pulling:
         self._access = parts.access
         self._access.on_change(self._check_held)
         self._read = parts.store.read
+        self._progress = parts.progress
+        self._counts_of = parts.counters.group
         self._monotonic = parts.clock.monotonic
         self._pulled = parts.latencies.pulled
         self._answers = PullAnswers()
@@ -110,10 +115,8 @@ class Pulling:
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
-        if header.sys_flag & _COMMIT and not (
-            header.commit_offset > header.queue_offset and self._is_stale(header)
-        ):
-            self._parts.progress.commit(
+        if header.sys_flag & _COMMIT:
+            self._progress.commit(
                 header.topic,
                 header.consumer_group,
                 header.queue_id,
@@ -134,7 +137,7 @@ class Pulling:
             # Not an empty answer: who gets one asks again at once.
             self._pulled(request.code, ResponseCode.SYSTEM_BUSY, 0.0, was_held=False)
             return _refusal(request, SystemBusy())
-        answer = self._answer(request, group, topic, code, remark, result)
+        answer = self._answer(request, header, group, topic, code, remark, result)
         self._count(header, result)
         self._pulled(request.code, code, self._monotonic() - began, was_held=False)
         return answer
@@ -176,20 +179,28 @@ class Pulling:
         header = pull.header or request.header(PullMessageRequest)
         connection = pull.connection
         code: int
+        result: ReadResult | None
         try:
             self._check_sender(pull)
             group, topic = self._checks.check(request, header)
             wanted = self._checks.wanted(connection, header, group, self._monotonic())
         except Refused as refused:
             code = refused.code
+            pull.is_answered = True
             connection.reply(request, _refusal(request, refused), at_once=pull.is_alone)
+            result = None
         else:
             code, remark, result = self._look(header, pull.offset, wanted)
-            answer = self._answer(request, group, topic, code, remark, result)
+            answer = self._answer(request, header, group, topic, code, remark, result)
+            pull.is_answered = True
             # Who waits gets it first; what is counted can wait.
             connection.reply(request, answer, at_once=pull.is_alone)
-            self._count(header, result)
-        self._pulled(request.code, code, self._held.age_of(pull), was_held=True)
+        try:
+            if result is not None:
+                self._count(header, result)
+            self._pulled(request.code, code, self._held.age_of(pull), was_held=True)
+        except Exception:
+            log.exception("a held pull was answered, but could not be counted")
 
     def _check_held(self) -> None:
         """The accounts have changed: whoever may not wait any more is told now."""
@@ -213,15 +224,6 @@ class Pulling:
             raise pull.refusal from error
         pull.rules = self._access.version
 
-    def _is_stale(self, header: PullMessageRequest) -> bool:
-        return self._parts.progress.is_stale(
-            header.topic,
-            header.consumer_group,
-            header.queue_id,
-            header.commit_offset,
-            header.queue_offset,
-        )
-
     def _has_slaves(self) -> bool:
         """Whether somebody else can be suggested. (Apache's broker suggests in any case.)"""
         serving = self._parts.replication.serving
@@ -231,14 +233,11 @@ class Pulling:
         self, header: PullMessageRequest, offset: int, wanted: MessageFilter
     ) -> tuple[int, str, ReadResult]:
         """What is there at an offset: a code, a word for it, and the result."""
-        parts = self._parts
         name, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        reset = parts.progress.take_reset(topic, name, queue_id)
+        reset = self._progress.take_reset(topic, name, queue_id)
         if reset is not None and not is_there(header, reset):
-            low, high = (
-                parts.store.min_offset(topic, queue_id),
-                parts.store.max_offset(topic, queue_id),
-            )
+            store = self._parts.store
+            low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
             moved = ReadResult(ReadStatus.OFFSET_TOO_SMALL, reset, low, high)
             return MOVED, OFFSET_RESET, moved
         asked = header.max_msg_bytes or 0
@@ -262,12 +261,13 @@ class Pulling:
                 # Perhaps it only lags behind: the master knows better what is there.
                 result.next_offset = offset
                 return RETRY, status.value, result
-            parts.progress.permit(topic, name, queue_id, result.next_offset, now=self._monotonic())
+            self._progress.permit(topic, name, queue_id, result.next_offset, now=self._monotonic())
         return code, status.value, result
 
     def _answer(
         self,
         request: Command,
+        header: PullMessageRequest,
         group: SubscriptionGroupConfig,
         topic: TopicConfig,
         code: int,
@@ -278,6 +278,8 @@ class Pulling:
         if self._settings.slave_read_enable:
             is_far = result.suggest_replica and (self._is_slave or self._has_slaves())
             suggested = group.which_broker_when_consume_slowly if is_far else group.broker_id
+            if suggested:
+                self._progress.reads_elsewhere(header.topic, header.consumer_group, header.queue_id)
         place = (
             suggested,
             result.next_offset,
@@ -289,9 +291,9 @@ class Pulling:
         return self._answers.make(request, code, remark, place, result)
 
     def _count(self, header: PullMessageRequest, result: ReadResult) -> None:
-        parts, name, topic = self._parts, header.consumer_group, header.topic
-        parts.progress.note_pull(topic, name, header.queue_id, result.next_offset)
-        counts = parts.counters.group(topic, name)
+        name, topic = header.consumer_group, header.topic
+        self._progress.note_pull(topic, name, header.queue_id, result.next_offset)
+        counts = self._counts_of(topic, name)
         counts.pulls += 1
         size = result.size
         if size:
