@@ -108,6 +108,24 @@ def test_default_actions_wait_until_nobody_listens() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+def test_what_spark_does_at_ctrl_c_waits_until_nobody_listens() -> None:
+    """A session's own handler cancels all jobs and raises."""
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    handler.__module__ = "pyspark.core.context"
+    signal.signal(signal.SIGINT, handler)
+    noted = Noted()
+
+    with EndingSignals(noted):
+        signal.raise_signal(signal.SIGINT)
+    assert noted.count == 1
+
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
 async def test_two_on_one_loop_both_hear_a_signal(handlers: list[int]) -> None:
     hosts, never = in_force(), asyncio.Event()
 

@@ -367,3 +367,32 @@ def test_a_forked_child_is_told_to_make_its_own() -> None:
     )
 
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_thread_of_a_fork_that_got_the_number_of_the_clients_is_not_taken_for_it() -> None:
+    ended = _run_program(
+        """
+        import asyncio, os, sys, threading
+        from orbitmq.client.errors import UsedAfterFork
+        from orbitmq.client.loopthread import LoopThread
+        thread = LoopThread()
+        thread.start()
+        child = os.fork()
+        if child == 0:
+            # Numbers of threads are used again; which one a thread gets is the system's choice.
+            thread._ident = threading.get_ident()
+            assert not thread.is_current
+            thread.check_other()
+            thread.stop()
+            try:
+                thread.run(asyncio.sleep(0))
+            except UsedAfterFork:
+                sys.exit(42)
+            sys.exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 42, status
+        assert thread.run(asyncio.sleep(0, 7)) == 7
+        """
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.pretty import pretty_repr
 
 from orbitmq.client.errors import BodyUnreadable
 from orbitmq.client.queue import Queue
@@ -156,7 +157,41 @@ def test_a_message_travels_between_processes() -> None:
 
 
 def test_the_body_is_not_shown() -> None:
-    shown = repr(ReceivedMessage(_stored(stored_body=b"secret"), QUEUE))
+    message = ReceivedMessage(_stored(stored_body=b"secret"), QUEUE)
 
-    assert "secret" not in shown
-    assert "orders@broker-a:1" in shown
+    for shown in (repr(message), pretty_repr(message), str(message.__rich_repr__())):
+        assert "secret" not in shown
+        assert "orders@broker-a:1" in shown
+
+
+def test_the_body_is_not_encoded_with_the_message() -> None:
+    message = ReceivedMessage(_stored({"TAGS": "paid"}, stored_body=b"secret"), QUEUE)
+    assert message.properties
+
+    with pytest.raises(TypeError, match="WholeMessage"):
+        msgspec.json.encode(message)
+    with pytest.raises(TypeError, match="not encoded as a whole"):
+        msgspec.json.encode({"message": message}, enc_hook=repr)
+
+
+def test_a_message_is_made_and_matched_by_public_names() -> None:
+    message = ReceivedMessage(
+        stored=_stored(reconsume_times=2),
+        queue=QUEUE,
+        group="billing",
+        reconsume_times=5,
+        namespace="shop",
+    )
+
+    match message:
+        case ReceivedMessage(stored, queue, "billing", 5, "shop"):
+            assert (stored, queue) == (message.stored, QUEUE)
+        case _:
+            pytest.fail("it is not matched by position")
+    match ReceivedMessage(_stored(reconsume_times=2), QUEUE):
+        case ReceivedMessage(reconsume_times=2, group=None, tags=None):
+            pass
+        case _:
+            pytest.fail("it is not matched by name")
+    assert not any(name.startswith("_") for name in ReceivedMessage.__match_args__)
+    assert msgspec.structs.replace(message, reconsume_times=6).attempt == 7

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.pretty import pretty_repr
 
 from orbitmq.message.compression import compress_body
 from orbitmq.message.errors import BodyCorrupt, BodyTooLarge, MessageError, RecordInvalid
@@ -244,3 +247,26 @@ def test_a_message_shows_which_it_is() -> None:
         "StoredMessage(topic='orders', queue_id=1, queue_offset=3, "
         "msg_id='0A00000100002A9F0000000000000258')"
     )
+
+
+def test_a_message_is_never_shown_with_its_body() -> None:
+    message = StoredMessage.build(topic="orders", stored_body=b"secret", queue_offset=42)
+
+    shown = [repr(message), pretty_repr(message), str(message.__rich_repr__())]
+
+    assert all("orders" in each and "42" in each for each in shown)
+    assert not any("secret" in each for each in shown)
+
+
+@pytest.mark.parametrize("hook", [None, repr, str])
+@pytest.mark.parametrize("has_properties", [False, True])
+def test_a_message_is_not_encoded_with_its_body(
+    hook: Callable[[object], str] | None, has_properties: bool
+) -> None:
+    message = StoredMessage.build(topic="orders", stored_body=b"secret", properties={"TAGS": "A"})
+    if has_properties:
+        assert message.properties  # from now on it has them as a map
+
+    for encode in (msgspec.json.encode, msgspec.msgpack.encode, msgspec.to_builtins):
+        with pytest.raises(TypeError, match=r"WholeMessage|not encoded as a whole"):
+            encode(message, enc_hook=hook)

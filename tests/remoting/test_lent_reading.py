@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import random
+import select
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +17,6 @@ from functools import partial
 import pytest
 import uvloop
 
-from orbitmq.remoting import sharedreading
 from orbitmq.remoting.blocking import BlockingSide
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
@@ -29,6 +30,7 @@ from orbitmq.wire.frame import Frame, FrameReader
 from tests.support.askingthreads import (
     ECHO,
     HOLD,
+    LENT_FOR_LONG,
     QUESTION,
     BackgroundLoop,
     Holding,
@@ -37,8 +39,10 @@ from tests.support.askingthreads import (
     echo,
     encoding,
     in_threads,
+    lend,
     lent,
     raw_peer,
+    until_threads_read,
 )
 from tests.support.remoting import DEADLINE, serving, until
 
@@ -78,7 +82,7 @@ def _asked_by_this_thread(
 
     async def start() -> tuple[Connection, BlockingSide, SharedReading]:
         server = await stack.enter_async_context(serving({ECHO: echo, HOLD: holding}))
-        return await stack.enter_async_context(lent(server))
+        return await stack.enter_async_context(lent(server, settings=ConnectionSettings()))
 
     try:
         yield loop, *loop.run(start())
@@ -109,7 +113,13 @@ def test_a_signal_handler_on_the_thread_that_polls_holds_up_nobody(
             holding.answer(0)
 
         async def strike() -> None:
-            await until(lambda: bool(holding.held and reading._pollers), "a thread that polls")
+            await until(lambda: bool(holding.held), "the question")
+            # The loop may have taken the reading back before the thread came to poll: that waits
+            # for an answer that never comes then, and is woken when the reading is lent anew.
+            async with asyncio.timeout(DEADLINE):
+                while not reading._pollers:
+                    await lend(side, reading)
+                    await until(lambda: bool(reading._pollers) or not reading.is_lent)
             os.kill(os.getpid(), signal.SIGUSR1)
 
         with _handling(handle):
@@ -161,10 +171,10 @@ async def test_the_peer_is_served_in_its_order_whoever_reads() -> None:
             body = b"x" * mine.choice([1, 200, 30_000])
             assert ask(side, ECHO, body) == body
 
-    async def ask_too(connection: Connection) -> None:
+    async def ask_too(connection: Connection, reading: SharedReading) -> None:
         while not stopped.is_set():
             await connection.request(ECHO, timeout=DEADLINE)
-            await asyncio.sleep(chance.choice([0, 0.001, 0.002]))
+            await until_threads_read(reading, stopped)
 
     async def tell(peer: Connection) -> int:
         count = 0
@@ -177,10 +187,14 @@ async def test_the_peer_is_served_in_its_order_whoever_reads() -> None:
 
     async with (
         serving({ECHO: echo}) as server,
-        lent(server, Dispatcher({QUESTION: asked})) as (connection, side, reading),
+        lent(server, Dispatcher({QUESTION: asked}), ConnectionSettings()) as (
+            connection,
+            side,
+            reading,
+        ),
     ):
         (peer,) = server.connections
-        others = asyncio.gather(tell(peer), ask_too(connection))
+        others = asyncio.gather(tell(peer), ask_too(connection, reading))
 
         done = await in_threads(*(partial(work, side, seed) for seed in range(3)))
         stopped.set()
@@ -192,13 +206,43 @@ async def test_the_peer_is_served_in_its_order_whoever_reads() -> None:
         assert reading._reads > 0
 
 
+async def test_the_end_of_one_lending_that_was_asked_for_twice_does_not_end_the_next() -> None:
+    """It would not wake who polls there, who would find nothing: the loop reads his answer."""
+    asked = _Asked()
+    loop = asyncio.get_running_loop()
+    async with (
+        serving({ECHO: echo}) as server,
+        lent(server, Dispatcher({QUESTION: asked})) as (_, side, reading),
+    ):
+        polling = Waiter()
+
+        def lend_anew() -> None:
+            """What an answer to a thread does, then a thread beside one that polls."""
+            reading._lend()
+            reading._pollers.add(polling)
+            reading._received.append(encode_command(_question(b"second")))
+            reading._read()
+
+        reading._received.append(encode_command(_question(b"first")))
+        reading.take_back()
+        loop.call_soon(lend_anew)
+        reading.take_back()
+        await until(lambda: len(asked.bodies) == 2 and not reading.is_lent)
+
+        bell, _, _ = select.select([reading._bell], [], [], 0)
+        reading.leave(polling)
+        assert bell == [reading._bell]
+        assert asked.bodies == [b"first", b"second"]
+        assert await in_threads(lambda: ask(side, ECHO, b"after")) == [b"after"]
+
+
 # Back-pressure
 
 
 async def test_a_thread_that_waits_does_not_read_for_a_loop_that_is_held_up() -> None:
     count, size = 300, 60_000
     asked, holding = Holding(), Holding()
-    settings = ConnectionSettings(open_requests=4)
+    settings = dataclasses.replace(LENT_FOR_LONG, open_requests=4)
     async with (
         serving({ECHO: echo, HOLD: holding}) as server,
         lent(server, Dispatcher({QUESTION: asked}), settings) as (connection, side, reading),
@@ -313,9 +357,10 @@ async def test_nothing_looks_after_a_connection_that_has_ended(
         look(self, *arguments)
 
     monkeypatch.setattr(SharedReading, "_look", counted)
+    settings = ConnectionSettings(reading_look=0.02)
     async with (
         serving({ECHO: echo}) as server,
-        lent(server) as (connection, _, reading),
+        lent(server, settings=settings) as (connection, _, reading),
     ):
         waiter = Waiter()
         connection._pending.add_thread(77, waiter)
@@ -328,7 +373,7 @@ async def test_nothing_looks_after_a_connection_that_has_ended(
         reading.take_back()
         count = len(looks)
         later = asyncio.Event()
-        asyncio.get_running_loop().call_later(4 * sharedreading._LOOK, later.set)
+        asyncio.get_running_loop().call_later(4 * settings.reading_look, later.set)
         async with asyncio.timeout(DEADLINE):
             await later.wait()
 
@@ -378,6 +423,34 @@ async def test_the_last_who_polls_may_leave_in_the_moment_of_the_end() -> None:
         async with asyncio.timeout(DEADLINE):
             await connection.wait_closed()
 
+        assert {reading._descriptor.fileno(), reading._ringer.fileno()} == {-1}
+
+
+async def test_who_comes_to_poll_in_the_moment_of_the_end_keeps_the_descriptors() -> None:
+    """Else he polled what another one may have opened since."""
+    async with (
+        serving({ECHO: echo}) as server,
+        lent(server) as (_, _, reading),
+    ):
+        leaving, coming = Waiter(), Waiter()
+
+        class Coming(set[Waiter]):
+            """Has just been found empty when somebody comes, and then the end."""
+
+            def __len__(self) -> int:
+                count = super().__len__()
+                if not count and not reading._is_closed:
+                    self.add(coming)
+                    reading.close()
+                return count
+
+        reading._pollers = Coming([leaving])
+
+        reading.leave(leaving)
+        is_open = reading._descriptor.fileno() != -1
+        reading.leave(coming)
+
+        assert is_open
         assert {reading._descriptor.fileno(), reading._ringer.fileno()} == {-1}
 
 

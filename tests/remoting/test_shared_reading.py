@@ -7,7 +7,7 @@ import dis
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -20,18 +20,22 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
 from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut
+from orbitmq.remoting.settings import ConnectionSettings
 from orbitmq.wire.command import Command, encode_command
 from tests.support.askingthreads import (
     ECHO,
     HOLD,
+    LENT_FOR_LONG,
     QUESTION,
     Holding,
     ask,
     begin,
     echo,
     in_threads,
+    lend,
     lent,
     raw_peer,
+    until_threads_read,
 )
 from tests.support.remoting import DEADLINE, serving, until
 
@@ -44,7 +48,7 @@ def _hold(_: Connection, request: Command) -> Result:
 
 async def test_once_threads_are_at_it_they_are_answered_without_the_loop() -> None:
     with raw_peer(lambda request: encode_command(request.answer(0, body=request.body))) as peer:
-        connection = await connect(peer.address)
+        connection = await connect(peer.address, settings=LENT_FOR_LONG)
         side = connection.for_threads()
         await in_threads(lambda: ask(side, ECHO, b"first"))
         answers: list[bytes] = []
@@ -84,10 +88,10 @@ async def test_a_leader_whose_time_is_up_leaves_the_lead_to_another() -> None:
     holding = Holding()
     async with (
         serving({ECHO: echo, HOLD: holding}) as server,
-        lent(server) as (connection, side, reading),
+        lent(server) as (connection, side, _),
     ):
         leading = begin(partial(ask, side, HOLD, b"late", timeout=0.3))
-        await until(lambda: bool(reading._pollers), "a leader")
+        await until(lambda: bool(holding.held), "a leader")
         following = begin(*(partial(ask, side, HOLD, b"%d" % place) for place in range(3)))
         await until(lambda: len(holding.held) == 4)
 
@@ -176,6 +180,7 @@ async def test_what_the_peer_asks_is_served_whoever_reads(is_led: bool) -> None:
     """Also when threads have just stopped to send, and none reads."""
     asked: list[bytes] = []
     holding = Holding()
+    settings = LENT_FOR_LONG if is_led else ConnectionSettings()
 
     def note(_: Connection, request: Command) -> Command:
         asked.append(bytes(request.body))
@@ -183,7 +188,7 @@ async def test_what_the_peer_asks_is_served_whoever_reads(is_led: bool) -> None:
 
     async with (
         serving({ECHO: echo, HOLD: holding}) as server,
-        lent(server, Dispatcher({QUESTION: note})) as (_, side, reading),
+        lent(server, Dispatcher({QUESTION: note}), settings) as (_, side, reading),
     ):
         asking = begin(partial(ask, side, HOLD)) if is_led else None
         if is_led:
@@ -197,7 +202,8 @@ async def test_what_the_peer_asks_is_served_whoever_reads(is_led: bool) -> None:
         if asking is not None:
             holding.answer(0)
             await asking
-        await until(lambda: not reading.is_lent, "the loop's reading")
+        else:
+            await until(lambda: not reading.is_lent, "the loop's reading")
 
 
 async def test_threads_tasks_and_the_peer_get_what_is_theirs_all_at_once() -> None:
@@ -214,22 +220,31 @@ async def test_threads_tasks_and_the_peer_get_what_is_theirs_all_at_once() -> No
             assert ask(side, ECHO, body) == body
         return seed
 
-    async def converse(connection: Connection, code: int, seed: int) -> int:
+    async def converse(
+        connection: Connection, code: int, seed: int, pause: Callable[[], Awaitable[None]]
+    ) -> int:
         chance, count = random.Random(seed), 0
         while not stopped.is_set():
             body = body_of(chance)
             answer = await connection.request(code, body=body, timeout=DEADLINE)
             assert bytes(answer.body) == body
             count += 1
-            await asyncio.sleep(chance.choice([0, 0.005]))
+            await pause()
         return count
 
     async with (
         serving({ECHO: echo}) as server,
-        lent(server, Dispatcher({QUESTION: echo})) as (connection, side, reading),
+        lent(server, Dispatcher({QUESTION: echo}), ConnectionSettings()) as (
+            connection,
+            side,
+            reading,
+        ),
     ):
         (peer,) = server.connections
-        others = asyncio.gather(converse(connection, ECHO, 1), converse(peer, QUESTION, 2))
+        others = asyncio.gather(
+            converse(connection, ECHO, 1, partial(until_threads_read, reading, stopped)),
+            converse(peer, QUESTION, 2, partial(asyncio.sleep, 0.002)),
+        )
 
         done = await in_threads(*(partial(work, side, seed) for seed in range(8)))
         stopped.set()
@@ -255,6 +270,10 @@ class InterruptLikeALock(RuntimeError):
 #: Instructions after which the interpreter looks whether a thread is to be interrupted. After the
 #: call of a function that is Python code it does not: that one's own RESUME is the place.
 _LOOKS_AFTER = frozenset({"CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME"})
+
+
+#: A thread that waits for its answer has more points than that, be it that it reads or sleeps.
+_FEWEST_POINTS = 25
 
 
 class _StrikeAt:
@@ -320,21 +339,23 @@ async def test_wherever_a_thread_is_interrupted_the_others_are_answered(
     place = 0
     is_struck = True
     holding = Holding()
-    async with serving({ECHO: echo, HOLD: holding}) as server:
+    settings = ConnectionSettings(reading_look=0.1)
+    async with asyncio.timeout(10 * DEADLINE), serving({ECHO: echo, HOLD: holding}) as server:
         while is_struck:
-            async with lent(server) as (connection, side, reading):
+            async with lent(server, settings=settings) as (connection, side, reading):
                 while is_struck and not _is_over(connection):
-                    while not reading.is_lent:
-                        await in_threads(lambda: ask(side, ECHO))
+                    await lend(side, reading)
                     strike = _StrikeAt(place, error)
                     outcome, others = await _strike_one_of_three(strike, side, holding, leads)
-                    place += 1
 
-                    is_struck = strike.where is not None
-                    if not is_struck:
-                        assert outcome == b"struck"
-                    else:
+                    if strike.where is not None:
+                        place += 1
                         assert isinstance(outcome, error), strike.where
+                    else:
+                        assert outcome == b"struck"
+                        # It may have come too late to read, or to wait at all, on a busy machine:
+                        # that way has fewer points, so once more.
+                        is_struck = place <= _FEWEST_POINTS
                     if not _is_over(connection):
                         assert others == [b"another", b"another", b"later"], strike.where
                         assert connection.pending_requests == 0
@@ -344,7 +365,6 @@ async def test_wherever_a_thread_is_interrupted_the_others_are_answered(
                         await until(lambda: connection.pending_requests == 0)
                 if not _is_over(connection):
                     await until(lambda: not reading.is_lent, "the loop's reading")
-    assert place > 25, "there are more points than that"
 
 
 def _is_over(connection: Connection) -> bool:

@@ -6,8 +6,8 @@ any order. So whoever listens here is a link in a chain:
 
 *   A link sets its event, and passes the signal on to what was there before it: to the next link,
     or to the handler of the host. Only what would end the program at once is not called: the
-    default actions, and that of `asyncio.run`, which cancels the main task. Ending in their place
-    is what links are for.
+    default actions, that of `asyncio.run`, which cancels the main task, and PySpark's, which
+    cancels all jobs and raises. Ending in their place is what links are for.
 *   A link that is let go of while it is the last one put on gives its place back to what was there
     before, leaving out links that were let go of earlier. Under something else it stays, and only
     passes on; also to a default action, for which nobody else stands in any more.
@@ -175,6 +175,9 @@ class _Link:
 
 def _ends_at_once(handler: Callable[..., object]) -> bool:
     if handler is signal.default_int_handler:
+        return True
+    # A classic session puts its own in the place of the default.
+    if (getattr(handler, "__module__", None) or "").partition(".")[0] == "pyspark":
         return True
     # `asyncio.run` has its own for SIGINT, in the place of the default.
     owner = (

@@ -139,6 +139,17 @@ class Engine:
         self.every(settings.route_refresh, self.routes.refresh, name="refresh routes")
         self._heartbeat_timer = self.every(settings.heartbeat, self._beat, name="heartbeat")
         self.routes.on_change(self._route_changed)
+        self.spawn(self._outlast_nothing(), "watch the end of the loop")
+
+    async def _outlast_nothing(self) -> None:
+        """Close the connections when a program ends its loop, with all tasks, and stops nothing."""
+        try:
+            await self._stopped.wait()
+        finally:
+            if self._state is _State.RUNNING:
+                self._state = _State.STOPPED
+                self._channels.abandon()
+                self._stopped.set()
 
     async def stop(self) -> None:
         """Tell brokers, end all tasks, close all connections. Bounded; may be called again."""

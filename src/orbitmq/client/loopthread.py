@@ -78,7 +78,8 @@ class LoopThread:
     @property
     def is_current(self) -> bool:
         """Whether the caller is on this thread."""
-        return threading.get_ident() == self._ident
+        # A fork may give the number of the thread, which it does not have, to one of its own.
+        return threading.get_ident() == self._ident and self._check_process.is_same
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -122,7 +123,7 @@ class LoopThread:
 
     def check_other(self) -> None:
         """Raise `WrongUse` on this very thread, where nothing may wait for the loop."""
-        if threading.get_ident() == self._ident:
+        if self.is_current:
             raise WrongUse(
                 "a blocking call on the client's own thread would wait for itself; "
                 "use the async face in callbacks and handlers that run there"

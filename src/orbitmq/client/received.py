@@ -7,7 +7,7 @@ else is found when it is asked for, in the record.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import msgspec
 
@@ -21,8 +21,8 @@ from orbitmq.message.wellknown import ORIGIN_MESSAGE_ID, RETRY_TOPIC, TRANSACTIO
 T = TypeVar("T")
 
 
-class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One message of a queue. Read-only; may be used from any thread and pickled."""
+class _Received(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What a message is made of."""
 
     #: The record as the broker keeps it.
     stored: StoredMessage
@@ -31,9 +31,20 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
     #: The consumer group, if it was pulled by one.
     group: str | None = None
     #: Counts instead of the stored number, if given: orderly retries are not stored.
-    _reconsume_times: int | None = None
+    reconsume_times: int | None = None
     #: What the consumer does not see of names.
     namespace: str | None = None
+
+
+#: The field of that name, which a message itself hides behind what follows from it.
+_given_times = cast("Callable[[_Received], int | None]", _Received.reconsume_times.__get__)  # type: ignore[union-attr]  # of the class it is a descriptor
+
+
+class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
+    """One message of a queue. Read-only; may be used from any thread and pickled.
+
+    Never shown with its body, which would end up in logs.
+    """
 
     def with_reconsume_times(self, times: int) -> ReceivedMessage:
         """The same message, delivered again for the `times`-th time."""
@@ -159,10 +170,10 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Bytes of the stored record."""
         return self.stored.size
 
-    @property
+    @property  # type: ignore[misc]  # in the place of the field, on purpose
     def reconsume_times(self) -> int:
         """How often it was tried before."""
-        times = self._reconsume_times
+        times = _given_times(self)
         return self.stored.reconsume_times if times is None else times
 
     @property
@@ -183,13 +194,18 @@ class ReceivedMessage(msgspec.Struct, frozen=True, eq=False, gc=False):
         return hash((self.queue, self.stored.queue_offset))
 
     def __repr__(self) -> str:
-        # Never the body: it ends up in logs.
-        return (
-            f"ReceivedMessage(topic={self.topic!r}, queue={str(self.queue)!r}, "
-            f"queue_offset={self.queue_offset}, msg_id={self.msg_id!r}, "
-            f"reconsume_times={self.reconsume_times})"
-        )
+        return f"ReceivedMessage({', '.join(f'{n}={v!r}' for n, v in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # Without it, structs show all of their fields to whoever asks for this.
+        return [
+            ("topic", self.topic),
+            ("queue", str(self.queue)),
+            ("queue_offset", self.queue_offset),
+            ("msg_id", self.msg_id),
+            ("reconsume_times", self.reconsume_times),
+        ]
 
     def __reduce__(self) -> tuple[Callable[..., ReceivedMessage], tuple[object, ...]]:
-        values = (self.stored, self.queue, self.group, self._reconsume_times, self.namespace)
+        values = (self.stored, self.queue, self.group, _given_times(self), self.namespace)
         return ReceivedMessage, values

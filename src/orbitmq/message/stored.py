@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -116,13 +116,33 @@ def decode_message(record: Buffer) -> StoredMessage:
     return message
 
 
+class WholeMessage:
+    """Keeps encoders of structs from writing a message out, body and all, into some log.
+
+    They go through all fields, and know nothing to write for this one: they refuse it by its name.
+    Nor is there a text of it, for those who have a text written of what cannot be encoded.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise TypeError("a message is not encoded as a whole; take what is wanted of it")
+
+
+_WHOLE: Final = WholeMessage()
+
+
 class StoredMessage(msgspec.Struct, eq=False, gc=False):
-    """One record, decoded as far as it was asked for. Equal to another if the bytes are."""
+    """One record, decoded as far as it was asked for. Equal to another if the bytes are.
+
+    Never shown with its body, which would end up in logs.
+    """
 
     _head: _Head
     _stored_body: bytes
     #: The topic with its length, the properties with theirs.
     _tail: bytes
+    _as_a_whole: WholeMessage = _WHOLE
     # Once they were asked for:
     _body: bytes | None = None
     _properties: Mapping[str, str] | None = None
@@ -193,10 +213,16 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         return decode_message, (self.encode(),)
 
     def __repr__(self) -> str:
-        return (
-            f"StoredMessage(topic={self.topic!r}, queue_id={self.queue_id}, "
-            f"queue_offset={self.queue_offset}, msg_id={self.msg_id!r})"
-        )
+        return f"StoredMessage({', '.join(f'{n}={v!r}' for n, v in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # Without it, structs show all of their fields to whoever asks for this.
+        return [
+            ("topic", self.topic),
+            ("queue_id", self.queue_id),
+            ("queue_offset", self.queue_offset),
+            ("msg_id", self.msg_id),
+        ]
 
     # ---- the fixed fields
 

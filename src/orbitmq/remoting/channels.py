@@ -164,6 +164,13 @@ class Channels:
             connection.abort("closed here")
             await connection.wait_closed()
 
+    def abandon(self) -> None:
+        """Close everything without waiting for it: the loop is about to end."""
+        self._is_closed = True
+        self._sweep.stop()
+        for connection in self._open_connections():
+            connection.abandon()
+
     def _begin(self, channel: _Channel, timeout: float) -> asyncio.Task[Connection]:
         if self._is_closed:
             raise ConnectFailed(channel.address, "the channels are closed")

@@ -3,10 +3,11 @@
 Work is done in turns. A turn begins with a read. All requests that it completes are given to the
 owner one after the other; then the owner is told that the turn is done, and may answer what it
 collected (a broker writes the store once for all sends of a turn). Everything that was sent within
-the turn is written at its end, at once. Outside of a turn - a held pull is answered, the peer is
+the turn is written at its end, at once. Outside of a turn - held pulls are answered, the peer is
 asked something - what is sent waits for the end of the current step of the loop, so that several
-answers again become one write. Only a request with no other in flight is written at once: somebody
-waits for its answer, and most likely nothing else is to be written with it.
+answers again become one write. What most likely has nothing else to be written with it, while
+somebody waits for it, is written at once: a request with no other in flight, and the answer to a
+held pull when a write of messages woke no other.
 
 A peer can make us hold only a bounded amount. While it does not take its answers (`slow_bytes`),
 has many or large requests open (`open_requests`, `open_bytes`), or sends a long frame for which
@@ -395,6 +396,11 @@ class Connection(Asking, asyncio.Protocol):
             return
         self._end(reason)
         self._transport.abort()
+
+    def abandon(self) -> None:
+        """Close now, because the loop is about to end: only threads are told of it."""
+        self._pending.forget_own()
+        self.abort("its event loop ends")
 
     def _end(self, reason: str) -> None:
         self.reason = reason

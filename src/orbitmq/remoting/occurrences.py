@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 
 
 class Occurrences:
@@ -30,9 +31,9 @@ class Reminders:
         self._interval = interval
         self._remembered = remembered
         #: When each was last told of, and how often it happened since it began.
-        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._told: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
-    def note(self, what: str, now: float) -> int:
+    def note(self, what: Hashable, now: float) -> int:
         """How often it has happened if that is worth a line in the log, else 0."""
         told, count = self._told.pop(what, (float("-inf"), 0))
         count += 1
@@ -42,7 +43,7 @@ class Reminders:
             self._told.popitem(last=False)
         return count if is_due else 0
 
-    def end(self, what: str) -> None:
+    def end(self, what: Hashable) -> None:
         """It is over: should it happen again, that is a new beginning."""
         if self._told:
             self._told.pop(what, None)

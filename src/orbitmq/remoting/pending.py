@@ -45,7 +45,7 @@ Late: TypeAlias = Callable[[float], None]
 _SMALL_HEAP = 256
 
 
-class _Waiting(msgspec.Struct, frozen=True, eq=False, gc=False):
+class _Waiting(msgspec.Struct, frozen=True, eq=False):
     outcome: Outcome
     code: int
     timeout: float
@@ -121,6 +121,10 @@ class PendingRequests:
     def give_up(self, opaque: int) -> None:
         """Nobody waits for this answer any more."""
         self._waiting.pop(opaque, None)
+
+    def forget_own(self) -> None:
+        """The loop is about to end, and with it whatever waits there: nobody is told anything."""
+        self._waiting.clear()
 
     # Threads
 

@@ -29,12 +29,16 @@ class ConnectionSettings:
     open_bytes: int = 64 * MIB  #: of those requests; above it is not read from
     pending_requests: int = 65_535  #: requests of ours without an answer; above they are refused
     request_timeout: float = 3.0  #: for a request of ours that names none
+    #: How often the loop looks whether threads, to which it has lent the reading, still read. A
+    #: look wakes the loop, which is dear on a busy machine; twice this is the longest that the peer
+    #: waits with a question of its own after the last thread has read.
+    reading_look: float = 0.03
     limits: WireLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         check_positive("connection", self, "read_size", "flush_bytes", "slow_bytes", "resume_bytes")
         check_positive("connection", self, "unwritten_bytes", "open_requests", "open_bytes")
-        check_positive("connection", self, "pending_requests", "request_timeout")
+        check_positive("connection", self, "pending_requests", "request_timeout", "reading_look")
         check_ordered("connection", self, "resume_bytes", "slow_bytes", "unwritten_bytes")
 
 

@@ -52,10 +52,6 @@ from orbitmq.wire.errors import FrameError
 from orbitmq.wire.frame import Frame, FrameReader
 
 _RESPONSE: Final = int(Flag.RESPONSE)
-#: Seconds between the loop's looks at whether threads still read. A look wakes the loop, which is
-#: dear on a busy machine; twice this is the longest that the peer waits with a question of its own
-#: after the last thread has read.
-_LOOK: Final = 0.03
 
 
 class Stream(Protocol):
@@ -85,6 +81,7 @@ class SharedReading:
         "_has_rung",
         "_is_closed",
         "_is_cutting",
+        "_is_due",
         "_is_over",
         "_is_wanted",
         "_limits",
@@ -93,6 +90,7 @@ class SharedReading:
         "_may_read",
         "_monotonic",
         "_passed",
+        "_pause",
         "_pending",
         "_pollers",
         "_read_size",
@@ -129,6 +127,7 @@ class SharedReading:
         self._stream = stream
         self._limits = settings.limits
         self._read_size = (settings.read_size,)
+        self._pause = settings.reading_look
         self._monotonic = monotonic
         self._timer: asyncio.TimerHandle | None = None
         #: Whether the transport does not read, for the sake of threads. Changed on the loop.
@@ -137,6 +136,8 @@ class SharedReading:
         self._has_rung = False
         #: Whether the loop would like to read.
         self._is_wanted = False
+        #: Whether it is going to, in a step that is due.
+        self._is_due = False
         #: Those who poll, or are about to; a thread reads only as one of them.
         self._pollers: set[Waiter] = set()
         self._lock = threading.Lock()
@@ -271,9 +272,11 @@ class SharedReading:
 
     def _look_after(self) -> None:
         """One of those who polled is gone."""
+        # Before looking at who polls: whoever comes after this was found finds it, too.
+        is_closed = self._is_closed
         if self._pollers:
             return
-        if self._is_closed:
+        if is_closed:
             self._let_go()
         elif self._may_read:
             following = self._pending.last_thread()
@@ -318,16 +321,19 @@ class SharedReading:
             return  # nothing can follow what was read: the connection is about to end
         self._stop_looking()
         self._ring()
-        if self._passed or self._broken is not None:
-            # In a step of its own: this may be called by whoever sends something.
-            self._loop.call_soon(self._read_on)
-        else:
+        if not (self._passed or self._broken is not None):
             self._read_on()
+        elif not self._is_due:
+            # In a step of its own: this may be called by whoever sends something. And once: a
+            # second one could come when the reading is lent anew, and end that behind its back.
+            self._is_due = True
+            self._loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
         """The lending is over: handle what threads left first."""
-        if not self.is_lent or self._may_read or self._is_closed:
-            return  # it was asked for twice, and is lent anew, or all is over
+        self._is_due = False
+        if self._is_closed:
+            return
         self.is_lent = self._is_wanted = False
         passed, self._passed = self._passed, []
         if passed or self._broken is not None:
@@ -345,7 +351,7 @@ class SharedReading:
     def _look_later(self) -> None:
         self._stop_looking()
         if not self._is_closed:
-            self._timer = self._loop.call_later(_LOOK, self._look, self._reads)
+            self._timer = self._loop.call_later(self._pause, self._look, self._reads)
 
     def _stop_looking(self) -> None:
         if self._timer is not None:

@@ -225,11 +225,13 @@ async def test_a_group_is_deleted_with_its_progress_unless_it_is_online(world: W
     await world.report(A0, 1)
     await world.die(A0, b"dead")
 
-    with pytest.raises(BadRequest, match="c1"):
-        await world.admin.groups.delete(GROUP)
+    for refused in (world.admin.groups.delete, world.admin.groups.check_offline):
+        with pytest.raises(BadRequest, match="c1"):
+            await refused(GROUP)
     assert world.progress(A0) == 1
     await consumer.stop()
     await _until_offline(world)
+    await world.admin.groups.check_offline(GROUP)
     await world.admin.groups.delete(GROUP)
 
     assert world.progress(A0) is None

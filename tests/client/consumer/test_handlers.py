@@ -133,6 +133,16 @@ async def _yields_later(message: ReceivedMessage) -> AsyncIterator[int]:
     yield 1
 
 
+class Yielding:
+    def __call__(self, message: ReceivedMessage) -> Iterator[int]:
+        yield 1
+
+
+class YieldingLater:
+    async def __call__(self, message: ReceivedMessage) -> AsyncIterator[int]:
+        yield 1
+
+
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
@@ -141,6 +151,10 @@ async def _yields_later(message: ReceivedMessage) -> AsyncIterator[int]:
         (lambda message, *, database: None, "missing a required argument: 'database'"),
         (_yields, "_yields has a `yield`"),
         (_yields_later, "_yields_later has a `yield`"),
+        (Yielding(), "Yielding has a `yield`"),
+        (YieldingLater(), "YieldingLater has a `yield`"),
+        (functools.partial(Yielding()), "has a `yield`"),
+        (functools.partial(_yields), "has a `yield`"),
     ],
 )
 def test_a_handler_that_would_fail_at_every_message_is_refused_at_once(
@@ -148,6 +162,17 @@ def test_a_handler_that_would_fail_at_every_message_is_refused_at_once(
 ) -> None:
     with pytest.raises(SettingError, match=words):
         bind_handler(handler, group=GROUP)
+
+
+def test_a_class_is_called_to_make_its_objects_which_is_not_asynchronous() -> None:
+    # Its objects could be awaited when they are called, but they are not.
+    class Taken:
+        def __init__(self, message: ReceivedMessage) -> None: ...
+
+        async def __call__(self, message: ReceivedMessage) -> None: ...
+
+    assert not bind_handler(Taken, group=GROUP).is_async
+    assert bind_handler(functools.partial(Methods()), group=GROUP).is_async
 
 
 def test_a_listener_that_takes_no_context_is_refused_at_once() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,22 +16,29 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.errors import GroupRefused, NoNameServer, NoRoute, WrongUse
-from orbitmq.client.pullconsumer import asyncpullconsumer
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.pullconsumer import asyncpullconsumer, pullconsumer
 from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
-from orbitmq.wire.codes import ResponseCode
-from tests.support.broker import RawClient
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.broker import RawClient, until
 from tests.support.polling import (
     DEADLINE,
     GROUP,
+    PULLS,
     TOPIC,
     consumer,
     poll_count,
+    polling,
     queue,
     send,
 )
+from tests.support.rebalancing import answering
 
 #: What is not there is looked for often.
 LOOKS = RebalanceSettings(persist=3600.0, spacing=0.02, retry=0.02, interval=0.1)
@@ -68,7 +78,7 @@ async def test_a_poll_at_a_wrong_address_says_which_one() -> None:
             pulled.subscribe(TOPIC)
 
             with pytest.raises(NoNameServer, match=address):
-                await pulled.poll(0.2)
+                await _polled_until_an_error(pulled)
 
 
 def test_the_blocking_face_says_so_as_well() -> None:
@@ -77,7 +87,7 @@ def test_the_blocking_face_says_so_as_well() -> None:
 
         for _ in range(2):
             with pytest.raises(NoNameServer, match=address):
-                pulled.poll(0.2)
+                _until_an_error(lambda: len(pulled.poll(0.05)))
 
 
 async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps_meant(
@@ -87,7 +97,7 @@ async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps
         pulled.subscribe("ordesr")
 
         with pytest.raises(NoRoute) as error:
-            await pulled.poll(0.2)
+            await _polled_until_an_error(pulled)
 
     assert f"topic 'ordesr' according to {cluster.name_server}" in str(error.value)
     assert "do you mean 'orders'?" in str(error.value)
@@ -100,7 +110,7 @@ async def test_a_topic_that_comes_later_is_polled_by_the_same_consumer(
     async with consumer(cluster, rebalancing=LOOKS) as pulled:
         pulled.subscribe("invoices")
         with pytest.raises(NoRoute, match="topic 'invoices'") as error:
-            await pulled.poll(0.1)
+            await _polled_until_an_error(pulled)
         client = await RawClient.open(cluster.brokers[0])
         await cluster.create_topic("invoices", queues=1)
         await send(client, 3, topic="invoices")
@@ -158,7 +168,7 @@ async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_create
             pulled.subscribe(TOPIC)
 
         with pytest.raises(GroupRefused) as error:
-            await pulled.poll(0.3)
+            await _polled_until_an_error(pulled)
         async with AsyncAdmin(name_server=full_cluster.name_server) as admin:
             await admin.groups.create(GROUP)
         found: list[ReceivedMessage] = []
@@ -174,6 +184,227 @@ async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_create
     assert f"group {GROUP!r} gets nothing" in str(error.value)
     assert "max_auto_groups is 1" in str(error.value)
     assert f"orbitmq group create {GROUP}" in str(error.value)
+
+
+# ---- what is not an error of a poll
+
+
+async def test_a_topic_that_is_not_there_yet_does_not_spoil_polls_of_one_that_is(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+        pulled.subscribe("invoices")
+        with pytest.raises(NoRoute):
+            await _polled_until_an_error(pulled)
+        pulled.subscribe(TOPIC)
+        await until(lambda: pulled.assignment() == (queue(),), DEADLINE)
+
+        assert [await pulled.poll(0.05) for _ in range(3)] == [[], [], []]
+
+        pulled.unsubscribe(TOPIC)
+        await until(lambda: pulled.assignment() == (), DEADLINE)
+        with pytest.raises(NoRoute, match="invoices"):
+            await _polled_until_an_error(pulled)
+
+    assert [line for line in caplog.messages if "topic 'invoices'" in line]
+
+
+@pytest.mark.parametrize("way", ["subscribed", "assigned"])
+async def test_a_group_that_is_gone_after_it_was_consumed_is_told_in_the_log_only(
+    cluster: AsyncEmbeddedCluster, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused: list[int] = []
+
+    def refuse(_: Connection, request: Command) -> Command:
+        refused.append(request.code)
+        return request.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="it is gone")
+
+    client = await RawClient.open(cluster.brokers[0])
+    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+        if way == "assigned":
+            await pulled.assign([queue()])
+        else:
+            pulled.subscribe(TOPIC)
+        await send(client, 1)
+        await poll_count(pulled, 1)
+        with ExitStack() as stack:
+            for code in _CODES_OF_GROUPS:
+                stack.enter_context(answering(cluster.brokers[0], code, refuse))
+            await until(lambda: RequestCode.LITE_PULL_MESSAGE in refused, DEADLINE)
+
+            assert [await pulled.poll(0.05) for _ in range(3)] == [[], [], []]
+    await client.close()
+
+    assert [line for line in caplog.messages if f"group {GROUP!r} gets nothing" in line]
+
+
+_CODES_OF_GROUPS = (RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+
+
+async def test_a_group_that_one_of_two_brokers_has_is_polled_from_that_one() -> None:
+    refused: list[int] = []
+
+    def refuse(_: Connection, request: Command) -> Command:
+        refused.append(request.code)
+        return request.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="not here")
+
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic(TOPIC, queues=1)
+        queues = [Queue(TOPIC, "broker-a", 0), Queue(TOPIC, "broker-b", 0)]
+        with answering(cluster.brokers[1], RequestCode.LITE_PULL_MESSAGE, refuse):
+            # The first pull is held for longer than the polls take.
+            held = polling(pull=replace(PULLS, hold=10.0, timeout=20.0))
+            async with consumer(cluster, polling=held) as pulled:
+                await pulled.assign(queues)
+                await until(lambda: refused, DEADLINE)
+
+                assert [await pulled.poll(0.05) for _ in range(3)] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        (ResponseCode.SYSTEM_BUSY, "the group is made in a moment"),
+        (ResponseCode.SYSTEM_ERROR, "the disk is on fire"),
+        (ResponseCode.NO_PERMISSION, "not for you"),
+    ],
+)
+async def test_whatever_else_is_wrong_is_waited_for_and_told_in_the_log(
+    cluster: AsyncEmbeddedCluster,
+    code: ResponseCode,
+    remark: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[int] = []
+
+    def refuse(_: Connection, request: Command) -> Command:
+        asked.append(request.code)
+        return request.answer(code, remark=remark)
+
+    client = await RawClient.open(cluster.brokers[0])
+    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+        with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, refuse):
+            pulled.subscribe(TOPIC)
+            while len(asked) < 20:
+                assert await pulled.poll(0.05) == []
+        await send(client, 1)
+        await poll_count(pulled, 1)
+    await client.close()
+
+    told = [each for each in caplog.records if remark in each.getMessage()]
+    assert [each.levelname for each in told] == ["WARNING"]
+
+
+async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_has_no_such_group(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    asked: list[int] = []
+
+    def nobody(_: Connection, request: Command) -> Command:
+        asked.append(request.code)
+        return request.answer(
+            ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {GROUP}"
+        )
+
+    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+        with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, nobody):
+            pulled.subscribe(TOPIC)
+
+            with pytest.raises(GroupRefused, match=f"orbitmq group create {GROUP}"):
+                await _polled_until_an_error(pulled)
+
+    assert len(asked) >= 6  # twice in a round: before the heartbeat, and after it
+
+
+async def test_a_broker_that_lists_nobody_for_a_moment_does_not_lack_the_group(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+    dispatcher = cluster.brokers[0]._dispatcher
+    assert dispatcher is not None
+    usual = dispatcher._handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
+
+    def nobody_yet(connection: Connection, request: Command) -> Any:  # as the broker answers
+        asked.append(request.code)
+        if len(asked) > 4:  # two rounds of two
+            return usual(connection, request)
+        return request.answer(
+            ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {GROUP}"
+        )
+
+    client = await RawClient.open(cluster.brokers[0])
+    await send(client, 1)
+    await client.close()
+    with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, nobody_yet):
+        async with consumer(cluster, rebalancing=LOOKS) as pulled:
+            pulled.subscribe(TOPIC)
+            await poll_count(pulled, 1)
+
+    assert [each.levelname for each in caplog.records if each.levelno > logging.INFO] == ["WARNING"]
+
+
+async def test_the_address_of_a_broker_is_no_name_server(cluster: AsyncEmbeddedCluster) -> None:
+    address = cluster.brokers[0].address
+    async with consumer(cluster, name_server=str(address), rebalancing=LOOKS) as pulled:
+        pulled.subscribe(TOPIC)
+
+        with pytest.raises(NoNameServer, match="is no name server"):
+            await _polled_until_an_error(pulled)
+
+
+async def _polled_until_an_error(pulled: AsyncPullConsumer) -> None:
+    until = pulled.clock.monotonic() + DEADLINE
+    while pulled.clock.monotonic() < until:
+        assert await pulled.poll(0.05) == []
+
+
+def _until_an_error(poll: Callable[[], int]) -> None:
+    until = time.monotonic() + DEADLINE
+    while time.monotonic() < until:
+        assert poll() == 0
+
+
+# ---- iterations
+
+
+def test_an_iteration_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pullconsumer, "A_WHILE", 0.1)
+    with (
+        EmbeddedCluster() as cluster,
+        Producer("makers", name_server=cluster.name_server) as producer,
+        PullConsumer(
+            GROUP, name_server=cluster.name_server, consume_from="first", rebalancing=LOOKS
+        ) as pulled,
+    ):
+        pulled.subscribe("invoices")
+        messages = iter(pulled)
+
+        for _ in range(2):
+            with pytest.raises(NoRoute, match="invoices"):
+                next(messages)
+        cluster.create_topic("invoices", queues=1)
+        producer.send("invoices", b"1")
+        found = None
+        until = time.monotonic() + DEADLINE
+        while found is None:
+            assert time.monotonic() < until
+            try:
+                found = next(messages)
+            except NoRoute:
+                continue  # not found out yet
+        pulled.stop()
+        rest = list(messages)
+
+    assert found.body == b"1"
+    assert rest == []
+
+
+def test_columns_are_refused_for_the_same_reasons() -> None:
+    with _where_nobody_listens() as address, PullConsumer(GROUP, name_server=address) as pulled:
+        pulled.subscribe(TOPIC)
+
+        with pytest.raises(NoNameServer, match=address):
+            _until_an_error(lambda: pulled.poll_arrow(0.05).num_rows)
 
 
 def test_a_poll_without_a_topic_or_queues_says_what_is_missing() -> None:

@@ -200,6 +200,7 @@ class AsyncGroups:
         retry_queues: int = 1,
         orderly: bool = False,
         may_broadcast: bool = True,
+        enabled: bool = True,
         consume_timeout: Duration = 900.0,
         brokers: Collection[str] | None = None,
         cluster: str | None = None,
@@ -212,6 +213,7 @@ class AsyncGroups:
             retry_queue_nums=whole_number("retry_queues", retry_queues, 0),
             consume_message_orderly=orderly,
             consume_broadcast_enable=may_broadcast,
+            consume_enable=enabled,
             consume_timeout_minute=_minutes(consume_timeout),
         )
         masters = (await self._directory.look()).masters(brokers, cluster=cluster)
@@ -272,6 +274,18 @@ class AsyncGroups:
         )
         return resumed
 
+    async def check_offline(self, group: str) -> None:
+        """Raises `BadRequest` when a group has members online, as `delete` would."""
+        await self._check_offline(group, await self._directory.look())
+
+    async def _check_offline(self, group: str, topology: Topology) -> None:
+        members, _ = await self._consumers.look(group, topology)
+        if members is not None:
+            raise BadRequest(
+                f"group {group!r} has members online ({', '.join(members.client_ids)}); stop them "
+                "first, they would create it again"
+            )
+
     async def delete(
         self, group: str, *, forget_progress: bool = True, delete_topics: bool = False
     ) -> None:
@@ -283,12 +297,7 @@ class AsyncGroups:
         topology = await self._directory.look()
         masters = topology.masters()
         await self._configs.of(masters, group)
-        members, _ = await self._consumers.look(group, topology)
-        if members is not None:
-            raise BadRequest(
-                f"group {group!r} has members online ({', '.join(members.client_ids)}); stop them "
-                "first, they would create it again"
-            )
+        await self._check_offline(group, topology)
         header = DeleteGroupRequest(group_name=group, clean_offset=forget_progress)
 
         async def forget(node: BrokerNode) -> None:

@@ -113,8 +113,14 @@ class AsyncMessages:
         stored = decode_message(answer.body)
         return ReceivedMessage(stored, Queue(stored.topic, node.broker, stored.queue_id))
 
-    async def copies(self, topic: str, unique_id: str) -> tuple[ReceivedMessage, ...]:
-        """All messages of a topic with a unique id, by their time; usually one."""
+    async def copies(
+        self, topic: str, unique_id: str, *, brokers: Collection[BrokerNode] | None = None
+    ) -> tuple[ReceivedMessage, ...]:
+        """All messages of a topic with a unique id, by their time; usually one.
+
+        `brokers` are asked, for who knows them; else they are looked up each time. Raises
+        `BrokerRefused` when none of those that failed let this account read the topic.
+        """
         header = QueryMessageRequest(
             topic=topic,
             key=unique_id,
@@ -123,7 +129,8 @@ class AsyncMessages:
             end_timestamp=_FOREVER_MS,
             is_unique_key=True,
         )
-        found = await self._query((await self._directory.look()).readers(), header)
+        nodes = (await self._directory.look()).readers() if brokers is None else brokers
+        found = await self._query(nodes, header)
         return tuple(each for each in found.messages if each.unique_id == unique_id)
 
     # By key.
@@ -197,6 +204,9 @@ class AsyncMessages:
             ], oldest
 
         outcomes = await self._asking.each(nodes, ask)
+        if refused := _refusals(outcomes.failed.values()):
+            # Who may not read a topic here may not read it there: nothing is half done.
+            raise refused[0]
         parts = outcomes.check(f"looking for {header.key!r} in topic {header.topic!r}").values()
         found = [message for part, _ in parts for message in part]
         found.sort(key=lambda each: (each.stored.store_ms, each.queue, each.queue_offset))
@@ -356,6 +366,16 @@ def _check_filter(wanted: Wanted) -> None:
     if wanted.expression_type not in ("TAG", "SQL92"):
         raise BadRequest(f"expression_type must be TAG or SQL92, got {wanted.expression_type!r}")
     tag_filter(wanted)
+
+
+def _refusals(failed: Collection[Exception]) -> list[BrokerRefused]:
+    """What went wrong, if it is nothing but permissions."""
+    refused = [
+        each
+        for each in failed
+        if isinstance(each, BrokerRefused) and each.code == ResponseCode.NO_PERMISSION
+    ]
+    return refused if len(refused) == len(failed) else []
 
 
 def _addresses(topology: Topology) -> Mapping[str, Address]:

@@ -189,7 +189,9 @@ class AsyncDeadLetterResending:
         if again:
             return ResendOutcome(letter, ResendResult.WOULD_BE_SENT, topic)
         try:
-            copy = await copy_of(self._messages, letter)
+            # What was sent to a topic that may not be read is seen nowhere else: unless it is sent
+            # there again, where every group would get it twice, the retry topic has to do.
+            copy = await copy_of(self._messages, letter, needed=topic)
         except Failed as error:
             return _failed(letter, topic, f"whether it was sent before is not known: {error}")
         if copy is None:

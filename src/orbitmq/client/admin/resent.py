@@ -5,19 +5,25 @@ which letter it was made of (`DLQ_RESENT_FROM`), and is found by the unique id t
 the group's retry topic or in the topic it was sent to. That is the one record of it, whoever sent
 it: command, console or a program. A copy is younger than its letter, so that it is not deleted
 before it.
+
+Who may look after a group's letters need not have the right to read the topics they came from. Such
+a topic is left out: then it is known of the retry topic alone that there is no copy.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
 from orbitmq.client.admin.deadletters import RESENT_FROM, DeadLetter
 from orbitmq.client.admin.messages import AsyncMessages
+from orbitmq.client.admin.topology import BrokerNode
+from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import retry_topic
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.wire.codes import ResponseCode
 
 #: Letters that are looked up together.
 _TOGETHER: Final = 64
@@ -29,36 +35,60 @@ class LetterTrace:
 
     letter_id: str
     unique_id: str | None
-    #: Where copies of it may be.
-    topics: tuple[str, ...]
+    #: Where copies of it are that only its group gets.
+    retry: str
+    #: The topic that it was sent to, where others get a copy as well.
+    origin: str | None
     died_at: float
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Self:
-        topics = (retry_topic(letter.group), letter.topic)
         return cls(
             letter.id,
             letter.message.unique_id,
-            tuple(topic for topic in topics if topic is not None),
+            retry_topic(letter.group),
+            letter.topic,
             letter.died_at,
         )
 
-    async def copy(self, messages: AsyncMessages) -> ReceivedMessage | None:
-        """The latest copy that was sent of the letter; None: it has not been sent again."""
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Where copies of it may be."""
+        return (self.retry,) if self.origin is None else (self.retry, self.origin)
+
+    async def copy(
+        self,
+        messages: AsyncMessages,
+        *,
+        topics: Collection[str] | None = None,
+        brokers: Collection[BrokerNode] | None = None,
+        needed: str | None = None,
+    ) -> ReceivedMessage | None:
+        """The latest copy that was sent of the letter; None: it has not been sent again.
+
+        `topics` are those to look into, all by default, and `brokers` those to ask. An origin that
+        may not be read is left out, unless it is the topic that is `needed`.
+        """
         if self.unique_id is None:
             return None
-        found = [
-            each
-            for topic in self.topics
-            for each in await messages.copies(topic, self.unique_id)
-            if each.get(RESENT_FROM) == self.letter_id
-        ]
+        found: list[ReceivedMessage] = []
+        for topic in self.topics if topics is None else topics:
+            try:
+                copies = await messages.copies(topic, self.unique_id, brokers=brokers)
+            except BrokerRefused as refused:
+                is_forbidden = refused.code == ResponseCode.NO_PERMISSION
+                if not is_forbidden or topic in (self.retry, needed):
+                    raise
+                continue
+            found += (each for each in copies if each.get(RESENT_FROM) == self.letter_id)
         return max(found, key=lambda each: each.stored_at, default=None)
 
 
-async def copy_of(messages: AsyncMessages, letter: DeadLetter) -> ReceivedMessage | None:
+async def copy_of(
+    messages: AsyncMessages, letter: DeadLetter, *, needed: str | None = None
+) -> ReceivedMessage | None:
     """The latest copy that was sent of a letter; None: it has not been sent again."""
-    return await LetterTrace.of(letter).copy(messages)
+    return await LetterTrace.of(letter).copy(messages, needed=needed)
 
 
 async def with_copies(

@@ -105,6 +105,7 @@ class Groups(_Part):
     update = _waiting(AsyncGroups.update)
     pause = _waiting(AsyncGroups.pause)
     resume = _waiting(AsyncGroups.resume)
+    check_offline = _waiting(AsyncGroups.check_offline)
     delete = _waiting(AsyncGroups.delete)
 
 

@@ -6,7 +6,7 @@ waited for, because producers and consumers look there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.asking import Asking
@@ -37,6 +37,7 @@ from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers.namesrv import DeleteTopicInNamesrvRequest
 from orbitmq.wire.headers.topics import CreateTopicRequest, TopicRequest
 
+#: Queues that a topic gets on each broker, unless told otherwise.
 DEFAULT_QUEUES = 8
 #: And the most that a broker gives one.
 MOST_QUEUES = 65_536
@@ -182,6 +183,9 @@ class AsyncTopics:
             )
             for node, before in present.items()
         }
+        if ordered is False:
+            # First: brokers take the order back from whoever still tells of it.
+            await self._give_up_order(topic, wanted)
         return await self._apply(topic, wanted)
 
     async def _apply(self, topic: str, wanted: Mapping[BrokerNode, TopicConfig]) -> Topic:
@@ -207,12 +211,28 @@ class AsyncTopics:
 
     async def _keep_order(self, topic: str, wanted: Mapping[BrokerNode, TopicConfig]) -> None:
         """Tell name servers which queues an ordered topic has, also while a broker is away."""
-        before = await self._config.value(ORDER_NAMESPACE, topic)
-        queues = dict(
-            part.split(":", 1) for part in (before or "").split(";") if part.count(":") == 1
-        )
+        queues = await self._ordered_queues(topic)
         for node, config in wanted.items():
             queues[node.broker] = str(config.write_queue_nums)
+        await self._put_order(topic, queues)
+
+    async def _give_up_order(self, topic: str, brokers: Iterable[BrokerNode]) -> None:
+        """Let name servers forget that the queues of these brokers are ordered."""
+        queues = await self._ordered_queues(topic)
+        if not queues:
+            return
+        gone = {node.broker for node in brokers}
+        left = {broker: count for broker, count in queues.items() if broker not in gone}
+        if left:
+            await self._put_order(topic, left)
+        else:
+            await self._config.delete_value(ORDER_NAMESPACE, topic)
+
+    async def _ordered_queues(self, topic: str) -> dict[str, str]:
+        text = await self._config.value(ORDER_NAMESPACE, topic) or ""
+        return dict(part.split(":", 1) for part in text.split(";") if part.count(":") == 1)
+
+    async def _put_order(self, topic: str, queues: Mapping[str, str]) -> None:
         text = ";".join(f"{broker}:{count}" for broker, count in sorted(queues.items()))
         await self._config.put_value(ORDER_NAMESPACE, topic, text)
 

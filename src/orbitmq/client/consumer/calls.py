@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orbitmq.client.received import ReceivedMessage
 
 
-class Call(msgspec.Struct, eq=False, gc=False):
+class Call(msgspec.Struct, eq=False):
     """One call of a handler with messages of one queue, in no order with others."""
 
     is_urgent: ClassVar[bool] = False

@@ -194,9 +194,10 @@ class ConsumerCore(GroupMember):
         return self._described(workers=crew.size, stacks=crew.stacks() if with_stacks else None)
 
     def snapshot(self) -> ConsumerStatistics:
-        refusal = self.puller.refusal
-        troubles = self.rebalancer.troubles
-        return self.statistics.snapshot(troubles if refusal is None else (*troubles, str(refusal)))
+        refusals = (str(each) for each in self.puller.refusals.standing())
+        # Pulls and rounds of rebalancing may have heard the same.
+        troubles = dict.fromkeys((*self.rebalancer.troubles, *refusals))
+        return self.statistics.snapshot(tuple(troubles))
 
     def _has_room(self, owned: OwnedQueue) -> None:
         """Messages of a queue are done with."""

@@ -10,6 +10,7 @@ as any other, and what it returned is awaited on the event loop.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Sequence
@@ -140,7 +141,7 @@ def bind_listener(
 def _check_callable(function: Callable[..., object], arguments: int, allowed: str) -> None:
     """Refuse what would fail at every message, or never run. Raises `SettingError`."""
     name = _name(function)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if any(map(_yields, _called(function))):
         raise SettingError(f"{name} has a `yield`: it is a generator, of which nothing would run")
     try:
         # What a decorator wraps may well take more than what it is called with.
@@ -341,9 +342,18 @@ def _synchronous(stage: Around, delivery: Delivery) -> AbstractContextManager[An
 
 
 def _is_async(function: Callable[..., object]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  # an object with `async def __call__`
-    )
+    return any(map(inspect.iscoroutinefunction, _called(function)))
+
+
+def _yields(function: object) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _called(function: object) -> tuple[object, object]:
+    """What runs when it is called: itself, or if it is an object, the `__call__` of its kind."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function, type(function).__call__
 
 
 def _name(function: object) -> str:

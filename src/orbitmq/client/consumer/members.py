@@ -78,14 +78,18 @@ class GroupMembers:
 
     async def of(self, topic: str) -> tuple[str, ...]:
         """The client ids that a broker of the topic lists, as it lists them. Raises."""
-        answer = await self._ask(
+        return (await self.listed(topic))[0]
+
+    async def listed(self, topic: str) -> tuple[tuple[str, ...], Address]:
+        """The same, and which broker has listed them."""
+        answer, broker = await self._ask_any(
             topic,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP,
             GetConsumerListRequest(consumer_group=self._group),
             self._engine.settings.request_timeout,
         )
         self._tell_findings(answer.ext_fields.get(FINDINGS))
-        return decode_body(ConsumerList, answer.body).consumer_id_list
+        return decode_body(ConsumerList, answer.body).consumer_id_list, broker
 
     def _tell_findings(self, told: str | None) -> None:
         """What a broker finds wrong with this group: else nobody would hear of it but operators."""
@@ -169,11 +173,16 @@ class GroupMembers:
         )
 
     async def _ask(self, topic: str, code: RequestCode, header: Header, within: float) -> Command:
+        return (await self._ask_any(topic, code, header, within))[0]
+
+    async def _ask_any(
+        self, topic: str, code: RequestCode, header: Header, within: float
+    ) -> tuple[Command, Address]:
         """Ask any broker of a topic; another one only when nobody can be reached there."""
         refused: ConnectFailed | None = None
         for address in self._brokers(await self._engine.routes.get(topic)):
             try:
-                return await self._engine.ask(address, code, header, timeout=within)
+                return await self._engine.ask(address, code, header, timeout=within), address
             except ConnectFailed as error:
                 refused = refused or error
         raise refused or BrokerUnavailable(f"of topic {topic}", "the route names no address")

@@ -21,6 +21,7 @@ from orbitmq.client.consumer.pullanswers import AFTER_POLLED_PULL, AFTER_PULL
 from orbitmq.client.consumer.pullrequests import PullRequests
 from orbitmq.client.consumer.pullsettings import PullSettings
 from orbitmq.client.consumer.queuepull import QueuePull
+from orbitmq.client.consumer.refusals import Refusals
 from orbitmq.client.consumer.setbacks import Setback, SetbackCounts, delays
 from orbitmq.client.consumer.sharedwaits import SharedWaits
 from orbitmq.errors import OrbitError
@@ -76,8 +77,7 @@ class Puller:
         )
         self.rebuild = rebuild
         self.is_paused = False
-        #: Set as long as brokers say that there is no such group.
-        self.refusal: GroupRefused | None = None
+        self.refusals = Refusals(group, engine.clock)
         self.shared = SharedWaits(engine)
         self._pulls: dict[OwnedQueue, QueuePull] = {}
         self._counts: dict[Queue, SetbackCounts] = {}
@@ -101,6 +101,7 @@ class Puller:
         pull = self._pulls.pop(owned, None)
         if pull is not None:
             pull.end()
+            self.refusals.given_up(owned.queue)
             self.receiver.queues_changed(len(self._pulls))
 
     def restart(self, owned: OwnedQueue) -> None:
@@ -141,6 +142,11 @@ class Puller:
         if self._end_watch is not None:
             self._end_watch()
             self._end_watch = None
+
+    @property
+    def refusal(self) -> GroupRefused | None:
+        """Why nothing at all can be pulled, if brokers refuse the group in every queue."""
+        return self.refusals.of_all(owned.queue for owned in self._pulls if not owned.is_paused)
 
     @property
     def queues(self) -> tuple[OwnedQueue, ...]:

@@ -20,7 +20,7 @@ from orbitmq.client.consumer.pullanswers import (
     read_pulled,
 )
 from orbitmq.client.consumer.setbacks import Setback, SetbackCounts, tell
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, GroupRefused
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.errors import RemotingError
@@ -204,7 +204,7 @@ class QueuePull:
             self._refused(answer)
             return
         owned = self.owned
-        self._puller.refusal = None
+        self._puller.refusals.served(owned.queue, self._address)
         self._broker_id = pulled.suggested_broker
         owned.min_offset, owned.max_offset = pulled.min_offset, pulled.max_offset
         self._STEPS[self._puller.after[pulled.status]](self, pulled)
@@ -225,18 +225,10 @@ class QueuePull:
             return
         if answer.code in MENDED_BY_HEARTBEAT:
             self._puller.shared.heartbeat()
-        if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
-            self._no_group(answer)
+        if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and self._address:
+            refused = BrokerRefused(answer.code, answer.remark, self._address, self._code)
+            self._puller.refusals.refused(self.owned.queue, self._address, refused)
         self._put_off(Setback.REFUSED, f"code {answer.code}: {answer.remark}")
-
-    def _no_group(self, answer: Command) -> None:
-        """Say once for all queues that the group gets nothing: it does not pass by itself."""
-        puller = self._puller
-        refused = BrokerRefused(answer.code, answer.remark, self._address or "a broker", self._code)
-        refusal = GroupRefused(puller.group, refused)
-        if puller.refusal is None:
-            log.error("%s", refusal, extra={"group": puller.group, "broker": refused.address})
-        puller.refusal = refusal
 
     def _consume(self, pulled: Pulled) -> None:
         assert self._subscription is not None  # noqa: S101  # it was sent with the request

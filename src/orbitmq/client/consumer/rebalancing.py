@@ -54,8 +54,6 @@ log = logging.getLogger(__name__)
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = View((), ())
-#: What trouble with it as a whole is about.
-_GROUP = "the group"
 
 
 class Rebalancer:
@@ -196,9 +194,9 @@ class Rebalancer:
     # ---- what is wrong
 
     @property
-    def obstacles(self) -> Mapping[str, OrbitError]:
-        """Why topics were never consumed so far, of those that were not and cannot be now."""
-        return self._survey.obstacles
+    def obstacle(self) -> OrbitError | None:
+        """Why none of the topics was ever consumed, if something is known to be in the way."""
+        return self._survey.obstacle
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -302,14 +300,13 @@ class Rebalancer:
             self.counts.failed_rounds += 1
             self._survey.hindered(topic, error)
             if isinstance(error, GroupRefused):
-                # It concerns all topics, and does not pass unless somebody does something.
-                self._spells.trouble(_GROUP, "%s", error, level=logging.ERROR)
+                # Told by the broker that refuses, not by topic.
+                self._spells.forget(("share", topic))
             else:
                 self._spells.trouble(
                     ("share", topic), "the share of %s stays as it is: %s", topic, error
                 )
             return settings.retry
-        self._spells.over(_GROUP)
         self._spells.over(("share", topic))
         self._survey.succeeded(topic)
         if self._is_stopping or topic not in self._tracked:
@@ -350,7 +347,7 @@ class Rebalancer:
         for owned in list(self._ownership.owned.values()):
             if owned.queue.topic not in topics:
                 self._releasing.release(owned, "its topic is not subscribed to any more")
-        for topic in {*self._views, *self._survey.obstacles} - topics:
+        for topic in {*self._views, *self._survey.topics} - topics:
             self._gaining.drop(topic)
             self._views.pop(topic, None)
             self._survey.forget(topic)

@@ -3,22 +3,32 @@
 Whatever cannot be found out is told once, and again when it lasts; until it is found out the topic
 is left as it is.
 
-What keeps a topic from being consumed at all, since the beginning, is an obstacle: a wrong address,
+What keeps a consumer from all of its topics, since the beginning, is an obstacle: a wrong address,
 a name that was mistyped, a group that the broker does not make. Whoever is asked for messages can
-say so instead of returning none. Once a topic was consumed, trouble with it is something that
-passes.
+say so instead of returning none. Once one of the topics was consumed, trouble is something that
+passes, or concerns another of them: then there may simply be no messages.
+
+That there is no such group is known by the broker that says so: another one may have it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.client.errors import BrokerRefused, GroupRefused, NoNameServer, NoRoute
+from orbitmq.client.errors import (
+    BrokerRefused,
+    GroupRefused,
+    NoNameServer,
+    NoRoute,
+    NotANameServer,
+)
 from orbitmq.client.names import is_retry_topic
 from orbitmq.client.similartopics import similar_topic
 from orbitmq.errors import OrbitError
+from orbitmq.remoting.address import parse_address
 from orbitmq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -32,6 +42,14 @@ log = logging.getLogger(__name__)
 
 #: What trouble with them is about.
 _NAME_SERVERS: Final = "name servers"
+#: What somebody can do something about.
+_OBSTACLES: Final = (NoNameServer, NoRoute, GroupRefused)
+
+#: So Apache's brokers begin to say that nobody is in a group, with a code for anything.
+_NOBODY_LISTED: Final = "no consumer for this group"
+#: When they have said so this often, each time after a heartbeat that they took, they have no such
+#: group, and make none: a heartbeat of a group that is not there is taken and not looked at.
+_ROUNDS_UNLISTED: Final = 3
 
 
 class Survey:
@@ -53,8 +71,12 @@ class Survey:
         self._spells = spells
         self._return_grace = return_grace
         #: Why a topic has never been consumed so far, if something is in the way.
-        self._obstacles: dict[str, OrbitError] = {}
+        self._hindered: dict[str, OrbitError] = {}
         self._consumed: set[str] = set()
+        #: Brokers that do not have the group, and the topics about which they were asked.
+        self._refused_by: dict[str, set[str]] = {}
+        #: In how many rounds brokers of a topic have listed nobody, after they were told of us.
+        self._unlisted: dict[str, int] = {}
         #: Topics that are not there, and which others they may be a slip of.
         self._similar: dict[str, str | None] = {}
         self._connected_to: set[Address] = set()
@@ -69,27 +91,42 @@ class Survey:
     # ---- obstacles
 
     @property
-    def obstacles(self) -> Mapping[str, OrbitError]:
-        """What keeps topics from being consumed that never were."""
-        return self._obstacles
+    def obstacle(self) -> OrbitError | None:
+        """What has kept all topics from being consumed, ever; None without one of the known.
+
+        One of `NoNameServer`, `NoRoute`, `GroupRefused`.
+        """
+        if self._consumed:
+            return None
+        return next(
+            (each for each in self._hindered.values() if isinstance(each, _OBSTACLES)), None
+        )
+
+    @property
+    def topics(self) -> set[str]:
+        """Those of which something is remembered."""
+        return self._consumed.union(self._hindered, *self._refused_by.values())
 
     def hindered(self, topic: str, error: OrbitError) -> None:
         """A topic cannot be consumed now."""
         if topic not in self._consumed and not is_retry_topic(topic):
-            self._obstacles[topic] = error
+            self._hindered[topic] = error
 
     def succeeded(self, topic: str) -> None:
         """Everything that had to be known of a topic is known."""
         self._consumed.add(topic)
-        self._obstacles.pop(topic, None)
+        self._hindered.pop(topic, None)
         self._similar.pop(topic, None)
 
     def forget(self, topic: str) -> None:
         """A topic is not wanted any more."""
         self._consumed.discard(topic)
-        self._obstacles.pop(topic, None)
+        self._hindered.pop(topic, None)
         self._similar.pop(topic, None)
+        self._unlisted.pop(topic, None)
         self._spells.forget(_route(topic))
+        for broker in tuple(self._refused_by):
+            self._not_refused(topic, broker)
 
     # ---- asking
 
@@ -109,8 +146,8 @@ class Survey:
             # A name server that knows no topic answers all the same.
             self._spells.over(_NAME_SERVERS)
             return None
-        except NoNameServer as error:
-            self.hindered(topic, error)
+        except (NoNameServer, NotANameServer) as error:
+            self.hindered(topic, _as_no_name_server(error))
             # Once for all topics: it is the same for each of them.
             self._spells.trouble(
                 _NAME_SERVERS,
@@ -138,20 +175,20 @@ class Survey:
         """The members of the group; None when it is better to wait for some of those `before`."""
         if self._members is None:
             return ()
-        try:
-            members = await self._members.of(topic)
-        except BrokerRefused:
-            # So Apache's brokers say that there is nobody in the group, not even us.
-            members = ()
+        members: tuple[str, ...] = ()
+        # So Apache's brokers say that there is nobody in the group, not even us.
+        with suppress(BrokerRefused):
+            members, broker = await self._members.listed(topic)
         if self._engine.client_id not in members:
             # A broker that was restarted, or has thought us dead, hears of us before we believe it.
             failed = await self._engine.heartbeat()
             try:
-                members = await self._members.of(topic)
+                members, broker = await self._members.listed(topic)
             except BrokerRefused as refused:
-                if self._is_no_group(topic, refused) and not failed:
-                    raise GroupRefused(self._group, refused) from refused
+                if self._is_no_group(topic, refused, failed):
+                    raise self._refused(topic, refused) from refused
                 raise
+        self._has_group(topic, str(broker))
         missing = set(before) - set(members)
         since_return = self._engine.clock.monotonic() - self._returned_at
         if missing and since_return < self._return_grace:
@@ -160,16 +197,68 @@ class Survey:
             return None
         return members
 
-    def _is_no_group(self, topic: str, refused: BrokerRefused) -> bool:
-        """Whether a broker that took a heartbeat of the group says that it has no such group.
+    # ---- brokers without the group
 
-        Apache's brokers only say that nobody is in it, and with a code for anything.
+    def _is_no_group(self, topic: str, refused: BrokerRefused, failed: Collection[Address]) -> bool:
+        """Whether a broker says that it has no such group, or as good as says so.
+
+        `failed` are those that did not take the heartbeat before.
         """
-        return refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST or (
-            refused.code == ResponseCode.SYSTEM_ERROR and topic not in self._consumed
+        if refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+            return True
+        is_unlisted = (
+            refused.code == ResponseCode.SYSTEM_ERROR
+            and refused.remark.startswith(_NOBODY_LISTED)
+            and refused.address not in map(str, failed)
         )
+        if not is_unlisted:
+            self._unlisted.pop(topic, None)
+            return False
+        times = self._unlisted[topic] = self._unlisted.get(topic, 0) + 1
+        return times >= _ROUNDS_UNLISTED
+
+    def _refused(self, topic: str, refused: BrokerRefused) -> GroupRefused:
+        """Note that a broker has no such group; that does not pass unless somebody creates it."""
+        refusal = GroupRefused(self._group, refused)
+        self._refused_by.setdefault(refused.address, set()).add(topic)
+        # Once for all topics: it is the same for each of them.
+        self._spells.trouble(_group_at(refused.address), "%s", refusal, level=logging.ERROR)
+        return refusal
+
+    def _has_group(self, topic: str, broker: str) -> None:
+        """A broker has listed the group, so it has it; and those that are gone do not matter."""
+        self._unlisted.pop(topic, None)
+        if not self._refused_by:
+            return
+        if self._refused_by.pop(broker, None) is not None:
+            self._spells.over(_group_at(broker))
+        route = self._engine.routes.known(topic)
+        if route is not None:
+            there = {str(each) for brokers in route.brokers.values() for each in brokers.values()}
+            for gone in self._refused_by.keys() - there:
+                self._not_refused(topic, gone)
+
+    def _not_refused(self, topic: str, broker: str) -> None:
+        """A broker is not asked about a topic any more; its last one takes the trouble along."""
+        topics = self._refused_by[broker]
+        topics.discard(topic)
+        if not topics:
+            del self._refused_by[broker]
+            self._spells.forget(_group_at(broker))
 
 
 def _route(topic: str) -> tuple[str, str]:
     """What trouble with the route of a topic is about."""
     return ("route", topic)
+
+
+def _group_at(broker: str) -> tuple[str, str]:
+    """What trouble with the group at a broker is about."""
+    return ("group", broker)
+
+
+def _as_no_name_server(error: NoNameServer | NotANameServer) -> NoNameServer:
+    """To those who wait for messages it is the same: what they gave is no name server."""
+    if isinstance(error, NoNameServer):
+        return error
+    return NoNameServer([(parse_address(error.address), str(error))])

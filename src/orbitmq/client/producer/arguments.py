@@ -43,7 +43,7 @@ class SendOptions(MessageFields, total=False):
     timeout: Duration | None  #: for the whole call; None: as the producer's settings say
 
 
-class Call(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Call(msgspec.Struct, frozen=True, eq=False):
     """The arguments of one call, understood."""
 
     message: Message

@@ -227,10 +227,11 @@ class AsyncPullConsumer:
     ) -> list[ReceivedMessage]:
         """The next messages, of any assigned queue; none when there are none within the time.
 
-        As long as a subscribed topic could never be consumed, because no name server answers
+        As long as none of its topics could ever be consumed, because no name server answers
         (`NoNameServer`), there is no such topic (`NoRoute`), or the broker does not have the group
         (`GroupRefused`), a poll without messages raises that, when its time is up; another poll may
-        succeed. What happens later, while messages are consumed, is logged and passes.
+        succeed. What happens once any of them was consumed is logged and passes, as is whatever
+        else goes wrong.
         """
         until = self.deadline(timeout)
         while True:
@@ -245,7 +246,8 @@ class AsyncPullConsumer:
     async def __anext__(self) -> ReceivedMessage:
         """The next message, however long it takes; ends when the consumer is stopped.
 
-        Raises what `poll` does when nothing could ever be consumed, after some seconds.
+        Raises `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does, after some seconds
+        without any message; the next call goes on.
         """
         core = self._core
         self._trouble.note()
@@ -271,7 +273,8 @@ class AsyncPullConsumer:
         them to be joined, as long as the time lasts; batches of a thousand and more are what
         columns are made for. `columns` chooses names of `orbitmq.message.arrow.MESSAGE_SCHEMA`.
         A damaged body raises `BodyCorrupt`, and the same messages come again; with
-        `null_bad_bodies` it is null instead.
+        `null_bad_bodies` it is null instead. Raises `NoNameServer`, `NoRoute` or `GroupRefused` as
+        `poll` does.
         """
         until = self.deadline(timeout)
         while True:

@@ -301,8 +301,8 @@ class PullCore:
     ) -> list[Chunk]:
         """What is there, at most so much; waits for `least` messages, at most `timeout`.
 
-        What earlier calls returned is settled by this one. Raises what keeps a subscribed topic
-        from being consumed that never was, when there is nothing else.
+        What earlier calls returned is settled by this one. Raises `NoNameServer`, `NoRoute` or
+        `GroupRefused` when that is why nothing was ever consumed.
         """
         self._begin_poll()
         cache = self.cache
@@ -320,10 +320,21 @@ class PullCore:
         return chunks
 
     def _check_not_hindered(self) -> None:
-        """Say what keeps this consumer from its messages, instead of giving it none for ever."""
-        error = self.puller.refusal or next(iter(self.rebalancer.obstacles.values()), None)
+        """Say what keeps this consumer from its messages, instead of giving it none for ever.
+
+        Only if it never got to any: once one of its topics was consumed, there may simply be none,
+        and what is wrong with the others, or now, is in the log.
+        """
+        if any(map(self.puller.refusals.was_served, self._topics())):
+            return
+        error = self.puller.refusal or self.rebalancer.obstacle
         if error is not None:
             raise copy.copy(error)  # each call adds its traceback
+
+    def _topics(self) -> Iterable[str]:
+        if self._mode is Mode.ASSIGN:
+            return {queue.topic for queue in self._planned}
+        return self.subscriptions.topics
 
     def chunks_now(self, messages: int) -> list[Chunk]:
         """The same, as far as it does not need to be waited for."""

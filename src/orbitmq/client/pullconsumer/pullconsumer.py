@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -180,8 +180,8 @@ class PullConsumer:
     ) -> list[ReceivedMessage]:
         """The next messages, of any assigned queue; none when there are none within the time.
 
-        Raises `NoNameServer`, `NoRoute` or `GroupRefused` when a subscribed topic could never be
-        consumed: see `AsyncPullConsumer.poll`.
+        Raises `NoNameServer`, `NoRoute` or `GroupRefused` when that is why nothing could be
+        consumed since the beginning: see `AsyncPullConsumer.poll`.
         """
         self._take_back()
         until = self._consumer.deadline(timeout)
@@ -190,28 +190,36 @@ class PullConsumer:
             if messages or not were_any:
                 return messages
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        """The messages one by one, however long it takes; ends when the consumer is stopped.
+    def __iter__(self) -> Self:
+        return self
 
-        They are taken from the consumer's thread by the batch, which counts as done, for automatic
-        commits, as a whole. Whatever else is called meanwhile sees the position of the iteration.
+    def __next__(self) -> ReceivedMessage:
+        """The next message, however long it takes; ends when the consumer is stopped.
+
+        Messages are taken from the consumer's thread by the batch, which counts as done, for
+        automatic commits, as a whole. Whatever else is called meanwhile sees the position of the
+        iteration.
+
+        Raises `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does, after some seconds
+        without any message; the next call goes on.
         """
         while self._is_running:
             if not self._iterated:
                 try:
                     self._fill_iteration()
                 except NotRunning:
-                    return  # stopped by another thread
+                    break  # stopped by another thread
                 continue
             try:
-                # Nothing is called from here to the yield: that is where interrupts come, and they
-                # find the message either taken and returned, or neither.
+                # Nothing is called from here to the return: that is where interrupts come, and
+                # they find the message either taken and returned, or neither.
                 chunk, message = self._iterated[0]
                 del self._iterated[0]
             except IndexError:
                 continue  # given back by another thread
             if not chunk.owned.is_dropped:
-                yield message
+                return message
+        raise StopIteration
 
     def poll_arrow(
         self,
@@ -223,7 +231,10 @@ class PullConsumer:
         columns: Sequence[str] | None = None,
         null_bad_bodies: bool = False,
     ) -> Any:
-        """The next messages as a `pyarrow.RecordBatch`; see `AsyncPullConsumer.poll_arrow`."""
+        """The next messages as a `pyarrow.RecordBatch`; see `AsyncPullConsumer.poll_arrow`.
+
+        Raises `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does.
+        """
         self._take_back()
         read = partial(chunks_to_arrow, columns=columns, null_bad_bodies=null_bad_bodies)
         until = self._consumer.deadline(timeout)

@@ -1,0 +1,103 @@
+"""Copies of dead letters, looked for by somebody who may not read every topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orbitmq.client.admin import ResendResult
+from orbitmq.client.admin.resent import with_copies
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.queue import Queue
+from orbitmq.remoting.connection import Connection
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.pull import QueryMessageRequest
+from tests.support.client_admin import BROKERS, GROUP, World
+
+A0 = Queue("orders", "broker-a", 0)
+RETRY = f"%RETRY%{GROUP}"
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, world: World, topic: str, *brokers: str) -> None:
+    """Let brokers refuse questions about messages of a topic, as Apache's do by their accounts."""
+    for broker in brokers:
+        dispatcher = world.cluster.brokers[BROKERS.index(broker)]._dispatcher
+        assert dispatcher is not None
+        usual = dispatcher._handlers[RequestCode.QUERY_MESSAGE]
+
+        def refuse(connection: Connection, request: Command, usual: Any = usual) -> Any:
+            if request.header(QueryMessageRequest).topic == topic:
+                return request.answer(ResponseCode.NO_PERMISSION, remark="no SUB on this topic")
+            return usual(connection, request)
+
+        monkeypatch.setitem(dispatcher._handlers, RequestCode.QUERY_MESSAGE, refuse)
+
+
+async def letters_of(world: World) -> None:
+    await world.consumer("c1")
+    for number in range(2):
+        await world.die(A0, b"x", "why", UNIQ_KEY=f"7F0000010001000000000000{number:08X}")
+        world.cluster.advance(1.0)
+
+
+@pytest.mark.parametrize("brokers", [BROKERS, BROKERS[:1]], ids=["everywhere", "on one broker"])
+async def test_of_letters_whose_topic_may_not_be_read_the_retry_topic_tells(
+    world: World, monkeypatch: pytest.MonkeyPatch, brokers: tuple[str, ...]
+) -> None:
+    await letters_of(world)
+    forbid(monkeypatch, world, "orders", *brokers)
+
+    first = await world.admin.dead_letters.resend(GROUP, limit=1)
+    second = await world.admin.dead_letters.resend(GROUP)
+    listed = world.admin.dead_letters.list(GROUP)
+    copies = [copy async for _, copy in with_copies(world.admin.messages, listed)]
+
+    assert first.counts == {ResendResult.SENT: 1}
+    assert second.counts == {ResendResult.ALREADY_SENT: 1, ResendResult.SENT: 1}
+    assert [copy is not None and copy.queue.topic for copy in copies] == [RETRY, RETRY]
+
+
+async def test_a_letter_is_not_sent_to_a_topic_in_which_an_earlier_copy_could_not_be_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await letters_of(world)
+    await world.admin.dead_letters.resend(GROUP, to="origin", limit=1)
+    forbid(monkeypatch, world, "orders", *BROKERS)
+
+    blind = await world.admin.dead_letters.resend(GROUP, to="origin")
+    insisting = await world.admin.dead_letters.resend(GROUP, to="origin", again=True, limit=1)
+
+    assert blind.counts == {ResendResult.FAILED: 2}
+    assert {"no SUB on this topic" in (each.problem or "") for each in blind.failed} == {True}
+    assert insisting.counts == {ResendResult.SENT: 1}
+
+
+async def test_a_retry_topic_that_may_not_be_read_leaves_letters_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await letters_of(world)
+    forbid(monkeypatch, world, RETRY, *BROKERS)
+
+    report = await world.admin.dead_letters.resend(GROUP)
+    with pytest.raises(BrokerRefused, match="no SUB on this topic"):
+        await world.admin.messages.copies(RETRY, "7F000001000100000000000000000000")
+
+    assert report.counts == {ResendResult.FAILED: 2}
+    assert world.cluster.messages(RETRY) == []
+
+
+async def test_brokers_that_are_named_are_asked_and_not_looked_up(world: World) -> None:
+    await letters_of(world)
+    nodes = [each.node for each in (await world.admin.cluster()).brokers]
+    before = world.admin.requests
+
+    found = await world.admin.messages.copies("orders", f"7F0000010001{0:020X}", brokers=nodes)
+    elsewhere = await world.admin.messages.copies(
+        "orders", f"7F0000010001{0:020X}", brokers=nodes[1:]
+    )
+
+    assert [each.queue for each in found] == [A0]
+    assert elsewhere == ()
+    assert world.admin.requests - before == len(nodes) + 1

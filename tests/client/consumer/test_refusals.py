@@ -1,0 +1,242 @@
+"""Brokers without the group: known one by one, and told of without flooding."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.client.consumer.refusals import TELL_AGAIN, Refusals
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.queue import Queue
+from orbitmq.remoting.address import Address
+from orbitmq.remoting.connection import Connection
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.consumers import consumer_of, producer_of
+from tests.support.consuming import until
+from tests.support.pulling import FAST
+from tests.support.rebalancing import QUICK, Group, answering
+
+HERE, THERE = Address("10.0.0.1", 10911), Address("10.0.0.2", 10911)
+ONE, TWO = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+OTHER = Queue("invoices", "broker-b", 0)
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def refusals(clock: Clock) -> Refusals:
+    return Refusals("billing", clock)
+
+
+def refuse(refusals: Refusals, queue: Queue, where: Address) -> None:
+    code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    refused = BrokerRefused(code, "there is none", where, RequestCode.PULL_MESSAGE)
+    refusals.refused(queue, where, refused)
+
+
+def addresses(refusals: Refusals) -> list[str]:
+    return [each.address for each in refusals.standing()]
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+def test_a_pull_that_is_served_ends_the_refusal_of_its_broker_and_of_no_other(
+    refusals: Refusals,
+) -> None:
+    refuse(refusals, ONE, HERE)
+    refuse(refusals, TWO, HERE)
+    refuse(refusals, OTHER, THERE)
+
+    refusals.served(TWO, HERE)
+
+    assert addresses(refusals) == [str(THERE)]
+
+
+def test_a_refusal_goes_with_the_last_queue_that_was_refused(refusals: Refusals) -> None:
+    refuse(refusals, ONE, HERE)
+    refuse(refusals, TWO, HERE)
+    refuse(refusals, OTHER, THERE)
+
+    refusals.given_up(ONE)
+    assert addresses(refusals) == [str(HERE), str(THERE)]
+    refusals.given_up(TWO)
+    assert addresses(refusals) == [str(THERE)]
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_broker_that_has_moved_does_not_refuse_at_its_old_address(
+    refusals: Refusals, is_served: bool
+) -> None:
+    refuse(refusals, ONE, HERE)
+
+    if is_served:
+        refusals.served(ONE, THERE)
+    else:
+        refuse(refusals, ONE, THERE)
+
+    assert addresses(refusals) == ([] if is_served else [str(THERE)])
+
+
+def test_nothing_can_be_pulled_when_every_queue_is_refused(refusals: Refusals) -> None:
+    assert refusals.of_all([ONE]) is None
+    refuse(refusals, ONE, HERE)
+    refuse(refusals, OTHER, THERE)
+
+    assert refusals.of_all([ONE, OTHER]) is not None
+    assert refusals.of_all([ONE, TWO, OTHER]) is None
+
+
+def test_a_topic_counts_as_served_for_ever(refusals: Refusals) -> None:
+    refusals.served(ONE, HERE)
+    refuse(refusals, ONE, HERE)
+
+    assert refusals.was_served("orders")
+    assert not refusals.was_served("invoices")
+
+
+def test_a_broker_that_refuses_now_and_then_is_told_of_from_time_to_time(
+    refusals: Refusals, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(100):
+        refuse(refusals, ONE, HERE)
+        refuse(refusals, OTHER, THERE)
+        refusals.served(OTHER, THERE)
+    assert len(errors(caplog)) == 2  # one for each
+
+    clock.time += TELL_AGAIN
+    for _ in range(100):
+        refuse(refusals, ONE, HERE)
+
+    assert len(errors(caplog)) == 3
+
+
+# ---- in a cluster
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        for topic in ("orders", "invoices"):
+            await cluster.create_topic(topic, queues=1)
+        yield cluster
+
+
+@contextmanager
+def without_group(broker: Broker, noted: Callable[[int], None]) -> Iterator[None]:
+    """Have a broker say that there is no such group, whatever it is asked."""
+
+    def refuse(_: Connection, request: Command) -> Command:
+        noted(request.code)
+        return request.answer(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="the group is not here"
+        )
+
+    with ExitStack() as stack:
+        for code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.PULL_MESSAGE):
+            stack.enter_context(answering(broker, code, refuse))
+        yield
+
+
+async def test_one_broker_without_the_group_is_one_trouble_however_often_it_says_so(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "orbitmq.client")
+    refused: list[int] = []
+    seen: list[str] = []
+    troubles: set[tuple[str, ...]] = set()
+    rebalance = replace(QUICK, spacing=0.01, retry=0.02, interval=0.02)
+    consumer = consumer_of(cluster, "billing", rebalance=rebalance, pull=FAST)
+    for topic in ("orders", "invoices"):
+        consumer.on(topic)(lambda message: seen.append(message.text()))
+
+    async with consumer, producer_of(cluster) as producer:
+        await until(lambda: {queue.broker for queue in consumer.queues} == {"broker-a", "broker-b"})
+        with without_group(cluster.brokers[1], refused.append):
+            # Pulls that were held before the group was gone are answered with these.
+            for topic in ("orders", "invoices"):
+                await producer.send(topic, b"before", queue=Queue(topic, "broker-b", 0))
+            await until(lambda: consumer.statistics().troubles)
+            while (
+                refused.count(RequestCode.PULL_MESSAGE) < 40
+                or refused.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) < 20
+            ):
+                served = seen.count("served")
+                await producer.send("orders", b"served", queue=Queue("orders", "broker-a", 0))
+                await until(lambda served=served: seen.count("served") > served)  # type: ignore[misc]  # of the loop
+                troubles.add(consumer.statistics().troubles)
+        told = errors(caplog)
+        await producer.send("orders", b"after", queue=Queue("orders", "broker-b", 0))
+        await until(lambda: "after" in seen)
+        await until(lambda: consumer.statistics().troubles == ())
+
+    assert len(troubles) == 1  # it does not come and go
+    assert [len(each) for each in troubles] == [1]
+    assert 1 <= len(told) <= 2  # of the pulls, and of the rounds of rebalancing
+    assert set(told) == set(*troubles)
+    over = [line for line in caplog.messages if "trouble with ('group'" in line]
+    assert len(over) <= 1  # when it was
+
+
+async def test_a_refusal_is_forgotten_with_the_last_topic_of_its_broker(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    settings = replace(QUICK, spacing=0.01, retry=0.02, interval=0.02)
+    refused: list[int] = []
+
+    with ExitStack() as stack:
+        for broker in cluster.brokers:
+            stack.enter_context(without_group(broker, refused.append))
+        async with Group(cluster.name_server, settings=settings) as group:
+            consumer = await group.join(topics=("orders", "invoices"))
+            rebalancer = consumer.rebalancer
+            await until(lambda: len(rebalancer.troubles) == 2)  # one for each broker
+            consumer.subscriptions.remove("orders")
+            # Asked at random: both brokers refuse the other topic as well, sooner or later.
+            before = len(refused)
+            await until(lambda: len(refused) > before + 10)
+            await until(lambda: len(rebalancer.troubles) == 2)
+            consumer.subscriptions.remove("invoices")
+
+            await until(lambda: rebalancer.troubles == ())
+
+
+async def test_a_refusal_is_forgotten_when_its_broker_leaves_the_cluster(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    settings = replace(QUICK, spacing=0.01, retry=0.02, interval=0.02)
+    refused: list[int] = []
+    going = cluster.brokers[1]
+
+    with without_group(going, refused.append):
+        async with Group(cluster.name_server, settings=settings) as group:
+            consumer = await group.join(topics=("orders",))
+            await until(lambda: consumer.rebalancer.troubles)
+
+            await going.stop()
+            await consumer.engine.routes.refresh()
+
+            await until(lambda: consumer.rebalancer.troubles == ())
