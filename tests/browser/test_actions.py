@@ -30,10 +30,23 @@ async def test_a_topic_is_made_scaled_and_deleted(desk: Watched, stage: Stage) -
     await expect(page.locator("h1")).to_have_text("returns")
     assert (await stage.world.admin.topics.get("returns")).write_queues == 4
 
+    for flag, is_ordered in (("--ordered", True), ("--unordered", False)):
+        await page.get_by_role("button", name="Change").click()
+        await expect(dialog.locator(".command")).not_to_contain_text("ordered")
+        await dialog.get_by_label("keep the order").set_checked(is_ordered)
+        await expect(dialog.locator(".command")).to_contain_text(f" {flag} ")
+        await dialog.get_by_role("button", name="Change").click()
+        await expect(dialog).to_have_count(0)
+        topic = await stage.world.admin.topics.get("returns")
+        assert topic.is_ordered is is_ordered
+
     await page.get_by_role("button", name="Change").click()
     await dialog.get_by_label("Queues to write").fill("5")
     await dialog.get_by_label("Queues to read").fill("5")
     await dialog.get_by_label("Permission").select_option("r")
+    await expect(dialog.locator(".command")).to_contain_text(
+        f"orbitmq topic update returns --queues 5 --permission r --name-server {name_server(stage)}"
+    )
     await dialog.get_by_role("button", name="Change").click()
     await expect(page.locator(".head")).to_contain_text("10 queues")
     changed = await stage.world.admin.topics.get("returns")
@@ -42,11 +55,16 @@ async def test_a_topic_is_made_scaled_and_deleted(desk: Watched, stage: Stage) -
     await page.get_by_role("button", name="Delete").click()
     sure = dialog.get_by_role("button", name="Delete for good")
     await expect(sure).to_be_disabled()
+    await expect(dialog.locator(".command")).to_contain_text("orbitmq topic delete returns")
     await dialog.get_by_label("Type the name").fill("returns")
     await sure.click()
     await expect(page.locator("h1")).to_have_text("Topics")
     with pytest.raises(TopicNotFound):
         await stage.world.admin.topics.get("returns")
+
+
+def name_server(stage: Stage) -> str:
+    return stage.cluster.name_server
 
 
 async def test_progress_is_planned_then_moved_and_read_back(desk: Watched, stage: Stage) -> None:
@@ -86,11 +104,13 @@ async def test_dead_letters_are_sampled_resent_and_saved(desk: Watched, stage: S
     await pile.get_by_role("button", name="Look at them").click()
     dialog = page.locator("dialog")
     await expect(dialog.locator("tbody tr").first).to_contain_text("order-")
+    await expect(dialog.locator(".command")).to_contain_text("orbitmq dlq list billing --pile")
     await page.keyboard.press("Escape")
 
     await pile.get_by_role("button", name="Open in a notebook").click()
     await expect(dialog.locator("pre")).to_contain_text("dead_letters(spark, 'billing'")
     await expect(dialog.locator("pre")).to_contain_text(reason.split("'")[0])
+    await expect(dialog.locator(".command")).to_contain_text("orbitmq dlq list billing --pile")
     await page.keyboard.press("Escape")
 
     await pile.get_by_role("button", name="Resend 10").click()
@@ -153,8 +173,14 @@ async def test_dead_letters_are_filtered_and_the_chosen_ones_sent_slowly_and_sto
     await dialog.get_by_label("At most per second").fill("0.2")
     await dialog.get_by_label("also those").check()
     await dialog.get_by_role("button", name="Resend", exact=True).click()
-    await page.get_by_role("button", name="Stop", exact=True).click()
+    stop = page.get_by_role("button", name="Stop", exact=True)
+    running = page.locator("section[aria-label=Resending]")
+    await expect(running.locator(".command")).to_contain_text("orbitmq dlq resend billing")
+    assert "Ctrl-C" in (await stop.get_attribute("title") or "")
+    await stop.click()
     await expect(page.locator("[data-replay=over]")).to_contain_text("stopped")
+    await page.goto(desk.url + "/audit")
+    await expect(page.locator("tbody tr").first).to_contain_text("stopped by hand")
 
 
 async def test_the_newest_messages_are_filtered_with_sql(desk: Watched, stage: Stage) -> None:
@@ -184,6 +210,11 @@ async def test_a_pipeline_is_taken_off_the_list(desk: Watched, stage: Stage) -> 
     for text in ("orders@broker-a:0", "reads", "writes", "orders-by-city", "analytics"):
         await expect(page.locator("main")).to_contain_text(text)
     await page.get_by_role("button", name="Take off the list").click()
+    dialog = page.locator("dialog")
+    await expect(dialog.locator(".command")).to_contain_text(
+        f"orbitmq pipeline forget short/lived --console {stage.url}"
+    )
+    await dialog.get_by_role("button", name="Take it off").click()
 
     await expect(page.locator("h1")).to_have_text("Spark pipelines")
     await expect(page.locator("tbody tr", has_text="short/lived")).to_have_count(0)
@@ -239,6 +270,7 @@ async def test_a_group_is_paused_and_goes_on(desk: Watched) -> None:
     await expect(page.get_by_role("button", name="Resume")).to_be_visible()
 
     await page.get_by_role("button", name="Resume").click()
+    await expect(dialog.locator(".command")).to_contain_text("orbitmq group resume mailer")
     await dialog.get_by_role("button", name="Resume").click()
 
     await expect(page.get_by_role("button", name="Pause")).to_be_visible()
@@ -262,6 +294,23 @@ async def test_without_rights_the_buttons_say_so_and_show_the_command(
         await expect(dialog).to_contain_text("This console only shows")
         await expect(dialog.locator("code")).to_contain_text("orbitmq topic create returns")
         await expect(dialog.get_by_role("button", name="Create")).to_be_disabled()
+        await page.keyboard.press("Escape")
+
+        await console.post("/pipelines/done", {"state": "stopped"}, 204)
+        for path, opens, does in (
+            ("/topics/orders", "Change", "Change"),
+            ("/topics/orders", "Delete", "Delete for good"),
+            ("/groups/billing", "Pause", "Pause"),
+            ("/dead-letters/billing", "Resend all", "Resend"),
+            ("/pipelines/done", "Take off the list", "Take it off"),
+        ):
+            page = await desk.open(path)
+            await page.get_by_role("button", name=opens, exact=True).click()
+            await expect(dialog).to_contain_text("This console only shows")
+            await expect(dialog.locator(".command")).to_contain_text("orbitmq ")
+            does_it = dialog.get_by_role("button", name=does, exact=True)
+            await expect(does_it).to_be_disabled()
+            await page.keyboard.press("Escape")
 
 
 async def test_logging_in_and_out(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import signal
 import statistics
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,24 +17,23 @@ from playwright.async_api import Browser, Page, expect
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
+from tests.support.archiving import archiving
 from tests.support.chromium import DEADLINE, DESK, PHONE, watched
 from tests.support.client import quick_settings
-from tests.support.command import environment
 from tests.support.consoles import Browser as Asking
 from tests.support.consoles import console_of
 from tests.support.crowd import GROUPS, crowd
-from tests.support.orbitmqcli import Running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
-#: Milliseconds to the first paint, the best of some.
+#: Milliseconds until a view is to be seen with what is on it, in the middle of some tries.
 FIRST_PAINT = 1000
 #: And to that of a page with one word, on a machine that has time. Where that takes longer, because
 #: others use the machine as well, a view may take longer by as much.
 ONE_WORD = 100
-TRIES = 8
-#: Seconds until Spark has written its first batch, on a crowded machine.
-PATIENCE = 180.0
+TRIES = 9
+#: So many must have been made before the middle of them says something.
+LEAST_TRIES = 3
 #: Those of the crowd, and the pipeline's own, which may be behind for a moment.
 ALL_GROUPS = f"{GROUPS + 1:,} groups"
 BEHIND = re.compile(r"12[01] groups")
@@ -44,6 +41,9 @@ BEHIND = re.compile(r"12[01] groups")
 
 #: Each view, and what must be on it.
 VIEWS = {
+    "/": ALL_GROUPS,
+    "/topics": "topic-0000",
+    "/groups": "group-",
     "/topics/topic-0001": "Queues",
     "/groups/group-0001": "Each queue over the last hour",
     "/messages?topic=topic-0001": "topic-0001",
@@ -97,12 +97,6 @@ async def running_pipeline(
     asking: Asking, cluster: AsyncEmbeddedCluster, producer: AsyncProducer, folder: Path
 ) -> AsyncIterator[None]:
     """A pipeline on Spark, as a process of its own, to which messages come again and again."""
-    words = (
-        *("pipeline", "run", "archive", "--name", "enrich", "--json", "--trigger", "2s"),
-        *("-o", "topic=topic-0001", "-o", f"path={folder / 'lake'}"),
-        *("--checkpoint", str(folder / "checkpoint"), "--spark-log", str(folder / "spark.log")),
-        *("--master", "local[1]", "--console", asking.console.url),
-    )
 
     async def send() -> None:
         while True:
@@ -110,48 +104,20 @@ async def running_pipeline(
             await asyncio.sleep(0.5)
 
     sending = asyncio.create_task(send())
-    running = Running(words, environment({"ORBITMQ_NAME_SERVER": cluster.name_server}))
     try:
-        async with asyncio.timeout(PATIENCE):
-            while not any(
-                _has_read(each) for each in (await asking.get("/pipelines"))["pipelines"]
-            ):
-                assert running.process.poll() is None, running.errors
-                await asyncio.sleep(0.2)
-            # Its group is known when it has reported progress for the first time.
-            while (await asking.get("/groups?count=1"))["total"] <= GROUPS:
-                assert running.process.poll() is None, running.errors
-                await asyncio.sleep(0.2)
-        yield
+        async with archiving(asking, cluster.name_server, "topic-0001", "enrich", folder):
+            yield
     finally:
         sending.cancel()
-        # It tells the console, which is on this loop, how it ended.
-        await asyncio.to_thread(_end, running)
 
 
-def _has_read(pipeline: Mapping[str, Any]) -> bool:
-    return pipeline["name"] == "enrich" and (pipeline["batch"] or 0) > 0
+async def test_the_first_page_has_all_of_it(browser: Browser, big: Big) -> None:
+    async with watched(browser, big.url) as desk:
+        page = await desk.open("/")
 
-
-def _end(running: Running) -> None:
-    with running:
-        running.stop(signal.SIGTERM)
-
-
-async def test_the_first_page_is_there_within_a_second(browser: Browser, big: Big) -> None:
-    paints, words = [], []
-    for _ in range(TRIES):
-        async with watched(browser, big.url) as desk:
-            await desk.page.goto(big.url + "/health")
-            words.append(await first_paint(desk.page))
-            page = await desk.open("/")
-            paints.append(await first_paint(page))
-            await expect(page.locator("main")).to_contain_text("1,000 topics")
-            await expect(page.locator("main")).to_contain_text(ALL_GROUPS)
-            await expect(page.locator("main")).to_contain_text("enrich")
-
-    print(f"first paint: {sorted(paints)} ms, of one word: {sorted(words)} ms")
-    assert min(paints) < allowed(words), (paints, words)
+        await expect(page.locator("main")).to_contain_text("1,000 topics")
+        await expect(page.locator("main")).to_contain_text(ALL_GROUPS)
+        await expect(page.locator("main")).to_contain_text("enrich")
 
 
 @pytest.mark.parametrize("path", VIEWS)
@@ -164,15 +130,30 @@ async def test_every_view_is_there_within_a_second_at_a_desk_and_on_a_phone(
         async with watched(browser, big.url, viewport=size) as desk:
             await desk.page.goto(big.url + "/health")
             words.append(await first_paint(desk.page))
+            # Of a text the browser itself asks for an icon, and complains that there is none.
+            desk.errors.clear()
         async with watched(browser, big.url, viewport=size) as desk:
             page = await desk.open(path)
             await expect(page.locator("main")).to_contain_text(VIEWS[path])
             assert await desk.overflow() <= 0
-            paints.append(await first_paint(page))
-        if place and min(paints) < allowed(words):
-            return
+            paints.append(await painted(page))
+        if place + 1 >= LEAST_TRIES and statistics.median(paints) < allowed(words):
+            break
 
-    raise AssertionError(f"first paint: {sorted(paints)} ms, of one word: {sorted(words)} ms")
+    print(f"{path}: {sorted(paints)} ms, one word: {sorted(words)} ms")
+    assert statistics.median(paints) < allowed(words), (paints, words)
+
+
+async def painted(page: Page) -> float:
+    """Milliseconds until a view was to be seen with what is on it, and not only the side bar."""
+    async with asyncio.timeout(DEADLINE / 1000):
+        found: float = await page.evaluate(
+            """new Promise((done) => new PerformanceObserver((list) => {
+                const mark = list.getEntriesByName("view painted")[0];
+                if (mark) done(mark.startTime);
+            }).observe({ type: "mark", buffered: true }))"""
+        )
+    return round(found)
 
 
 async def first_paint(page: Page) -> float:

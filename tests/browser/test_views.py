@@ -8,6 +8,8 @@ from importlib.resources import files
 import pytest
 from playwright.async_api import Browser, expect
 
+from orbitmq.client.message import Message
+from orbitmq.client.queue import Queue
 from tests.support.chromium import DEADLINE, PHONE, Watched, watched
 from tests.support.consolestage import Stage
 
@@ -103,6 +105,13 @@ async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk: 
     tiles = page.locator(".tile")
     assert await tiles.count() == 6
     assert await page.locator("a.tile").count() == 6
+    cells = page.locator("main tbody td.n")
+    assert await cells.count() > 20
+    numbers = page.locator("main tbody td.n", has_text=re.compile(r"\d"))
+    assert await numbers.count() == await numbers.filter(has=page.locator("a[href^='/']")).count()
+    await page.locator("section[aria-label='Busiest topics'] td.n a").first.click()
+    await expect(page.locator("h1")).to_have_text("Charts")
+    await page.go_back()
     await page.locator("a.tile", has_text="Dead letters").click()
     await expect(page.locator("h1")).to_have_text("Dead letters")
     await page.go_back()
@@ -173,13 +182,31 @@ async def test_a_message_is_shown_as_json_text_and_hex_with_what_became_of_it(
     await expect(dialog).to_have_count(0)
 
 
-async def test_pages_of_messages_go_on(desk: Watched) -> None:
-    page = await desk.open("/messages?topic=orders")
-    await expect(page.locator("tbody tr")).to_have_count(50)
+async def test_pages_of_messages_go_on_to_the_end(desk: Watched, stage: Stage) -> None:
+    # More than any ceiling there was.
+    count = 2_300
+    await stage.cluster.create_topic("long")
+    for start in range(0, count, 100):
+        await stage.producer.send_batch([Message("long", f"{start + n}") for n in range(100)])
+    page = await desk.open("/messages?topic=long")
+    rows = page.locator("tbody tr")
+    await expect(rows).to_have_count(50)
+    assert await page.locator(".command").inner_text() != ""
 
-    await page.get_by_role("button", name="Show more").click()
+    shown = 50
+    while shown < count:
+        await expect(page.locator("main")).not_to_contain_text("that is all")
+        await page.get_by_role("button", name="Show more").click()
+        shown = min(shown + 200, count)
+        await expect(rows).to_have_count(shown)
 
-    await expect(page.locator("tbody tr")).to_have_count(100)
+    await expect(page.locator("main")).to_contain_text("that is all")
+    await expect(page.locator("h2")).to_have_text("2,300 messages")
+    texts = await page.locator("td.preview").all_inner_texts()
+    assert sorted(map(int, texts)) == list(range(count))
+    # The command lists as many as the page does.
+    (limit,) = re.findall(r"--limit (\d+)", await page.locator(".command").inner_text())
+    assert int(limit) >= count
 
 
 async def test_new_messages_appear_while_one_watches(desk: Watched, stage: Stage) -> None:
@@ -202,6 +229,36 @@ async def test_a_consumer_tells_its_queues_and_its_stack(desk: Watched) -> None:
 
     await expect(page.locator("pre")).to_contain_text("check")
     await expect(page.locator("main")).to_contain_text("--stack")
+
+
+async def test_a_subscription_that_others_do_not_share_is_marked(
+    desk: Watched, stage: Stage
+) -> None:
+    await stage.world.consumer("odd@1", group="split", subscriptions={"clicks": "a"})
+    await stage.world.consumer("odd@2", group="split", subscriptions={"clicks": "b"})
+    await stage.browser.until(
+        "/groups/split/members/odd%401", lambda found: found["subscriptions"][0]["others"]
+    )
+
+    page = await desk.open("/consumers/split/odd%401")
+
+    row = page.locator("section[aria-label=Subscriptions] tbody tr", has_text="clicks")
+    await expect(row.locator(".tag.bad")).to_have_text("differs")
+    await expect(row).to_contain_text("odd@2: b")
+    page = await desk.open("/consumers/mailer")
+    await page.locator("tbody a.id").click()
+    await expect(page.locator("section[aria-label=Subscriptions] tbody tr").first).to_be_visible()
+    await expect(page.locator(".tag.bad")).to_have_count(0)
+
+
+async def test_names_are_offered_beyond_the_first_hundreds(desk: Watched) -> None:
+    page = await desk.open("/messages")
+
+    await page.get_by_label("Topic").fill("topic-099")
+
+    offered = page.locator("#topic-names option")
+    await expect(offered).to_have_count(10)
+    assert await offered.last.get_attribute("value") == "topic-0999"
 
 
 async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(
@@ -241,7 +298,13 @@ async def test_topology_draws_who_reads_what(desk: Watched) -> None:
 
     for name in ("orders", "billing", "mailer", "clicks-to-parquet"):
         await expect(page.locator(".node text", has_text=name).first).to_be_visible()
-    assert await page.locator(".map path").count() >= 4
+    lines = await page.locator(".map path").count()
+    assert lines >= 4
+    rates = await page.locator(".map text.rate").all_text_contents()
+    assert len(rates) == lines
+    assert all(re.fullmatch(r"[\d.,]+k?/s", each) for each in rates), rates
+    assert "840/s" in rates
+    await expect(page.locator("main")).to_contain_text("not which topics they send to")
     await page.locator(".map a", has_text="mailer").click()
     await expect(page.locator("h1")).to_have_text("mailer")
 
@@ -315,3 +378,22 @@ async def test_everything_can_be_reached_with_the_keyboard(desk: Watched) -> Non
             !each.textContent.trim() && !each.ariaLabel && !each.labels?.length).length"""
     )
     assert unnamed == 0
+
+
+async def test_what_changes_while_one_looks_at_a_group_is_drawn_without_a_complaint(
+    desk: Watched, stage: Stage
+) -> None:
+    """Bars have widths, and the page's policy lets nobody set a style as an attribute."""
+    await stage.world.admin.groups.create("bars")
+    for number in range(2):
+        await stage.world.report(Queue("clicks", "broker-a", number), 0, "bars")
+    page = await desk.open("/groups/bars")
+    bars = page.locator("section[aria-label=Queues] .bar span")
+    await expect(bars).to_have_count(4)
+    before = [await each.get_attribute("style") for each in await bars.all()]
+
+    await stage.world.fill(Queue("clicks", "broker-a", 1), 200)
+    await stage.looked()
+
+    await expect(bars.nth(0)).not_to_have_attribute("style", before[0] or "")
+    assert desk.errors == []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.testing import EmbeddedCluster
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
@@ -33,3 +34,12 @@ def nursery() -> Iterator[Nursery]:
 @pytest.fixture(scope="module")
 def cli(cluster: EmbeddedCluster, nursery: Nursery) -> Cli:
     return Cli(cluster.name_server, nursery)
+
+
+@pytest.fixture
+def consumers() -> Iterator[list[Consumer]]:
+    """Those that a test has started."""
+    started: list[Consumer] = []
+    yield started
+    for consumer in started:
+        consumer.stop()

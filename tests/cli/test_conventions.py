@@ -61,7 +61,7 @@ WORDS = {
 #: Start servers or Spark, or look at what needs no cluster.
 SERVING = {
     *("up", "broker", "namesrv", "console", "config show"),
-    *("pipeline run", "pipeline list", "pipeline show", "pipeline status"),
+    *("pipeline run", "pipeline list", "pipeline show", "pipeline status", "pipeline forget"),
 }
 CHANGING = {
     *("bench produce", "bench end-to-end"),
@@ -338,18 +338,6 @@ def test_the_list_of_words_loads_none_of_them() -> None:
         assert f" {word} " in ran.stdout
     assert mistyped.returncode == 2
     assert "Did you mean" in mistyped.stderr
-
-
-def test_completion_knows_the_commands() -> None:
-    shell = {
-        "_ORBITMQ_COMPLETE": "complete_bash",
-        "COMP_WORDS": "orbitmq topic ",
-        "COMP_CWORD": "2",
-    }
-
-    ran = run(env=shell)
-
-    assert {"list", "show", "create", "update", "delete"} <= set(ran.stdout.split())
 
 
 def test_the_page_about_the_commands_is_current(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,51 +14,15 @@ import pytest
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli import sparkchecks
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.pipelines import LOST_AFTER
-from orbitmq.console.samples import STALLED_AFTER
 from orbitmq.console.serving import Console
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import EmbeddedCluster, MovableClock
 from tests.support.consoles import Browser
+from tests.support.doctor import QUICK, consume, findings
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
-
-#: Only the cluster, and no time spent on waiting.
-QUICK = ("--no-spark", "--watch", "0")
-
-
-def findings(cli: Cli, *words: str) -> dict[str, list[Any]]:
-    """What is wrong, by check."""
-    record = cli.record("doctor", *(words or QUICK), code=1)
-    assert not record["is_well"]
-    found: dict[str, list[Any]] = {}
-    for each in record["findings"]:
-        assert each["problem"]
-        assert each["remedy"]
-        found.setdefault(each["check"], []).append(each)
-    bad = {each["check"] for each in record["checks"] if not each["is_well"]}
-    assert bad == set(found)
-    return found
-
-
-@pytest.fixture
-def consumers() -> Iterator[list[Consumer]]:
-    started: list[Consumer] = []
-    yield started
-    for consumer in started:
-        consumer.stop()
-
-
-def consume(cluster: EmbeddedCluster, started: list[Consumer], group: str, **options: Any) -> None:
-    tags = options.pop("tags", "*")
-    topic = options.pop("topic", "orders")
-    consumer = Consumer(group, name_server=cluster.name_server, **options)
-    consumer.on(topic, tags=tags)(lambda _message: None)
-    consumer.start()
-    started.append(consumer)
 
 
 def test_a_cluster_that_is_well_has_no_findings(cluster: EmbeddedCluster, cli: Cli) -> None:
@@ -75,8 +36,14 @@ def test_a_cluster_that_is_well_has_no_findings(cluster: EmbeddedCluster, cli: C
     assert record["findings"] == []
     assert {each["check"] for each in record["checks"]} == {
         *("name servers", "brokers", "advertised addresses", "disks", "health", "topics", "clocks"),
-        *("subscriptions", "client ids", "stuck queues", "endless retries", "unattended groups"),
-        *("falling behind", "dead letters", "group settings", "room for topics and groups"),
+        *("subscriptions", "client ids", "stuck queues", "unbalanced groups", "endless retries"),
+        *(
+            "unattended groups",
+            "falling behind",
+            "dead letters",
+            "group settings",
+            "room for topics and groups",
+        ),
     }
     assert "nothing is wrong" in text
 
@@ -95,93 +62,6 @@ def test_topics_are_counted_as_they_are_listed(cluster: EmbeddedCluster, cli: Cl
     assert others > 0
     assert about.startswith(f"{len(listed)} topic")
     assert about.endswith(f", and {others} of the system, for retries and dead letters")
-
-
-def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery: Nursery) -> None:
-    with EmbeddedCluster() as cluster:
-        cli = Cli(cluster.name_server, nursery)
-        cluster.create_topic("orders", queues=1)
-        cluster.send("orders", b"1", b"2", b"3")
-        consumer = Consumer(
-            "billing",
-            name_server=cluster.name_server,
-            max_retries=0,
-            consume_from="first",
-            rebalance=RebalanceSettings(persist=0.1),
-        )
-
-        @consumer.on("orders")
-        def handle(_message: ReceivedMessage) -> None:
-            raise ValueError("no money")
-
-        with consumer:
-            cluster.until_consumed("billing", "orders")
-        cli.records("dlq", "resend", "billing", "--limit", "1", "--yes")
-        (some,) = findings(cli)["dead letters"]
-        cli.records("dlq", "resend", "billing", "--limit", "1", "--to", "origin", "--yes")
-        cli.records("dlq", "resend", "billing", "--yes")
-        none = cli.record("doctor", *QUICK)
-
-    assert some["problem"] == (
-        "2 messages died in the last hour and wait for somebody; 2 dead letters are open, "
-        "1 was sent again"
-    )
-    checks = {each["check"]: each["about"] for each in none["checks"]}
-    assert none["is_well"]
-    assert checks["dead letters"] == "1 group: 0 open, 3 sent again"
-
-
-def test_a_broker_that_soon_makes_no_more_groups_is_found(nursery: Nursery) -> None:
-    def little(settings: BrokerSettings) -> BrokerSettings:
-        return replace(settings, max_auto_groups=12)
-
-    with EmbeddedCluster(adjust=little) as cluster:
-        cli = Cli(cluster.name_server, nursery)
-        (has, most) = _groups_of(cli)
-        for number in range(10 - has):
-            cli.record("group", "create", f"group-{number}")
-        (little_room,) = findings(cli)["room for topics and groups"]
-        for number in range(2):
-            cli.record("group", "create", f"last-{number}")
-        (no_room,) = findings(cli)["room for topics and groups"]
-
-    assert most == 12
-    assert (little_room["kind"], little_room["weight"]) == ("little room for groups", "warn")
-    assert (no_room["kind"], no_room["weight"]) == ("no room for groups", "bad")
-    assert "has 12 groups, and from 12 on it makes no more for consumers" in no_room["problem"]
-    assert "orbitmq group create" in no_room["remedy"]
-    assert "--set broker.max_auto_groups=24" in no_room["command"]
-
-
-def _groups_of(cli: Cli) -> tuple[int, int]:
-    """How many groups the only broker has, of how many."""
-    checks = {each["check"]: each["about"] for each in cli.record("doctor", *QUICK)["checks"]}
-    found = re.search(r"(\d+) of (\d+) groups", checks["room for topics and groups"])
-    assert found is not None
-    return int(found[1]), int(found[2])
-
-
-def test_mistakes_inside_groups_are_found_and_explained(
-    cluster: EmbeddedCluster, cli: Cli, consumers: list[Consumer]
-) -> None:
-    cluster.create_topic("orders", queues=2)
-    consume(cluster, consumers, "differing", tags="a")
-    consume(cluster, consumers, "differing", tags="b")
-    consume(cluster, consumers, "endless", ordered=True)
-    consume(cluster, consumers, "limited", ordered=True, max_retries=3)
-
-    found = findings(cli)
-    text = cli.run("doctor", *QUICK)
-
-    (different,) = found["subscriptions"]
-    assert different["subject"] == "differing"
-    assert all(member.client_id in different["problem"] for member in consumers[:2])
-    assert "subscribe alike" in different["remedy"]
-    (endless,) = found["endless retries"]
-    assert endless["subject"] == "endless"
-    assert "stops its queue" in endless["problem"]
-    assert text.returncode == 1
-    assert "! Members of group 'differing'" in text.stdout
 
 
 def test_a_paused_group_and_hidden_queues_are_found(cluster: EmbeddedCluster, cli: Cli) -> None:
@@ -265,39 +145,6 @@ def test_a_python_for_workers_and_a_java_that_do_not_fit_are_found(
     assert "PYSPARK_PYTHON" not in fitting.stdout
 
 
-def test_a_watch_that_is_too_short_says_so_instead_of_calling_a_group_stalled(
-    nursery: Nursery,
-) -> None:
-    with EmbeddedCluster() as cluster:
-        cluster.create_topic("orders", queues=1)
-        cli = Cli(cluster.name_server, nursery)
-        has_begun, may_end = threading.Event(), threading.Event()
-        consumer = Consumer("hanging", name_server=cluster.name_server, consume_from="first")
-
-        @consumer.on("orders")
-        def hang(_message: ReceivedMessage) -> None:
-            has_begun.set()
-            may_end.wait(120)
-
-        consumer.start()
-        try:
-            cluster.send("orders", b"first", b"second")
-            assert has_begun.wait(30)
-            cluster.advance(STALLED_AFTER + 30)
-            listed = cli.record("group", "list")
-            record = cli.record("doctor", "--no-spark", "--watch", "500ms")
-        finally:
-            may_end.set()
-            consumer.stop()
-
-    assert (listed["group"], listed["lag"]) == ("hanging", 2)
-    assert listed["lag_seconds"] >= STALLED_AFTER
-    about = {each["check"]: each["about"] for each in record["checks"]}
-    assert about["stuck queues"] == "1 group, 1 not judged, which takes --watch 10s"
-    assert about["falling behind"] == "1 group, 1 not judged, which takes --watch 30s"
-    assert about["dead letters"] == "1 group"
-
-
 def test_a_topic_that_may_not_be_read_is_left_out_of_the_clock_check_and_named(
     cluster: EmbeddedCluster, cli: Cli
 ) -> None:
@@ -312,22 +159,6 @@ def test_a_topic_that_may_not_be_read_is_left_out_of_the_clock_check_and_named(
     (clocks,) = [each for each in record["checks"] if each["check"] == "clocks"]
     assert clocks["about"].startswith("the latest messages of ")
     assert "topics that could not be read: sealed (" in clocks["about"]
-
-
-def test_one_group_is_looked_at_alone_and_has_to_be_there(
-    cluster: EmbeddedCluster, cli: Cli, consumers: list[Consumer]
-) -> None:
-    cluster.create_topic("orders", queues=2)
-    consume(cluster, consumers, "differing", tags="a")
-    consume(cluster, consumers, "differing", tags="b")
-    consume(cluster, consumers, "billing")
-
-    assert findings(cli).keys() == {"subscriptions"}
-    assert cli.record("doctor", *QUICK, "--group", "billing")["is_well"]
-    assert findings(cli, *QUICK, "--group", "differing").keys() == {"subscriptions"}
-    mistyped = cli.run("doctor", *QUICK, "--group", "biling")
-    assert mistyped.returncode == 1
-    assert "no broker knows group 'biling'; do you mean billing?" in mistyped.stderr
 
 
 def test_a_console_that_does_not_answer_is_one_finding_among_the_others(
@@ -362,13 +193,19 @@ def test_it_finds_what_the_console_finds_and_says_it_with_the_same_words(
 
         told = cli.record("doctor", *QUICK, code=1)["findings"]
         shown = asyncio.run(shown_by_a_console(cluster, len(told)))
+        # The command is told by its surroundings which cluster it asks, a console says it.
+        aim = f" --name-server {cluster.name_server}"
         while consumers:
             consumers.pop().stop()
 
-    same = ("check", "kind", "weight", "subject", "remedy", "command")
-    assert {(*(each[name] for name in same), each["problem"]) for each in told} == {
-        (*(each[name] for name in same), each["text"]) for each in shown
+    same = ("check", "kind", "weight", "subject", "remedy")
+    assert {
+        (*(each[name] for name in same), each["problem"], each["command"]) for each in told
+    } == {
+        (*(each[name] for name in same), each["text"], each["command"].removesuffix(aim))
+        for each in shown
     }
+    assert all(each["command"].endswith(aim) for each in shown)
     kinds = {each["kind"] for each in told}
     assert kinds == {"endless retries", "different subscriptions", "hidden queues", "paused"}
 

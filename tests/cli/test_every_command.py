@@ -70,6 +70,7 @@ ASKED: Mapping[str, tuple[str, int | None]] = {
     "pipeline show": ("archive", 1),
     "pipeline run": ("archive --dry-run -o topic=orders -o path={folder}/lake", 1),
     "pipeline status": ("--console {console}", 1),
+    "pipeline forget": ("enrich --dry-run --console {console}", 1),
 }
 #: Servers, which say where they listen and then that they are ready.
 SERVED: Mapping[str, tuple[str, int]] = {

@@ -196,7 +196,7 @@ def test_pausing_and_deleting_need_a_yes_and_members_online_are_not_deleted_from
     pausing = cli.refusal("group", "pause", "billing", code=2)
     deleting = cli.refusal("group", "delete", "idle", code=2)
     online = {
-        cli.refusal("group", "delete", "billing", *words, code=2)
+        cli.refusal("group", "delete", "billing", *words, code=1)
         for words in (("--yes",), ("--dry-run",), ())
     }
 
@@ -215,3 +215,41 @@ def test_a_group_that_is_not_there_cannot_be_deleted_and_one_alike_is_named(cli:
     assert cli.refusal("group", "show", "acounting", code=1) == (
         "no broker knows group 'acounting'; do you mean accounting?"
     )
+
+
+def test_a_group_is_given_to_another_broker_as_it_is_where_it_was_but_for_what_is_given(
+    cli: Cli,
+) -> None:
+    cli.record(
+        *("group", "create", "grown", "--broker", "broker-a", "--orderly", "--no-broadcast"),
+        *("--max-retries", "3", "--retry-queues", "2", "--consume-timeout", "30m"),
+    )
+    cli.record("group", "pause", "grown", "--yes")
+
+    refused = cli.refusal("group", "create", "grown", code=1)
+    there = cli.refusal("group", "create", "grown", "--broker", "broker-a", code=1)
+    planned = cli.record("group", "create", "grown", "--if-missing", "--dry-run")
+    made = cli.record("group", "create", "grown", "--if-missing", "--max-retries", "4")
+    again = cli.record("group", "create", "grown", "--if-missing")
+
+    assert refused == (
+        "group 'grown' is there already on broker-a; to have it on broker-b as well: orbitmq group "
+        "create grown --broker broker-b"
+    )
+    assert there.startswith("group 'grown' is there already; change it with")
+    assert planned["remark"] == "max retries 3, retry queues 2, in order, on broker-b"
+    assert made["result"] == "created"
+    before, after = again["settings"]
+    assert again["result"] == "left"
+    assert (before["broker"], after["broker"]) == ("broker-a", "broker-b")
+    assert after == before | {"broker": "broker-b", "max_retries": 4}
+    assert not after["is_enabled"]
+
+
+def test_the_command_that_is_named_gives_a_group_to_the_other_broker(cli: Cli) -> None:
+    cli.record("group", "create", "named", "--broker", "broker-a", "--max-retries", "2")
+    refused = cli.refusal("group", "create", "named", code=1)
+
+    made = cli.record(*refused.rpartition("orbitmq ")[2].split())
+
+    assert [(each["broker"], each["max_retries"]) for each in made["settings"]] == [("broker-b", 2)]

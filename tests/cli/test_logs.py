@@ -40,6 +40,23 @@ def test_a_field_cannot_forge_a_second_line() -> None:
     assert "\n" not in TextLines().format(record(topic="x\nERROR everything is lost"))
 
 
+def test_an_event_cannot_forge_a_second_line_or_speak_to_the_terminal() -> None:
+    line = TextLines().format(record("group x\nERROR all is lost\r\x1b[2J\u2028, wörtlich"))
+
+    assert line.isprintable()
+    assert line.endswith(r"group x\nERROR all is lost\r\x1b[2J\u2028, wörtlich")
+
+
+def test_an_error_cannot_forge_a_line_behind_its_own() -> None:
+    made = record()
+    made.exc_info = (ValueError, ValueError("x\n2026-01-31 ERROR all is lost\x1b[2J"), None)
+
+    first, *others = TextLines().format(made).split("\n")
+
+    assert first.endswith("queue gained")
+    assert others == ["  ValueError: x", r"  2026-01-31 ERROR all is lost\x1b[2J"]
+
+
 def test_a_json_line_holds_the_event_and_its_fields() -> None:
     line = json.loads(JsonLines().format(record(group="billing", level="mine", offset=7)))
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from orbitmq.cli.pipelinerunning import _Wish
+from orbitmq.cli.pipelinewish import StopWish
 from tests.support.store import HandClock
 
 DEADLINE = 20.0
@@ -16,7 +16,7 @@ DEADLINE = 20.0
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_of_a_wait_is_heard(number: signal.Signals) -> None:
-    with _Wish() as wish:
+    with StopWish() as wish:
         # Where the thread that waits is for an instant, again and again.
         with wish.event._cond:  # type: ignore[attr-defined]
             signal.raise_signal(number)
@@ -29,7 +29,7 @@ def test_a_second_signal_at_once_is_the_same_wish_and_a_later_one_is_as_before()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     clock = HandClock()
     try:
-        with _Wish(clock) as wish:
+        with StopWish(clock) as wish:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             assert wish.event.wait(DEADLINE)
@@ -45,7 +45,7 @@ def test_a_pipeline_that_ended_by_itself_leaves_nothing_behind() -> None:
     threads = set(threading.enumerate())
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    with _Wish():
+    with StopWish():
         (fresh,) = set(threading.enumerate()) - threads
 
     fresh.join(DEADLINE)

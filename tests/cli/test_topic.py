@@ -180,14 +180,53 @@ def test_a_topic_is_given_to_another_broker_as_well(cli: Cli) -> None:
     assert again["result"] == "left"
 
 
-def test_a_group_is_given_to_another_broker_as_well(cli: Cli) -> None:
-    cli.record("group", "create", "grown", "--broker", "broker-a")
+@pytest.mark.parametrize("words", [(), ("--if-missing",)], ids=["plain", "if-missing"])
+def test_a_broker_that_is_named_is_given_the_topic_of_another(
+    cli: Cli, words: tuple[str, ...]
+) -> None:
+    topic = f"handed{len(words)}"
+    there = ("--queues", "4", "--broker", "broker-b")
+    cli.record("topic", "create", topic, "--queues", "3", "--broker", "broker-a")
 
-    refused = cli.refusal("group", "create", "grown", code=1)
-    made = cli.record("group", "create", "grown", "--broker", "broker-b")
-    again = cli.record("group", "create", "grown", "--if-missing")
+    made = cli.record("topic", "create", topic, *there, *words)
+    shown = cli.record("topic", "show", topic)
+    refused = cli.refusal("topic", "create", topic, *there, code=1)
+    changed = cli.record("topic", "update", topic, "--queues", "5", "--broker", "broker-b")
 
-    assert refused.startswith("group 'grown' is there already; change it with")
     assert made["result"] == "created"
-    assert again["result"] == "left"
-    assert [each["broker"] for each in again["settings"]] == ["broker-a", "broker-b"]
+    assert {each["broker"]: each["write_queues"] for each in shown["brokers"]} == {
+        "broker-a": 3,
+        "broker-b": 4,
+    }
+    assert refused.startswith(f"topic '{topic}' is there already (")
+    assert (changed["before"]["write_queues"], changed["after"]["write_queues"]) == (3 + 4, 3 + 5)
+
+
+def test_a_topic_on_another_broker_is_as_it_is_where_it_was_but_for_what_is_given(
+    cli: Cli,
+) -> None:
+    cli.record(
+        *("topic", "create", "alike", "--broker", "broker-a", "--type", "fifo", "--ordered"),
+        *("--write-queues", "2", "--read-queues", "5", "--permission", "r"),
+    )
+    cli.record("topic", "create", "unlike", "--queues", "3", "--broker", "broker-a")
+
+    planned = cli.record("topic", "create", "alike", "--if-missing", "--dry-run")
+    cli.record("topic", "create", "alike", "--if-missing")
+    given = ("--write-queues", "4", "--permission", "w", "--ordered")
+    cli.record("topic", "create", "unlike", "--broker", "broker-b", *given)
+    fresh = cli.record("topic", "create", "fresh", "--dry-run")
+
+    def there(topic: str) -> list[tuple[int, int, str, bool]]:
+        names = ("write_queues", "read_queues", "permission", "is_ordered")
+        found = cli.record("topic", "show", topic)["brokers"]
+        return [tuple(each[name] for name in names) for each in found]
+
+    assert there("alike") == [(2, 5, "r", True)] * 2
+    assert cli.record("topic", "show", "alike")["kind"] == "fifo"
+    assert there("unlike") == [(3, 3, "rw", False), (4, 3, "w", True)]
+    assert planned["remark"] == (
+        "2 queues to write and 5 to read on each of broker-b, permission r"
+    )
+    assert planned["before"]["brokers"] == ["broker-a"]
+    assert "on each of broker-a, broker-b" in fresh["remark"]

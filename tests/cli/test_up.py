@@ -146,6 +146,8 @@ def test_the_console_can_come_with_it(tmp_path: Path) -> None:
         assert "<title>" in text
         assert up.stop() == 0
         assert up.errors == ""
+    # What it saw is there when it is started again.
+    assert (tmp_path / "orbitmq-data" / "console.sqlite").stat().st_size > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -20,6 +20,17 @@ class Desk:
     cluster: AsyncEmbeddedCluster
     world: World
     browser: Browser
+
+    @property
+    def aim(self) -> str:
+        """How commands end that ask this cluster."""
+        return f" --name-server {self.cluster.name_server}"
+
+
+def read_only(browser: Browser, *, write: bool = False) -> None:
+    """Take the rights of a console away, or give them back."""
+    parts = browser.console.app.state.parts
+    parts.settings = replace(parts.settings, write=write)
 
 
 @pytest.fixture

@@ -6,11 +6,14 @@ import asyncio
 import logging
 
 import pytest
+from starlette.routing import Route
 
+from orbitmq.client.queue import Queue
 from orbitmq.console import events as streams
 from orbitmq.console.answers import LARGEST
+from orbitmq.console.api.routes import api
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.console.conftest import Desk
+from tests.console.conftest import Desk, read_only
 from tests.support.consoles import DEADLINE, console_of
 from tests.support.consuming import until
 
@@ -136,6 +139,7 @@ async def test_another_site_cannot_change_anything(desk: Desk) -> None:
 async def test_without_write_rights_it_says_how_to_do_it_instead() -> None:
     async with AsyncEmbeddedCluster() as cluster, console_of(cluster, write=False) as browser:
         await cluster.create_topic("orders")
+        aim = f"--name-server {cluster.name_server}"
         refused = [
             await browser.post("/topics", {"name": "new"}, 403),
             await browser.send("PATCH", "/topics/orders", {"queues": 9}, 403),
@@ -151,7 +155,81 @@ async def test_without_write_rights_it_says_how_to_do_it_instead() -> None:
 
     assert all("--write" in each["error"] for each in refused)
     assert "orbitmq topic create new" in refused[0]["error"]
-    assert preview["command"] == "orbitmq topic create new --queues 2"
+    assert preview["command"] == f"orbitmq topic create new --queues 2 {aim}"
+
+
+#: Addresses that are not asked with GET and change nothing of the cluster or the list of pipelines:
+#: the way in and out, plans, previews, and the reports of drivers, who have a token for that.
+HARMLESS = {
+    ("POST", "/login"),
+    ("POST", "/logout"),
+    ("POST", "/progress/plan"),
+    ("POST", "/dead-letters/{group}/replay/command"),
+    ("POST", "/pipelines/{name:path}"),
+}
+
+
+async def test_every_address_that_changes_something_needs_the_right_and_leaves_a_line(
+    desk: Desk,
+) -> None:
+    page = desk.browser
+    await desk.world.consumer("client-1", subscriptions={"orders": "*"})
+    queue = Queue("orders", "broker-a", 0)
+    for number in range(3):
+        await desk.world.die(queue, b"x", "KeyError", group="billing", KEYS=f"order-{number}")
+    await page.post("/pipelines/q", {"state": "stopped"}, 204)
+    slow = await page.post("/dead-letters/billing/replay", {"rate": 0.01}, 202)
+    move = {"action": "reset", "group": "billing", "topic": "orders", "to": "end"}
+    plan = (await page.post("/progress/plan", move))["plan"]
+    asked: dict[tuple[str, str], tuple[str, object]] = {
+        ("DELETE", "/replays/{id}"): (f"/replays/{slow['id']}", None),
+        ("POST", "/topics"): ("/topics", {"name": "new", "queues": 1}),
+        ("PATCH", "/topics/{topic}"): ("/topics/orders", {"queues": 3}),
+        ("POST", "/send"): ("/send", {"topic": "orders", "body": "x"}),
+        ("POST", "/groups/{group}/pause"): ("/groups/billing/pause", {}),
+        ("POST", "/groups/{group}/resume"): ("/groups/billing/resume", {}),
+        ("POST", "/progress/apply"): ("/progress/apply", {"plan": plan}),
+        ("POST", "/dead-letters/{group}/replay"): ("/dead-letters/billing/replay", {"count": 1}),
+        ("DELETE", "/pipelines/{name:path}"): ("/pipelines/q", None),
+        ("DELETE", "/topics/{topic}"): ("/topics/new", None),
+    }
+    changing = {
+        (method, route.path)
+        for route in api.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"GET", "HEAD"}
+    }
+    # Whoever adds an address says here what it does.
+    assert changing == asked.keys() | HARMLESS
+
+    async def lines() -> int:
+        return len((await page.get("/audit"))["lines"])
+
+    read_only(page)
+    for (method, _), (path, content) in asked.items():
+        refused = await page.send(method, path, content, 403)
+        assert "--write" in refused["error"], path
+    assert await lines() == 0
+    assert (await page.get(f"/replays/{slow['id']}"))["is_running"]
+
+    read_only(page, write=True)
+    for (method, _), (path, content) in asked.items():
+        before = await lines()
+        answer = await page.ask(method, f"/api/v1{path}", content)
+        assert answer.status < 300, (path, answer.body)
+        if path.endswith("/replay"):
+            await page.until(f"/replays/{answer.json['id']}", lambda it: not it["is_running"])
+        assert await lines() > before, path
+
+
+async def test_who_may_only_look_may_stop_a_dry_run(desk: Desk) -> None:
+    read_only(desk.browser)
+    wish = {"dry_run": True}
+
+    begun = await desk.browser.post("/dead-letters/billing/replay", wish, 202)
+    await desk.browser.send("DELETE", f"/replays/{begun['id']}")
+
+    assert (await desk.browser.get("/audit"))["lines"] == []
 
 
 async def test_nothing_is_shown_before_the_password(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,4 +352,6 @@ async def test_whoever_may_report_may_see_what_was_reported_and_nothing_else() -
         assert await asked("pipelines", {}) == 401
         for path in ("now", "topics", "pipelinesx", "pipelines/../topics"):
             assert await asked(path, right) in (401, 404)
-        assert await asked("pipelines/q", right, "DELETE") == 401
+        assert await asked("pipelines/q", {"authorization": "Bearer wrong"}, "DELETE") == 401
+        assert await asked("pipelines/q", right, "DELETE") == 204
+        assert await asked("topics/orders", right, "DELETE") == 401

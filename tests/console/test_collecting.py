@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orbitmq.client.engine import Engine
 from orbitmq.client.queue import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.errors import ConsoleError
@@ -87,11 +89,22 @@ async def test_without_a_cluster_the_page_comes_and_says_why(unused_tcp_port: in
     assert "no name server answers" in topics["error"]
 
 
-async def test_a_look_takes_a_bounded_number_of_requests() -> None:
+async def test_a_look_takes_a_bounded_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    usual = Engine.ask
+
+    async def counted(self: Engine, *words: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await usual(self, *words, **options)
+
+    monkeypatch.setattr(Engine, "ask", counted)
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         for number in range(60):
             await cluster.create_topic(f"topic-{number}", queues=1)
-        budget = Budget(ages=5, topics=5, members=5, dead_letters=5)
+        budget = Budget(
+            ages=5, topics=5, members=5, dead_letters=5, resent=2, letters=10, handlers=1
+        )
         async with console_of(cluster, budget=budget, every=60.0) as browser:
             parts = browser.console.app.state.parts
             world = World(cluster, parts.admin)
@@ -101,14 +114,55 @@ async def test_a_look_takes_a_bounded_number_of_requests() -> None:
                     await parts.admin.groups.create(group)
                     await world.fill(queue, 1)
                     await world.report(queue, 0, group)
+                await world.consumer("dying", group="group-0", subscriptions={"topic-0": "*"})
+                for number in range(40):
+                    unique_id = f"7F0000010000000000000000{number:08X}"
+                    await world.die(
+                        Queue("topic-0", "broker-a", 0), b"x", group="group-0", UNIQ_KEY=unique_id
+                    )
                 await parts.collector._read_configuration()
-                looks = [await parts.collector.look() for _ in range(3)]
+                looks, requests = [], []
+                for _ in range(7):
+                    before = asked
+                    looks.append(await parts.collector.look())
+                    requests.append(asked - before)
             finally:
                 await world.close()
 
-    assert looks[-1].lag == 60
+    assert looks[-1].lag == 60 + 40
+    assert (looks[-1].open_letters, looks[-1].unknown_letters) == (40, 0)
+    assert looks[0].open_letters + looks[0].unknown_letters == 40
     # The admin's own, of members and servers; asking each group would be 120 and more.
-    assert max(look.requests for look in looks) < 40
+    assert max(look.requests for look in looks) < 40 + 10 * 2 * 2
+    assert max(requests) < 120
+    # When all letters are known and no topic has grown, none is asked about.
+    assert looks[-1].requests < 40
+
+
+async def test_letters_that_were_all_sent_again_are_never_called_open() -> None:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders", queues=1)
+        async with console_of(cluster, every=60.0, budget=Budget(letters=9)) as browser:
+            parts = browser.console.app.state.parts
+            world = World(cluster, parts.admin)
+            try:
+                await world.consumer("dying")
+                for number in range(24):
+                    unique_id = f"7F0000010000000000000000{number:08X}"
+                    await world.die(Queue("orders", "broker-a", 0), b"x", UNIQ_KEY=unique_id)
+                await parts.admin.dead_letters.resend("billing")
+                await parts.collector._read_configuration()
+                looks, faults = [], []
+                for _ in range(5):
+                    looks.append(await parts.collector.look())
+                    faults += [each.kind for each in parts.faults()]
+            finally:
+                await world.close()
+
+    assert [(look.open_letters, look.open_last_hour) for look in looks] == [(0, 0)] * 5
+    assert [look.unknown_letters for look in looks] == [17, 10, 3, 0, 0]
+    assert (looks[-1].dead_letters, looks[-1].resent_letters) == (24, 24)
+    assert "dead letters" not in faults
 
 
 async def test_history_and_audit_outlive_the_console(tmp_path: Path) -> None:
@@ -116,13 +170,14 @@ async def test_history_and_audit_outlive_the_console(tmp_path: Path) -> None:
     async with AsyncEmbeddedCluster() as cluster:
         async with console_of(cluster, history=file) as browser:
             await browser.post("/topics", {"name": "orders", "queues": 1})
+        command = f"orbitmq topic create orders --queues 1 --name-server {cluster.name_server}"
         cluster.advance(3 * 3600.0)
         async with console_of(cluster, history=file) as browser:
             lines = (await browser.get("/audit"))["lines"]
             day = await browser.get("/charts?minutes=1440&series=cluster/lag")
             hour = await browser.get("/charts?minutes=60&series=cluster/lag")
 
-    assert [line["command"] for line in lines] == ["orbitmq topic create orders --queues 1"]
+    assert [line["command"] for line in lines] == [command]
     first, last = day["series"]["cluster/lag"][0][0], day["series"]["cluster/lag"][-1][0]
     assert last - first > 2.5 * 3600
     assert len(hour["series"]["cluster/lag"]) >= 1

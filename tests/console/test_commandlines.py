@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from orbitmq.cli.connecting import DEFAULT_NAME_SERVER
 from orbitmq.client.admin import DeadLetterFilter
 from orbitmq.client.queue import Queue
 from orbitmq.console import commandlines as lines
@@ -23,9 +24,12 @@ CHOICE = DeadLetterFilter(
     max_attempts=16,
     ids=("7F00",),
 )
+#: Whom commands ask that are told nothing.
+DEFAULT = [DEFAULT_NAME_SERVER]
 TEXTS = [
     lines.create_topic("orders", queues=8, permission="rw"),
     lines.create_topic("orders", write_queues=4, read_queues=8, ordered=True, is_new=False),
+    lines.create_topic("orders", ordered=False, is_new=False),
     lines.delete_topic("orders"),
     lines.show_group("billing"),
     lines.pause_group("billing"),
@@ -37,7 +41,7 @@ TEXTS = [
     lines.reset_group("billing", "orders", to_offset=17),
     lines.reset_group("billing", "orders", by=-100),
     lines.skip_backlog("billing", None),
-    lines.skip_backlog("billing", None) + " --dry-run",
+    lines.skip_backlog("-billing", None, dry_run=True),
     lines.skip_backlog("billing", "orders"),
     lines.clone_group("billing", "billing-2", None),
     lines.clone_group("billing", "billing-2", "orders"),
@@ -45,14 +49,14 @@ TEXTS = [
     lines.list_dead_letters("billing", CHOICE, newest=True, limit=100),
     lines.count_dead_letters("billing", CHOICE),
     lines.resend_dead_letters("billing", CHOICE, limit=10, rate=2.5),
-    lines.resend_dead_letters("billing", CHOICE, limit=10, rate=2.5) + " --dry-run",
+    lines.resend_dead_letters("-billing", CHOICE, limit=10, rate=2.5, dry_run=True),
     lines.resend_dead_letters("billing", to="origin", again=True),
     lines.export_dead_letters("billing", "letters.parquet", CHOICE),
     lines.show_message("7F00", "orders"),
     lines.show_message("7F00", None),
     lines.track_message("7F00", None),
     lines.find_messages("orders", "order-17", limit=50),
-    lines.message_at(QUEUE, 17),
+    lines.browse_messages("orders", queues=[QUEUE], offset=17, newest=True, limit=50),
     lines.browse_messages("orders", since=0.5, until="2026-01-31T23:59:59", limit=50),
     lines.browse_messages("orders", queues=[QUEUE], expression="a || b", newest=True),
     lines.browse_messages("orders", expression="amount > 5", is_sql=True),
@@ -67,6 +71,7 @@ TEXTS = [
     lines.command("doctor"),
     lines.show_pipeline("orders by city"),
     lines.show_pipeline("orders by city", "https://console.example.org"),
+    lines.forget_pipeline("orders by city", "http://127.0.0.1:8090"),
     lines.start_name_server(9876),
     lines.start_broker(
         "broker-a", ["ns1:9876", "ns2:9876"], advertise="HOST", setting="broker.port=0"
@@ -79,6 +84,29 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_command_line_takes_it(text: str) -> None:
     assert parsed(text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_command_line_takes_it_for_another_cluster_too(text: str) -> None:
+    elsewhere = lines.aimed(text, ["ns1:9876", "ns2:9876"])
+
+    assert parsed(elsewhere)
+    words = shlex.split(text)
+    if words[1:3] in (["pipeline", "status"], ["pipeline", "forget"]) or words[1] in (
+        "namesrv",
+        "broker",
+    ):
+        # They ask no cluster, or are told which in their own way.
+        assert elsewhere == text
+    else:
+        told = "--name-server ns1:9876 --name-server ns2:9876"
+        assert elsewhere.replace(f" {told}", "", 1) == text
+
+
+def test_nothing_is_said_of_the_cluster_that_is_asked_anyway() -> None:
+    assert lines.aimed("orbitmq topic list", DEFAULT) == "orbitmq topic list"
+    assert lines.aimed("orbitmq topic list", []) == "orbitmq topic list"
+    assert lines.aimed("timedatectl set-ntp true", ["ns1:9876"]) == "timedatectl set-ntp true"
 
 
 def test_words_are_quoted_for_a_shell() -> None:

@@ -90,7 +90,8 @@ async def test_letters_are_chosen_by_time_key_topic_attempts_and_a_part_of_the_r
     commands = (await page.get(f"/dead-letters/billing?key=order-5&min_attempts={tried}"))[
         "commands"
     ]
-    assert commands["list"] == f"orbitmq dlq list billing --key order-5 --min-attempts {tried}"
+    listing = f"orbitmq dlq list billing --key order-5 --min-attempts {tried}"
+    assert commands["list"] == listing + dead.aim
 
 
 async def test_a_pile_is_replayed_and_not_another_whose_reason_contains_its_own(
@@ -111,7 +112,8 @@ async def test_a_pile_is_replayed_and_not_another_whose_reason_contains_its_own(
     assert (
         told["command"]
         == one["command"]
-        == ("orbitmq dlq resend billing --key order-1 --pile KeyError --rate 500 --to retry")
+        == "orbitmq dlq resend billing --key order-1 --pile KeyError --rate 500 --to retry"
+        + desk.aim
     )
     assert one["counts"] == {"sent": 1}
     assert both["counts"] == {"sent": 1, "already sent": 1}
@@ -148,7 +150,7 @@ async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead: 
     lines = (await page.get("/audit"))["lines"]
     assert [line["outcome"] for line in lines] == ["2 already sent, 2 sent", "2 sent"]
     assert lines[0]["command"] == (
-        "orbitmq dlq resend billing --reason ValueError --rate 200 --to retry"
+        f"orbitmq dlq resend billing --reason ValueError --rate 200 --to retry{dead.aim}"
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,17 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.clock import Clock, SystemClock
+from orbitmq.console.checks import examining
 from orbitmq.console.checks.clocks import ClockWatch, compare_clocks
 from orbitmq.console.checks.examining import PATIENCE, Examination, examine
 from orbitmq.console.checks.faults import Fault
 from orbitmq.console.checks.seen import find_faults
 from orbitmq.console.rates import REPORT_INTERVAL
+from orbitmq.console.resentletters import ResentLetters
 from orbitmq.console.samples import STALLED_AFTER
+from orbitmq.remoting.address import Address
 from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.codes import RequestCode
 from tests.support.client import quick_settings
 from tests.support.client_admin import World
 
@@ -165,3 +170,73 @@ async def test_clocks_are_compared_by_the_topics_that_can_be_read(
     # Each is named once, and not with every look.
     named = [each for each in caplog.messages if "without topic" in each]
     assert len(named) == 5
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The topics that were asked for copies of letters."""
+    asked: list[str] = []
+    usual = Engine.ask
+
+    async def noted(
+        self: Engine, where: Address, code: int, header: Any = None, **more: Any
+    ) -> Any:
+        if code == RequestCode.QUERY_MESSAGE:
+            asked.append(header.topic)
+        return await usual(self, where, code, header, **more)
+
+    monkeypatch.setattr(Engine, "ask", noted)
+    return asked
+
+
+async def letters(practice: Practice, group: str, count: int) -> None:
+    for number in range(count):
+        unique_id = f"7F00000100000000{sum(group.encode()):08X}{number:08X}"
+        await practice.world.die(QUEUE, b"x", group=group, UNIQ_KEY=unique_id)
+
+
+async def test_dead_letters_of_all_groups_together_are_looked_up_within_one_bound(
+    practice: Practice, lookups: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examining, "_LETTERS", 12)
+    groups = ("billing", "shipping", "archive")
+    for group in groups:
+        await practice.world.consumer(f"of-{group}", group=group)
+        await letters(practice, group, 10)
+
+    snapshot = (await practice.examine(watch=0)).seen.snapshot
+
+    assert all(0 < snapshot.groups[group].open_letters < 10 for group in groups)
+    assert snapshot.open_letters + snapshot.unknown_letters == snapshot.dead_letters == 30
+    # Each letter is looked for in two topics.
+    assert len(lookups) == 2 * snapshot.open_letters <= 2 * 12
+
+
+async def test_of_dead_letters_those_of_the_last_hour_are_looked_up_and_once(
+    practice: Practice, lookups: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[set[str]] = []
+    usual = ResentLetters.look
+
+    async def noted(self: ResentLetters, groups: Mapping[str, Any], *more: Any) -> Any:
+        looked.append(set(groups))
+        return await usual(self, groups, *more)
+
+    monkeypatch.setattr(ResentLetters, "look", noted)
+    await practice.world.consumer("client-1")
+    await practice.world.consumer("client-2", group="archive")
+    await letters(practice, "archive", 2)
+    await letters(practice, "billing", 5)
+    practice.cluster.advance(7200.0)
+    await practice.world.die(QUEUE, b"x", UNIQ_KEY="7F00000100000000FFFFFFFF00000000")
+    await practice.world.report(QUEUE, 0)
+    practice.cluster.advance(STALLED_AFTER + 30)
+
+    found = await practice.examine(watch=0.1)
+
+    # There was a second look, for groups that seemed to stand still.
+    assert "billing" in found.watched
+    assert looked == [{"billing"}]
+    assert sorted(lookups) == ["%RETRY%billing", "orders"]
+    group = found.seen.snapshot.groups["billing"]
+    assert (group.open_letters, group.open_last_hour, group.unknown_letters) == (1, 1, 5)

@@ -10,6 +10,7 @@ from orbitmq.client.admin.membervalues import Finding, FindingKind
 from orbitmq.client.admin.runtime import runtime_info
 from orbitmq.client.admin.topicvalues import Permission, Topic, TopicKind, TopicOnBroker
 from orbitmq.client.admin.topology import BrokerNode
+from orbitmq.console.checks.balance import Uneven
 from orbitmq.console.checks.faults import Check, Fault, Weight, gathered
 from orbitmq.console.checks.groups import Inside
 from orbitmq.console.checks.seen import Seen, find_faults
@@ -62,7 +63,7 @@ def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
         group("left", 1, 300.0, members=0),
         group("slow", 700, 300.0, members=2, came=50.0, went=20.0),
         group("off", 3, 10.0, settings=GroupSettings("off", is_enabled=False)),
-        group("dies", dead_letters=9, dead_last_hour=2),
+        group("dies", dead_letters=9, dead_last_hour=2, resent=Resent(9, 0, 2)),
         group("odd", is_uniform=False),
     )
 
@@ -87,21 +88,32 @@ def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
 
 
 def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> None:
-    def text(*counts: int, dead: int = 9, recent: int = 2) -> str:
-        found = group("dies", dead_letters=dead, dead_last_hour=recent, resent=Resent(*counts))
+    def text(*counts: int, dead: int = 9) -> str:
+        found = group("dies", dead_letters=dead, dead_last_hour=2, resent=Resent(*counts))
         return "".join(fault.text for fault in faults_of(found))
 
-    assert text() == (
+    assert text(9, 0, 2) == (
         "2 messages died in the last hour and wait for somebody; 9 dead letters are open"
     )
     assert text(9, 5, 1) == (
         "1 message died in the last hour and waits for somebody; 4 dead letters are open, "
         "5 were sent again"
     )
-    assert text(100, 1, 0, dead=5000).endswith(
-        "4,999 dead letters are open, at least 1 was sent again"
-    )
-    assert text(9, 2, 2) == ""
+    assert text(9, 7, 0) == ""
+
+
+def test_dead_letters_that_nobody_has_looked_up_are_no_fault_and_make_counts_a_lower_bound() -> (
+    None
+):
+    def sample(*counts: int) -> GroupSample:
+        return group("dies", dead_letters=5000, dead_last_hour=2, resent=Resent(*counts))
+
+    (fault,) = faults_of(sample(100, 1, 1))
+
+    assert faults_of(sample()) == ()
+    assert faults_of(sample(100, 100, 0)) == ()
+    assert (sample(100, 1, 1).unknown_letters, sample(5000, 1, 1).unknown_letters) == (4900, 0)
+    assert fault.text.endswith("at least 99 dead letters are open, at least 1 was sent again")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +195,7 @@ def everything_wrong() -> Seen:
         group("hangs", 12, 300.0, members=1, still=240.0),
         group("left", 1, 300.0, members=0),
         group("slow", 700, 300.0, members=2, came=50.0, went=20.0),
-        group("dies", dead_letters=9, dead_last_hour=2),
+        group("dies", dead_letters=9, dead_last_hour=2, resent=Resent(9, 0, 2)),
         group("odd", is_uniform=False),
     )
     twin = Finding(FindingKind.DUPLICATE_CLIENT, "twins", "two are one", client_id="x@1")
@@ -194,7 +206,10 @@ def everything_wrong() -> Seen:
             topics={"hidden": TopicSample(topic=topic)},
         ),
         now=10.0,
-        inside={"twins": Inside((twin,), endless="x@1")},
+        inside={
+            "twins": Inside((twin,), endless="x@1"),
+            "odd": Inside(uneven=(Uneven("orders", (("x@1", 4), ("y@2", 0))),)),
+        },
         skews={"a": "the clock of broker a is 1 h ahead of this machine's"},
         pipelines=(pipeline("enrich", PipelineState.FAILED, error="no space left"),),
     )

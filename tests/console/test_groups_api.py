@@ -34,7 +34,7 @@ async def test_lag_is_shown_in_messages_and_in_seconds(desk: Desk) -> None:
     place = places["broker-a", 1]
     assert (place["lag"], place["done"], place["end"]) == (3, 2, 5)
     assert place["lag_seconds"] == pytest.approx(103.0, abs=3.0)
-    assert details["command"] == "orbitmq group show billing"
+    assert details["command"] == f"orbitmq group show billing{desk.aim}"
 
 
 async def test_a_group_nobody_consumes_is_a_fault_with_its_remedy(desk: Desk) -> None:
@@ -51,7 +51,7 @@ async def test_a_group_nobody_consumes_is_a_fault_with_its_remedy(desk: Desk) ->
     assert fault["subject"] == "billing"
     assert fault["link"] == "/groups/billing"
     assert "3 messages wait" in fault["text"]
-    assert fault["command"] == "orbitmq group skip billing --dry-run"
+    assert fault["command"] == f"orbitmq group skip billing --dry-run{desk.aim}"
     assert content["worst"][0]["name"] == "billing"
     assert content["oldest_group"] == "billing"
 
@@ -94,10 +94,32 @@ async def test_a_consumer_tells_what_it_holds_and_its_stack_on_request(desk: Des
     assert queue["last_pull_at"] == 1_700_000_000.0
     assert info["stack"] is None
     assert with_stack["stack"] == "main: waiting"
-    assert with_stack["command"] == f"orbitmq group member billing '{client}' --stack"
+    assert with_stack["command"] == (f"orbitmq group member billing '{client}' --stack{desk.aim}")
     owners = {(each["broker"], each["id"]): each["owner"] for each in group["queues"]}
     assert owners["broker-a", 1] == client
     assert "not online" in gone["error"]
+
+
+async def test_what_others_want_stands_beside_a_member_s_own_subscriptions(desk: Desk) -> None:
+    await desk.cluster.create_topic("returns")
+    await desk.world.consumer("client-1", subscriptions={"orders": "a"})
+    await desk.world.consumer("client-2", subscriptions={"orders": "b", "returns": "*"})
+    await desk.world.consumer("client-3", subscriptions={"orders": "b"})
+
+    def is_told(found: Any) -> bool:
+        return len([each for each in found["subscriptions"] if each["others"]]) == 2
+
+    first = await desk.browser.until("/groups/billing/members/client-1", is_told)
+    second = await desk.browser.until("/groups/billing/members/client-2", is_told)
+
+    wants = {each["topic"]: each["expression"] for each in first["subscriptions"]}
+    assert wants == {"orders": "a", "returns": None}
+    others = {each["topic"]: each["others"] for each in first["subscriptions"]}
+    assert others["orders"] == [{"clients": ["client-2", "client-3"], "expression": "b"}]
+    assert others["returns"] == [{"clients": ["client-2"], "expression": "*"}]
+    others = {each["topic"]: each["others"] for each in second["subscriptions"]}
+    assert others["orders"] == [{"clients": ["client-1"], "expression": "a"}]
+    assert others["returns"] == [{"clients": ["client-1", "client-3"], "expression": None}]
 
 
 async def test_lag_of_a_group_that_never_reported_is_seen(desk: Desk) -> None:
@@ -123,7 +145,10 @@ async def test_a_group_is_paused_and_resumed(desk: Desk) -> None:
 
     assert paused["total"] == 1
     lines = [line["command"] for line in (await page.get("/audit"))["lines"]]
-    assert lines == ["orbitmq group resume billing", "orbitmq group pause billing"]
+    assert lines == [
+        f"orbitmq group resume billing{desk.aim}",
+        f"orbitmq group pause billing{desk.aim}",
+    ]
 
 
 async def test_the_heat_map_shows_the_queue_that_stands_still(desk: Desk) -> None:

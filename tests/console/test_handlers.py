@@ -136,7 +136,7 @@ async def test_a_group_that_retries_for_ever_is_a_fault_with_a_remedy(desk: Desk
     assert fault["subject"] == "strict"
     assert "stops its queue" in fault["text"]
     assert "max_retries" in fault["remedy"]
-    assert fault["command"] == "orbitmq group member strict"
+    assert fault["command"] == f"orbitmq group member strict{desk.aim}"
     assert [each["kind"] for each in shown["faults"]] == ["endless retries"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orbitmq.console import historyfile
 from orbitmq.console.errors import ConsoleError
 from orbitmq.console.historyfile import KEEP, STEP, HistoryFile
 
@@ -51,6 +52,49 @@ async def test_what_is_older_than_a_week_goes() -> None:
 
     assert min(at for at, _ in points) > 0
     assert [value for _, value in points][-1] == 3.0
+
+
+async def test_what_never_changes_is_still_known_after_more_than_a_week() -> None:
+    history = HistoryFile(None)
+    await history.open()
+    for stretch in range(0, 2 * KEEP, 3600):
+        await history.add(float(stretch), {"x": 7.0})
+    points = await history.since("x", 2.0 * KEEP - 3 * 3600)
+    everything = await history.since("x", 0.0)
+    await history.close()
+
+    assert {value for _, value in points} == {7.0}
+    # A point a day, of the last week only.
+    assert len(everything) <= 9
+
+
+async def test_there_is_a_bound_whatever_is_kept_and_the_oldest_goes_first() -> None:
+    history = HistoryFile(None, most=1000)
+    await history.open()
+    for stretch in range(200):
+        values = {f"group/{number}/lag": float(stretch) for number in range(20)}
+        await history.add(float(stretch * STEP), values)
+    points = [await history.since(f"group/{number}/lag", 0.0) for number in range(20)]
+    await history.close()
+
+    assert sum(map(len, points)) <= 1000
+    for each in points:
+        assert each[-1] == (198.0 * STEP, 198.0)
+        assert each[0][0] > 0
+
+
+async def test_the_audit_has_a_bound_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(historyfile, "MOST_LINES", 5)
+    history = HistoryFile(None)
+    await history.open()
+    for number in range(9):
+        await history.note(float(number), f"line {number}")
+    for stretch in range(2):
+        await history.add(float(stretch * STEP), {"x": 1.0})
+    lines = await history.notes(100)
+    await history.close()
+
+    assert lines == [f"line {number}" for number in range(4, 9)]
 
 
 async def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ async def test_messages_are_followed_as_they_arrive(desk: Desk) -> None:
         await desk.world.fill(OTHER, 3, name="new")
         bodies = [(await anext(events))["preview"] for _ in range(3)]
 
-    assert told == {"kind": "command", "command": "orbitmq consume orders --follow"}
+    assert told == {"kind": "command", "command": f"orbitmq consume orders --follow{desk.aim}"}
     assert bodies == ["new0", "new1", "new2"]
     await desk.browser.get("/messages/tail?topic=nowhere", 404)
 
@@ -199,7 +199,7 @@ async def test_every_way_to_find_messages_names_its_command(desk: Desk) -> None:
     }
     one = await desk.browser.get(f"/messages/one?id={sent.msg_id}")
 
-    assert list(commands.values()) == [
+    assert [each.removesuffix(desk.aim) for each in commands.values()] == [
         "orbitmq message browse orders --newest --limit 50",
         (
             "orbitmq message browse orders --since 2027-01-15T08:00:00.000Z "
@@ -207,10 +207,11 @@ async def test_every_way_to_find_messages_names_its_command(desk: Desk) -> None:
         ),
         "orbitmq message browse orders --tags 'a || b' --limit 50",
         "orbitmq message browse orders --queue broker-a:0 --sql 'a > 5' --limit 50",
-        "orbitmq message at orders broker-a:0 0",
+        "orbitmq message browse orders --queue broker-a:0 --offset 0 --limit 50",
         "orbitmq message find orders order-1 --limit 50",
     ]
     assert one["command"].startswith("orbitmq message show ")
+    assert all(each.endswith(desk.aim) for each in (*commands.values(), one["command"]))
 
 
 async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk: Desk) -> None:

@@ -35,7 +35,7 @@ async def test_a_plan_changes_nothing_and_is_then_done_as_shown(group: Desk) -> 
     moves = {(move["broker"], move["id"]): move for move in planned["topics"][0]["moves"]}
     assert (moves["broker-a", 0]["from"], moves["broker-a", 0]["to"]) == (2, 0)
     assert planned["topics"][0]["replayed"] == 2
-    assert planned["command"] == "orbitmq group reset billing orders --to-begin"
+    assert planned["command"] == f"orbitmq group reset billing orders --to-begin{group.aim}"
     assert done["is_effective"]
     assert {each["read_back"] for each in done["topics"][0]["queues"]} == {0}
     assert group.world.progress(QUEUE) == 0
@@ -67,7 +67,7 @@ async def test_progress_goes_where_it_is_sent(group: Desk) -> None:
         await group.browser.post("/progress/apply", {"plan": planned["plan"]})
 
         assert group.world.progress(QUEUE) == offset
-        assert planned["command"] == f"orbitmq group reset billing orders {command}"
+        assert planned["command"] == f"orbitmq group reset billing orders {command}{group.aim}"
 
 
 async def test_progress_goes_to_a_time(group: Desk) -> None:
@@ -95,8 +95,8 @@ async def test_a_backlog_is_skipped_and_progress_is_copied(group: Desk) -> None:
     assert group.world.progress(QUEUE, "billing-2") == 2
     assert group.world.progress(QUEUE, "billing") == 5
     assert skip["topics"][0]["skipped"] == 3
-    assert clone["command"] == "orbitmq group clone billing billing-2"
-    assert skip["command"] == "orbitmq group skip billing"
+    assert clone["command"] == f"orbitmq group clone billing billing-2{group.aim}"
+    assert skip["command"] == f"orbitmq group skip billing{group.aim}"
     assert len((await page.get("/audit"))["lines"]) == 3
 
 

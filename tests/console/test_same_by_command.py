@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orbitmq.client.queue import Queue
-from tests.console.conftest import Desk
+from tests.console.conftest import Desk, read_only
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 
@@ -118,16 +118,29 @@ async def test_dead_letters_are_chosen_sent_again_and_exported_by_both(
 
 async def test_messages_are_found_by_both(desk: Desk, cli: Cli) -> None:
     stored = await desk.world.fill(QUEUE, 4)
+    await desk.world.send(QUEUE, b"tagged", TAGS="odd", amount="7")
     sent = await desk.world.send(QUEUE, b"one", KEYS="order-1", UNIQ_KEY="7F0000010000AA01" * 2)
     for query in (
         "newest=1",
         f"since={stored[1].stored_at}",
-        "queue=broker-a:0&offset=2&count=1",
+        "queue=broker-a:0&offset=2",
+        "queue=broker-a:0&offset=3&newest=1&count=2",
+        "queue=broker-a:0&offset=1&expression=odd",
+        "queue=broker-a:0&offset=0&expression=amount%20%3E%205&type=SQL92",
+        "newest=1&count=2",
         "key=order-1",
     ):
         shown = await desk.browser.get(f"/messages?topic=orders&{query}")
         told = await run(cli, shown["command"])
+        assert shown["rows"], query
         assert [each["queue_offset"] for each in told] == [row["offset"] for row in shown["rows"]]
+    # However many pages were shown: the command lists what all of them have.
+    query = "topic=orders&queue=broker-a:0&offset=1&count=2"
+    first = await desk.browser.get(f"/messages?{query}")
+    second = await desk.browser.get(f"/messages?{query}&listed=2&cursor={first['cursor']}")
+    told = await run(cli, second["command"])
+    assert [each["queue_offset"] for each in told] == [1, 2, 3, 4]
+    assert [row["offset"] for row in (*first["rows"], *second["rows"])] == [1, 2, 3, 4]
     one = await desk.browser.get(f"/messages/one?id={sent.msg_id}")
     track = await desk.browser.get(f"/messages/track?id={sent.msg_id}")
     (found,) = await run(cli, one["command"])
@@ -135,6 +148,47 @@ async def test_messages_are_found_by_both(desk: Desk, cli: Cli) -> None:
 
     assert found["body"] == "one"
     assert [each["group"] for each in tracked] == [each["group"] for each in track["tracks"]]
+
+
+async def test_a_copied_command_asks_this_cluster_wherever_it_is_run(
+    desk: Desk, nursery: Nursery
+) -> None:
+    # A shell that knows of no cluster: the default one is not there.
+    stranger = Cli("", nursery)
+    assert stranger.environment()["ORBITMQ_NAME_SERVER"] == ""
+    wish = {"name": "copied", "queues": 3, "dry_run": True}
+    command = (await desk.browser.post("/topics", wish))["command"]
+
+    (made,) = await run(stranger, command)
+    pause = (await desk.browser.get("/topics/copied"))["commands"]["delete"]
+    (deleted,) = await run(stranger, pause, "--yes")
+
+    assert (made["result"], deleted["result"]) == ("created", "deleted")
+    await desk.browser.get("/topics/copied", 404)
+
+
+async def test_a_pipeline_is_taken_off_the_list_by_both(desk: Desk, cli: Cli) -> None:
+    page = desk.browser
+    await page.post("/pipelines/by%2Fcity", {"state": "stopped"}, 204)
+    command = (await page.get("/pipelines/by%2Fcity"))["commands"]["forget"]
+
+    (planned,) = await run(cli, command, "--dry-run")
+    assert (await page.get("/pipelines/by%2Fcity"))["state"] == "stopped"
+    (done,) = await run(cli, command)
+
+    assert (planned["result"], done["result"]) == ("would be forgotten", "forgotten")
+    await page.get("/pipelines/by%2Fcity", 404)
+    (line,) = (await page.get("/audit"))["lines"]
+    assert (line["command"], line["outcome"]) == (command, "taken off the list")
+    # There is none any more, and a console that only shows takes none off.
+    await page.post("/pipelines/by%2Ftown", {"state": "stopped"}, 204)
+    assert await run(cli, command, code=1) == []
+    read_only(desk.browser)
+    ran = await asyncio.to_thread(
+        lambda: cli.run("pipeline", "forget", "by/town", "--console", page.console.url)
+    )
+    assert ran.returncode == 1
+    assert "--write" in ran.stderr
 
 
 async def test_what_mends_a_fault_is_a_command_that_runs(desk: Desk, cli: Cli) -> None:
@@ -152,7 +206,7 @@ async def test_what_mends_a_fault_is_a_command_that_runs(desk: Desk, cli: Cli) -
     faults = (await desk.browser.until("/faults", is_there))["faults"]
 
     commands = {each["subject"]: each["command"] for each in faults}
-    assert commands["quiet"] == "orbitmq group skip quiet --dry-run"
+    assert commands["quiet"] == f"orbitmq group skip quiet --dry-run{desk.aim}"
     assert await run(cli, commands["quiet"])
     await run(cli, commands["paused"], "--yes")
     await desk.browser.until(

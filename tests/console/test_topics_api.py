@@ -13,7 +13,7 @@ from tests.console.conftest import Desk
 async def test_a_topic_is_made_changed_and_deleted_with_an_audit_line_each(desk: Desk) -> None:
     page = desk.browser
     made = await page.post("/topics", {"name": "payments", "queues": 3})
-    assert made["command"] == "orbitmq topic create payments --queues 3"
+    assert made["command"] == f"orbitmq topic create payments --queues 3{desk.aim}"
     shown = await page.until("/topics?search=payments", lambda found: found["total"] == 1)
     assert shown["rows"][0]["queues"] == 6
 
@@ -27,10 +27,25 @@ async def test_a_topic_is_made_changed_and_deleted_with_an_audit_line_each(desk:
     await page.until("/topics?search=payments", lambda found: found["total"] == 0)
     commands = [line["command"] for line in (await page.get("/audit"))["lines"]]
     assert commands == [
-        "orbitmq topic delete payments",
-        "orbitmq topic update payments --write-queues 1 --permission r",
-        "orbitmq topic create payments --queues 3",
+        f"orbitmq topic delete payments{desk.aim}",
+        f"orbitmq topic update payments --write-queues 1 --permission r{desk.aim}",
+        f"orbitmq topic create payments --queues 3{desk.aim}",
     ]
+
+
+async def test_the_order_of_a_topic_is_kept_and_given_up_again(desk: Desk) -> None:
+    page = desk.browser
+    for wanted, flag in ((True, "--ordered"), (False, "--unordered")):
+        told = await page.send("PATCH", "/topics/orders", {"ordered": wanted})
+        assert told["command"] == f"orbitmq topic update orders {flag}{desk.aim}"
+        assert (await page.get("/topics/orders"))["is_ordered"] is wanted
+
+    # What is not given stays.
+    await page.send("PATCH", "/topics/orders", {"ordered": True})
+    told = await page.send("PATCH", "/topics/orders", {"queues": 3})
+
+    assert told["command"] == f"orbitmq topic update orders --queues 3{desk.aim}"
+    assert (await page.get("/topics/orders"))["is_ordered"] is True
 
 
 async def test_what_cannot_be_meant_is_refused(desk: Desk) -> None:

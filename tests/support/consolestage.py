@@ -61,8 +61,8 @@ class Stage:
     producer: AsyncProducer
     chance: random.Random
     step: float = STEP
-    #: The last one that the pipeline has told of.
-    batch: int = 260
+    #: How often it has ticked.
+    ticks: int = 0
 
     @property
     def url(self) -> str:
@@ -83,25 +83,8 @@ class Stage:
             self.cluster.advance(self.step)
         else:
             await asyncio.sleep(1.0)
-            await self._report_batch()
         await self.looked()
-
-    async def _report_batch(self) -> None:
-        """A batch of the pipeline, like those before and after it."""
-        self.batch += 1
-        rows = self.chance.randint(4900, 5500)
-        await self.report(
-            batch=self.batch,
-            rows=rows,
-            rows_per_second=rows * 0.99,
-            input_rows_per_second=rows * 0.98,
-            batch_seconds=rows / 6400,
-            lag={
-                f"orders@{broker}:{number}": self.chance.randint(0, 40)
-                for broker in ("broker-a", "broker-b")
-                for number in range(4)
-            },
-        )
+        self.ticks += 1
 
     def _order(self, number: int) -> Message:
         return Message(
@@ -146,12 +129,18 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def lively_stage(
-    ticks: int = 6, *, step: float = STEP, is_crowded: bool = False, **settings: Any
+    ticks: int = 6,
+    *,
+    step: float = STEP,
+    is_crowded: bool = False,
+    has_reports: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A shop: some groups keep up, one is slow, one hangs, one has nobody left.
 
     With a `step` of 0 it runs in real time, a second for a tick: for pictures. When it is crowded,
-    there are thousands of other topics and groups besides.
+    there are thousands of other topics and groups besides. `has_reports` is whether pipelines are
+    told of that nobody runs.
     """
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(AsyncEmbeddedCluster(brokers=2))
@@ -178,10 +167,10 @@ async def lively_stage(
         await _die(world)
         for _ in range(ticks):
             await stage.tick()
-        if step:
+        if has_reports:
             await stage.report()
-        await stage.report("clicks-to-parquet", state="waiting", group=None, topics=["clicks"],
-                           output=[], lag={}, rows_per_second=840.0)  # fmt: skip
+            await stage.report("clicks-to-parquet", state="waiting", group=None, topics=["clicks"],
+                               output=[], lag={}, rows_per_second=840.0)  # fmt: skip
         await stage.looked()
         yield stage
 

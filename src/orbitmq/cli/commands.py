@@ -88,7 +88,11 @@ def up(
     ] = None,
     http_port: options.HttpPort = None,
     console: Annotated[
-        bool, typer.Option("--console", help="Start the web console as well, to look at.")
+        bool,
+        typer.Option(
+            "--console",
+            help="Start the web console as well, to look at; it keeps seven days in FOLDER.",
+        ),
     ] = False,
     console_port: Annotated[
         int,
@@ -131,7 +135,12 @@ def up(
     _warn(warnings)
     service = cluster_service(configuration)
     if console:
-        service = WithConsole(service, console_port, client_tls(configuration))
+        service = WithConsole(
+            service,
+            console_port,
+            client_tls(configuration),
+            history=configuration.up.data / "console.sqlite",
+        )
     serve(
         service,
         configuration.run.loop,

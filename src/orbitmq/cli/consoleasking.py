@@ -8,6 +8,7 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
@@ -73,6 +74,17 @@ def reported_pipelines(console: str) -> list[Reported]:
         raise CommandError(f"{console} answers something else than a console would") from error
 
 
+def forget_pipeline(console: str, name: str) -> None:
+    """Take a pipeline off a console's list. Raises `Misused` or `CommandError`."""
+    address = checked_address(console)
+    headers = {}
+    if not os.environ.get(TOKEN_VARIABLE):
+        # One without a login lets everybody in who has been there before.
+        headers["x-csrf-token"] = str(_asked(f"{address}/api/v1/me").get("csrf") or "")
+    path = urllib.parse.quote(name, safe="")
+    _asked(f"{address}/api/v1/pipelines/{path}", "DELETE", headers)
+
+
 def _with_address(fault: Fault, console: str) -> Fault:
     """A console does not know by which name it is reached; who asked it does."""
     if fault.command != commandlines.show_pipeline(fault.subject):
@@ -80,21 +92,30 @@ def _with_address(fault: Fault, console: str) -> Fault:
     return replace(fault, command=commandlines.show_pipeline(fault.subject, console))
 
 
-def _asked(url: str) -> Any:
+def _asked(url: str, method: str = "GET", more: Mapping[str, str] | None = None) -> Any:
+    """What a console answers; None where it has nothing to say."""
     token = os.environ.get(TOKEN_VARIABLE)
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310  # of http and https only
+    headers = {**(more or {}), **({"authorization": f"Bearer {token}"} if token else {})}
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  # of http and https only
     # A console is near; what stands between here and the rest of the world does not know it.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT) as answer:
-            return json.load(answer)
+            return None if answer.status == http.HTTPStatus.NO_CONTENT else json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == http.HTTPStatus.UNAUTHORIZED:
                 raise CommandError(
                     f"the console wants to know who asks: set {TOKEN_VARIABLE} to its token"
                 ) from error
-            raise CommandError(f"the console answers {error.code} {error.reason}") from error
+            raise CommandError(f"the console answers: {_reason(error)}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CommandError(f"no console answers at {url}: {error}") from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Why a console refuses: in its own words, if it has some."""
+    try:
+        return str(json.load(error)["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"

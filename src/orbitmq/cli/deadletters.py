@@ -1,38 +1,32 @@
-"""`orbitmq dlq`: dead letters, grouped, looked at, sent again and exported."""
+"""`orbitmq dlq`: dead letters, grouped, looked at and exported; also the home of `dlq resend`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orbitmq.cli.choosing import GroupName, check_positive, time_of
+from orbitmq.cli import deadletterresending
+from orbitmq.cli.choosing import GroupName
+from orbitmq.cli.deadletterchoosing import Choice
 from orbitmq.cli.deadletterrecords import (
     DeadLetterRecord,
     ExportRecord,
     PileRecord,
-    ResendRecord,
     SummaryRecord,
 )
 from orbitmq.cli.declaring import command, section
-from orbitmq.cli.errors import FAILED, CommandError
+from orbitmq.cli.errors import CommandError
 from orbitmq.cli.messagerecords import preview, print_message
 from orbitmq.cli.session import Session
 from orbitmq.cli.tables import Columns
 from orbitmq.cli.wording import NOTHING, count, several
 from orbitmq.client.admin.bodies import BodyForm
-from orbitmq.client.admin.deadletters import (
-    DeadLetter,
-    DeadLetterFilter,
-)
+from orbitmq.client.admin.deadletters import DeadLetter, DeadLetterFilter
 from orbitmq.client.admin.exporting import ExportFormat
-from orbitmq.client.admin.resending import ResendResult, ResendTo
 from orbitmq.client.admin.resent import copy_of, with_copies
 from orbitmq.client.admin.topicvalues import TopicKind
 from orbitmq.client.names import DEAD_LETTER_PREFIX
@@ -42,57 +36,6 @@ app = section("Look at dead letters, and send them again.")
 
 #: Letters of one group that are looked up at most, to count those that were sent again.
 MOST_COUNTED = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which dead letters; all that is given must hold."""
-
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", metavar="TIME", help="Died at or after: a date, or 2h for 2 h ago."
-        ),
-    ] = None
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Died before; as --since.")
-    ] = None
-    key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="Has this key; may be repeated.")
-    ] = None
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Was sent to this topic.")] = (
-        None
-    )
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Its reason contains this, in any case.")
-    ] = None
-    pile: Annotated[
-        str | None,
-        typer.Option("--pile", metavar="LINE", help="The first line of its reason is just this."),
-    ] = None
-    min_attempts: Annotated[
-        int | None, typer.Option("--min-attempts", min=0, help="Tried so often at least.")
-    ] = None
-    max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", min=0, help="Tried so often at most.")
-    ] = None
-    letter: Annotated[
-        list[str] | None,
-        typer.Option("--id", help="Has this id or offset id; may be repeated."),
-    ] = None
-
-    def filter(self, now: float) -> DeadLetterFilter:
-        return DeadLetterFilter(
-            since=time_of(self.since, now, "--since"),
-            until=time_of(self.until, now, "--until"),
-            keys=tuple(self.key or ()),
-            topic=self.topic,
-            reason=self.reason,
-            pile=self.pile,
-            min_attempts=self.min_attempts,
-            max_attempts=self.max_attempts,
-            ids=tuple(self.letter or ()),
-        )
 
 
 @command(
@@ -297,68 +240,6 @@ async def show(
 
 @command(
     app,
-    "resend",
-    examples=(
-        "orbitmq dlq resend billing --dry-run",
-        "orbitmq dlq resend billing --reason timeout --limit 10",
-        "orbitmq dlq resend billing --since 1d --rate 50 --yes",
-        "orbitmq dlq resend billing --to origin --id 7F00000100002A9F0000000000001234",
-    ),
-    prints=ResendRecord,
-    changes=True,
-)
-async def resend(
-    session: Session,
-    group: GroupName,
-    choice: Choice,
-    to: Annotated[
-        ResendTo,
-        typer.Option("--to", help="retry: only this group gets it; origin: every group does."),
-    ] = ResendTo.RETRY,
-    rate: Annotated[
-        float | None, typer.Option("--rate", help="At most so many per second.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-l", min=1, help="At most so many in all.")
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Those that were sent again before, too.")
-    ] = False,
-) -> None:
-    """Send dead letters again, and say what became of each; one that was is left out."""
-    out = session.out
-    check_positive(rate, "--rate")
-    where = choice.filter(out.clock.now())
-    resending = partial(
-        session.admin.dead_letters.resending, group, where, to=to, limit=limit, again=again
-    )
-    if not session.is_dry_run and not session.says_yes:
-        # What was sent again before is left out, and not asked about.
-        planned = [each.result async for each in resending(dry_run=True)]
-        number = planned.count(ResendResult.WOULD_BE_SENT)
-        who = "the group" if to is ResendTo.RETRY else "every group of their topic"
-        if number:
-            session.may(f"this sends {several(number, 'dead letter')} of {group!r} again, to {who}")
-    counts: Counter[ResendResult] = Counter()
-    async for outcome in resending(rate=rate, dry_run=session.is_dry_run):
-        counts[outcome.result] += 1
-        if out.is_json:
-            out.record(ResendRecord.of(outcome))
-        else:
-            about = outcome.problem or (f"as {outcome.sent_as}" if outcome.sent_as else "")
-            goes = f" to {outcome.topic}" if outcome.topic else ""
-            line = f"{outcome.letter.message.msg_id}  {outcome.result.value}{goes}"
-            out.line(f"{line}{': ' if outcome.problem else ' '}{about}".rstrip())
-    words = ", ".join(f"{number} {result.value}" for result, number in sorted(counts.items()))
-    if not counts:
-        await session.admin.groups.settings(group)  # raises if nobody has it
-    out.note(words or f"group {group} has no such dead letters")
-    if counts[ResendResult.FAILED]:
-        raise typer.Exit(FAILED)
-
-
-@command(
-    app,
     "export",
     examples=(
         "orbitmq dlq export billing dead.jsonl",
@@ -387,3 +268,6 @@ async def export(
         session.out.record(ExportRecord(group=group, file=str(file), count=number))
     else:
         session.out.line(f"{several(number, 'dead letter')} of group {group} written to {file}")
+
+
+app.add_typer(deadletterresending.app)

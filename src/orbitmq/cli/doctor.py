@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -20,6 +22,7 @@ from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.admin.runtime import Ceiling
 from orbitmq.client.admin.topicvalues import NOT_LISTED
 from orbitmq.client.errors import NoNameServer
+from orbitmq.client.settings import NAME_SERVER_VARIABLES, split_name_servers
 from orbitmq.console import commandlines
 from orbitmq.console.checks.examining import PATIENCE, Examination, examine
 from orbitmq.console.checks.faults import Check, Fault, Weight
@@ -134,13 +137,24 @@ async def _look_at_cluster(
     groups = several(len(snapshot.groups), "group")
     diagnosis.made(groups, *(check for check in Check if check in OF_GROUPS))
     if snapshot.dead_letters:
-        letters = f"{snapshot.open_letters:,} open, {snapshot.resent_letters:,} sent again"
-        diagnosis.made(f"{groups}: {letters}", Check.DEAD_LETTERS)
-    for check, needed in ((Check.STUCK_QUEUES, PATIENCE), (Check.FALLING_BEHIND, WINDOW)):
-        if found.watched and found.seconds < needed:
-            short = f"{len(found.watched)} not judged, which takes --watch {needed:g}s"
+        diagnosis.made(f"{groups}: {_letters_seen(snapshot)}", Check.DEAD_LETTERS)
+    for check, needed, watched in (
+        (Check.STUCK_QUEUES, PATIENCE, found.watched),
+        (Check.UNBALANCED, PATIENCE, found.uneven),
+        (Check.FALLING_BEHIND, WINDOW, found.watched),
+    ):
+        if watched and found.seconds < needed:
+            short = f"{len(watched)} not judged, which takes --watch {needed:g}s"
             diagnosis.made(f"{groups}, {short}", check)
-    diagnosis.found(find_faults(found.seen))
+    servers = _not_asked_anyway(session, os.environ)
+    diagnosis.found(find_faults(replace(found.seen, name_servers=servers)))
+
+
+def _not_asked_anyway(session: Session, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The name servers, unless commands that are run here next ask them without being told."""
+    asked = tuple(map(str, session.engine.name_servers))
+    named = next(filter(None, map(environment.get, NAME_SERVER_VARIABLES)), None)
+    return () if named is not None and split_name_servers(named) == asked else asked
 
 
 def _topics_seen(snapshot: Snapshot) -> str:
@@ -149,6 +163,13 @@ def _topics_seen(snapshot: Snapshot) -> str:
     hidden = sum(kind in NOT_LISTED for kind in kinds)
     others = f", and {hidden:,} of the system, for retries and dead letters" if hidden else ""
     return several(len(kinds) - hidden, "topic") + others
+
+
+def _letters_seen(snapshot: Snapshot) -> str:
+    text = f"{snapshot.open_letters:,} open, {snapshot.resent_letters:,} sent again"
+    unknown = snapshot.unknown_letters
+    # Those of the last hour are looked up, as far as they are not too many.
+    return f"{text}, {unknown:,} not looked up" if unknown else text
 
 
 def _room_left(cluster: ClusterStatus) -> str:

@@ -14,7 +14,7 @@ from orbitmq.cli.grouprecords import GroupChange, change_of
 from orbitmq.cli.session import Session
 from orbitmq.cli.suggesting import unknown
 from orbitmq.cli.wording import several
-from orbitmq.client.admin.errors import GroupNotFound
+from orbitmq.client.admin.errors import BadRequest, GroupNotFound
 from orbitmq.client.admin.groupvalues import GroupSettings
 from orbitmq.client.names import dead_letter_topic, retry_topic
 
@@ -69,27 +69,41 @@ async def create(
         bool, typer.Option("--if-missing", help="Leave a group that is there as it is.")
     ] = False,
 ) -> None:
-    """Make a group, on all brokers unless told otherwise."""
+    """Make a group, on all brokers unless told otherwise.
+
+    Where other brokers have it already, it is made as it is there, but for what is given.
+    """
     before = await _before(session, group)
     chosen = await session.masters(broker, cluster)
     lacking = [name for name in chosen if name not in before]
-    if len(lacking) < len(chosen) and not (if_missing and lacking):
+    if not lacking:
         if not if_missing:
             raise CommandError(
                 f"group {group!r} is there already; change it with: orbitmq group update {group}"
             )
         _tell(session, change_of("left", group, before))
         return
+    if len(lacking) < len(chosen) and not if_missing:
+        named = " ".join(f"--broker {name}" for name in lacking)
+        raise CommandError(
+            f"group {group!r} is there already on {', '.join(sorted(before))}; to have it on "
+            f"{', '.join(lacking)} as well: orbitmq group create {group} {named}"
+        )
+    usual = before[min(before)] if before else GroupSettings(group)
     wanted = GroupSettings(
         group,
-        max_retries=16 if max_retries is None else max_retries,
-        retry_queues=1 if retry_queues is None else retry_queues,
-        is_orderly=bool(orderly),
-        may_broadcast=may_broadcast is not False,
-        consume_timeout=seconds(consume_timeout or "15m", "--consume-timeout"),
+        max_retries=usual.max_retries if max_retries is None else max_retries,
+        retry_queues=usual.retry_queues if retry_queues is None else retry_queues,
+        is_orderly=usual.is_orderly if orderly is None else orderly,
+        may_broadcast=usual.may_broadcast if may_broadcast is None else may_broadcast,
+        is_enabled=usual.is_enabled,
+        consume_timeout=usual.consume_timeout
+        if consume_timeout is None
+        else seconds(consume_timeout, "--consume-timeout"),
     )
     if session.is_dry_run:
-        _tell(session, change_of("would be created", group, {}, _described(wanted)))
+        planned = f"{_described(wanted)}, on {', '.join(lacking)}"
+        _tell(session, change_of("would be created", group, {}, planned))
         return
     after = await session.admin.groups.create(
         group,
@@ -97,6 +111,7 @@ async def create(
         retry_queues=wanted.retry_queues,
         orderly=wanted.is_orderly,
         may_broadcast=wanted.may_broadcast,
+        enabled=wanted.is_enabled,
         consume_timeout=wanted.consume_timeout,
         brokers=lacking,
     )
@@ -209,13 +224,11 @@ async def delete(
         details = await session.admin.groups.describe(group)
     except GroupNotFound as error:
         raise await unknown(session.admin, error, "there is nothing to delete") from error
-    if details.members is not None:
-        # Before anybody is asked, and in a dry run as well.
-        online = ", ".join(details.members.client_ids)
-        raise Misused(
-            f"group {group!r} has members online ({online}); stop them first, they would create it "
-            "again"
-        )
+    try:
+        # Before anybody is asked for consent, and in a dry run as well.
+        await session.admin.groups.check_offline(group)
+    except BadRequest as error:
+        raise CommandError(str(error)) from error
     parts = ["its settings"]
     if not keep_progress:
         parts.append(f"its progress in {several(len(details.progress.queues), 'queue')}")

@@ -34,11 +34,14 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         fields = "".join(f" {name}={_word(value)}" for name, value in _fields(record).items())
-        line = f"{when}.{int(record.msecs):03} {record.levelname:<7} {record.getMessage()}{fields}"
+        event = _on_one_line(record.getMessage())
+        line = f"{when}.{int(record.msecs):03} {record.levelname:<7} {event}{fields}"
         return f"{line}\n{self._trouble(record)}" if record.exc_info else line
 
     def _trouble(self, record: logging.LogRecord) -> str:
-        return self.formatException(record.exc_info) if record.exc_info else ""
+        """The traceback, moved in: whatever an error says does not look like a line of its own."""
+        text = self.formatException(record.exc_info) if record.exc_info else ""
+        return "\n".join(f"  {_on_one_line(line)}" for line in text.split("\n"))
 
 
 class JsonLines(logging.Formatter):
@@ -61,6 +64,13 @@ class JsonLines(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in record.__dict__.items() if name not in _USUAL}
+
+
+def _on_one_line(text: str) -> str:
+    """A text whose line breaks and escape sequences do nothing: part of it may be anybody's."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _word(value: object) -> str:

@@ -29,7 +29,9 @@ from orbitmq.cli.tables import Columns
 from orbitmq.cli.wording import NOTHING, count
 from orbitmq.client.admin.bodies import BodyForm
 from orbitmq.client.admin.tracking import Track
+from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.console.offsetwalks import cursor_at
 
 app = section("Find messages and what became of them.")
 
@@ -124,6 +126,12 @@ class Choice:
     since: Since = None
     until: Until = None
     queue: Queues = None
+    offset: Annotated[
+        int | None,
+        typer.Option(
+            "--offset", metavar="OFFSET", min=0, help="Begin there, in the one --queue named."
+        ),
+    ] = None
     tags: Tags = None
     sql: Sql = None
 
@@ -134,6 +142,7 @@ class Choice:
     examples=(
         "orbitmq message browse orders --newest --limit 20",
         "orbitmq message browse orders --since 2026-01-31T12:00 --until 2026-01-31T13:00 --limit 0",
+        "orbitmq message browse orders --queue broker-a:3 --offset 1500",
         'orbitmq message browse orders --sql "amount > 100" --json',
     ),
     prints=MessageRecord,
@@ -158,12 +167,15 @@ async def browse(
     since = time_of(choice.since, now, "--since")
     until = time_of(choice.until, now, "--until")
     queues = queues_of(topic, choice.queue)
+    if limit == 0 and cursor is not None:
+        raise Misused("--cursor goes on page by page; give a --limit with it")
+    if choice.offset is not None:
+        cursor = await _cursor_at(session, choice, queues, cursor, newest=newest)
     if limit == 0:
-        if cursor is not None:
-            raise Misused("--cursor goes on page by page; give a --limit with it")
-        shown = await _list(
-            session,
-            session.admin.messages.browse(
+        found = (
+            _walked(session, topic, cursor)
+            if cursor is not None
+            else session.admin.messages.browse(
                 topic,
                 since=since,
                 until=until,
@@ -171,10 +183,9 @@ async def browse(
                 newest_first=newest,
                 expression=expression,
                 expression_type=kind,
-            ),
-            0,
+            )
         )
-        if not shown:
+        if not await _list(session, found, 0):
             _print(session, ())
         return
     page = await session.admin.messages.page(
@@ -191,6 +202,41 @@ async def browse(
     _print(session, page.messages)
     if page.cursor is not None:
         session.out.note(f"there is more: --cursor {page.cursor}")
+
+
+async def _cursor_at(
+    session: Session,
+    choice: Choice,
+    queues: Sequence[Queue] | None,
+    cursor: str | None,
+    *,
+    newest: bool,
+) -> str:
+    """Where a walk begins that begins at --offset. Raises `Misused` and `BadRequest`."""
+    if queues is None or len(queues) != 1:
+        raise Misused("--offset is a place in one queue; name it, as in --queue broker-a:3")
+    if cursor is not None or choice.since is not None or choice.until is not None:
+        raise Misused("--offset cannot be given together with --cursor, --since or --until")
+    expression, kind = filter_of(choice.tags, choice.sql)
+    return await cursor_at(
+        session.admin,
+        queues[0],
+        choice.offset or 0,
+        newest_first=newest,
+        expression=expression,
+        expression_type=kind,
+    )
+
+
+async def _walked(
+    session: Session, topic: str, cursor: str | None
+) -> AsyncIterator[ReceivedMessage]:
+    """All messages from a cursor on."""
+    while cursor is not None:
+        page = await session.admin.messages.page(topic, cursor=cursor, size=_TABLE)
+        for message in page.messages:
+            yield message
+        cursor = page.cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ from orbitmq.cli.connecting import (
 )
 from orbitmq.cli.declaring import AsJson, Verbose, section
 from orbitmq.cli.errors import Misused
+from orbitmq.cli.pipelineforgetting import EPILOG as FORGET_EPILOG
+from orbitmq.cli.pipelineforgetting import forget
 from orbitmq.cli.pipelinerecords import PipelineEventRecord, PipelineOptionRecord, PipelineRecord
 from orbitmq.cli.pipelinerunning import Given, run_pipeline, with_spark
 from orbitmq.cli.pipelinestatus import EPILOG as STATUS_EPILOG
@@ -250,6 +252,7 @@ _OPTIONS = (
 )
 
 app.command("status", epilog=STATUS_EPILOG)(status)
+app.command("forget", epilog=FORGET_EPILOG)(forget)
 
 # For the documentation.
 run.prints = PipelineEventRecord  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ class PipelineEventRecord:
     #: finished or failed
     state: str | None = None
     batch: int | None = None  #: the last batch that is done
-    rows: int | None = None  #: read since it was started
+    rows: int | None = None  #: read since it was started; of a table, when that is the result
     rows_per_second: float | None = None  #: of the last batch
     batch_seconds: float | None = None
     #: Messages that wait, by `topic@broker:queue`.

@@ -1,4 +1,4 @@
-"""How `orbitmq pipeline run` runs: a session, a supervisor, signals, and what is said meanwhile."""
+"""How `orbitmq pipeline run` runs: a session, a supervisor, and what is said meanwhile."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,11 +22,10 @@ from orbitmq.cli.errors import FAILED, CommandError, Misused
 from orbitmq.cli.pipelinechecks import check_topics
 from orbitmq.cli.pipelinerecords import PipelineEventRecord
 from orbitmq.cli.pipelinescreen import Screen, screen_for
+from orbitmq.cli.pipelinewish import StopWish
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.wording import duration, several
-from orbitmq.client.endingsignals import Latch
 from orbitmq.client.settings import split_name_servers
-from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError, SettingError
 
 if TYPE_CHECKING:
@@ -43,9 +39,6 @@ if TYPE_CHECKING:
 _MOST_ROWS = 10_000
 #: Settings that Spark itself does not show either.
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds within which a second signal says nothing new.
-_SAME_WISH = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +111,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
     check_topics(connection, definition.topics(values))
     with contextlib.ExitStack() as stack:
         keep_places(given.checkpoint, values)
-        wish = stack.enter_context(_Wish())
+        wish = stack.enter_context(StopWish())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orbitmq-")))
         log = given.spark_log or folder / "spark.log"
         screen = stack.enter_context(screen_for(out, given.name))
@@ -148,9 +141,10 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
                 raise
             # Whatever Spark or the function of the pipeline raises.
             raise CommandError(_told(error, definition, given)) from error
+        shown = None
         if report.shown is not None:
-            _show(report.shown, given.name, out, screen)
-        _tell_end(report, given, out, screen)
+            shown = _show(report.shown, given.name, out, screen)
+        _tell_end(report, shown, given, out, screen)
     if not report.is_clean:
         raise typer.Exit(FAILED)
 
@@ -161,7 +155,7 @@ def _supervised(
     given: Given,
     run: Run,
     drain_file: Path,
-    wish: _Wish,
+    wish: StopWish,
     screen: Screen,
 ) -> Report:
     from orbitmq.spark.pipelines.supervising import (  # noqa: PLC0415
@@ -287,55 +281,6 @@ def _keep_log(log: Path, name: str, out: Printer) -> None:
         out.note(f"what Spark logged is in {kept}")
 
 
-class _Wish:
-    """Ctrl-C and SIGTERM as a wish to stop; the second one ends the process.
-
-    One that follows at once is the same wish: `timeout` tells the process and then its group.
-
-    The thread that gets the signal is the one that waits for the event, and may have its lock at
-    that moment; so another thread sets it.
-    """
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.event = threading.Event()
-        self._heard = Latch()
-        self._is_wanted = False
-        self._clock = clock or SystemClock()
-        self._wished_at = 0.0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._pass_on, name="wish", daemon=True).start()
-        for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._wanted)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._heard.set()
-
-    def take_over(self) -> None:
-        """Again, when somebody else has put handlers of their own in place."""
-        for number in _SIGNALS:
-            signal.signal(number, self._wanted)
-
-    def _wanted(self, number: int, frame: FrameType | None) -> None:
-        now = self._clock.monotonic()
-        if not self._is_wanted:
-            self._is_wanted = True
-            self._wished_at = now
-            self._heard.set()
-        elif now - self._wished_at > _SAME_WISH:
-            for each, before in self._before.items():
-                signal.signal(each, before)
-            signal.raise_signal(number)
-
-    def _pass_on(self) -> None:
-        self._heard.wait()
-        self.event.set()
-
-
 # What is said at the beginning and at the end.
 
 
@@ -365,8 +310,8 @@ def _say_plan(
     out.note("dry run: nothing was started")
 
 
-def _show(frame: DataFrame, name: str, out: Printer, screen: Screen) -> None:
-    """The rows of a result."""
+def _show(frame: DataFrame, name: str, out: Printer, screen: Screen) -> int:
+    """Print the rows of a result; says how many those were."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
 
     as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("json")
@@ -385,14 +330,19 @@ def _show(frame: DataFrame, name: str, out: Printer, screen: Screen) -> None:
         out.note("there is nothing to show")
     if len(rows) > _MOST_ROWS:
         out.note(f"only the first {_MOST_ROWS:,} rows are shown")
+    return min(len(rows), _MOST_ROWS)
 
 
 def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _tell_end(report: Report, given: Given, out: Printer, screen: Screen) -> None:
+def _tell_end(
+    report: Report, shown: int | None, given: Given, out: Printer, screen: Screen
+) -> None:
+    """How it ended, and how much it did: rows of its streams and groups, or of its result."""
     screen.close()
+    rows = sum(each.rows for each in report.progress) if shown is None else shown
     if out.is_json:
         out.record(
             PipelineEventRecord(
@@ -400,7 +350,7 @@ def _tell_end(report: Report, given: Given, out: Printer, screen: Screen) -> Non
                 at=out.clock.now(),
                 pipeline=given.name,
                 state=report.end.value,
-                rows=sum(each.rows for each in report.progress),
+                rows=rows,
                 retried=sum(each.retried for each in report.progress),
                 dead=sum(each.dead for each in report.progress),
                 restarts=report.restarts,
@@ -408,9 +358,9 @@ def _tell_end(report: Report, given: Given, out: Printer, screen: Screen) -> Non
             )
         )
         return
-    rows = several(sum(each.rows for each in report.progress), "row")
+    did = several(rows, "row") + ("" if shown is None else " shown")
     again = f", {several(report.restarts, 'restart')}" if report.restarts else ""
-    out.note(f"{given.name} {report.end.value}: {rows}{again}")
+    out.note(f"{given.name} {report.end.value}: {did}{again}")
     if not report.is_clean:
         out.note(
             f"orbitmq: a batch was cut off after {duration(given.stop_timeout)}; the next start "

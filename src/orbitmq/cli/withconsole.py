@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orbitmq.cli.errors import CommandError
@@ -18,13 +19,21 @@ if TYPE_CHECKING:
 class WithConsole:
     """A service, and a console that shows it. The console is on loopback, and shows only."""
 
-    def __init__(self, service: Service, port: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        history: Path | None = None,
+    ) -> None:
         """Raises `CommandError` when what a console needs is not installed.
 
-        That is found out here and not at the start, which makes folders and opens stores.
+        That is found out here and not at the start, which makes folders and opens stores. `history`
+        is the file in which the console keeps seven days.
         """
         self._service = service
-        self._make = _maker(port, tls)
+        self._make = _maker(port, tls, history)
         self._console: ConsoleService | None = None
 
     async def start(self) -> None:
@@ -69,7 +78,9 @@ class WithConsole:
         )
 
 
-def _maker(port: int, tls: ssl.SSLContext | None) -> Callable[[str], ConsoleService]:
+def _maker(
+    port: int, tls: ssl.SSLContext | None, history: Path | None
+) -> Callable[[str], ConsoleService]:
     """What makes a console of a name server, once its address is known."""
     try:
         # Late: an extra of its own, and slow to import.
@@ -84,6 +95,7 @@ def _maker(port: int, tls: ssl.SSLContext | None) -> Callable[[str], ConsoleServ
 
     def make(name_server: str) -> ConsoleService:
         client = ClientSettings(name_servers=(name_server,), tls=tls)
-        return ConsoleService(ConsoleSettings(client=client, port=port), "--console-port")
+        settings = ConsoleSettings(client=client, port=port, history=history)
+        return ConsoleService(settings, "--console-port")
 
     return make

@@ -33,7 +33,8 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 #: What can be asked for without a session: the page itself, which holds nothing, and the way in.
 _OPEN_PATHS = ("/static/", "/health")
 _LOGIN_PATHS = frozenset({"/api/v1/login", "/api/v1/me"})
-#: Reports of pipelines have a token of their own; whoever may report may see what was reported.
+#: Reports of pipelines have a token of their own; whoever may report may see what was reported, and
+#: take it back.
 PIPELINES = "/api/v1/pipelines/"
 
 POLICY = (
@@ -98,7 +99,7 @@ class Door:
             self._check_report(request)
             return
         if (
-            request.method == "GET"
+            request.method in ("GET", "DELETE")
             and f"{path}/".startswith(PIPELINES)
             and self._has_token(request)
         ):

@@ -109,8 +109,11 @@ class Collector:
         if self._on_sample is not None:
             await self._on_sample(snapshot)
 
-    async def look(self) -> Snapshot:
-        """One look. Raises `OrbitError` when no name server answers."""
+    async def look(self, *, resent: bool = True) -> Snapshot:
+        """One look. Raises `OrbitError` when no name server answers.
+
+        Without `resent` nobody is asked which dead letters were sent again meanwhile.
+        """
         began, before = self._clock.monotonic(), self._admin.requests
         questions = self._questions
         cluster = await self._admin.cluster()
@@ -130,7 +133,7 @@ class Collector:
             if lag
         }
         await questions.ask_ages(brokers, behind)
-        await questions.ask_dead_letters(brokers, self._topics, self._groups)
+        await questions.ask_dead_letters(brokers, self._topics, self._groups, resent=resent)
         await questions.ask_contents(brokers, self._topics)
         groups = {name: self._group(name, totals.get(name, {})) for name in self._groups}
         await asyncio.sleep(0)

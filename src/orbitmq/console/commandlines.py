@@ -1,6 +1,7 @@
 """The `orbitmq` command that does what a button does: shown beside every action.
 
-The one place where the console spells commands; words are quoted for a shell.
+The one place where the console spells commands; words are quoted for a shell. They are spelled as
+for the cluster that a command asks by itself; `aimed` names another one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,26 @@ from orbitmq.client.durations import epoch
 from orbitmq.client.queue import Queue
 
 ALL = DeadLetterFilter()
+#: Whom commands ask that are told nothing.
+DEFAULT_NAME_SERVERS = ("127.0.0.1:9876",)
+#: Commands that ask no cluster, or say themselves which.
+_ASK_NOBODY = ("up", "namesrv", "broker", "pipeline status", "pipeline forget")
+
+
+def aimed(text: str, name_servers: Iterable[str]) -> str:
+    """The same command for the cluster of these name servers, wherever it is run.
+
+    What is no command of ours, or asks no cluster, stays as it is.
+    """
+    words, servers = shlex.split(text), tuple(name_servers)
+    asks = " ".join(words[1:3])
+    if words[0] != "orbitmq" or not servers or servers == DEFAULT_NAME_SERVERS:
+        return text
+    if any(asks == each or asks.startswith(f"{each} ") for each in _ASK_NOBODY):
+        return text
+    flags = [word for server in servers for word in ("--name-server", server)]
+    end = words.index("--") if "--" in words else len(words)
+    return shlex.join([*words[:end], *flags, *words[end:]])
 
 
 def command(*words: str, **options: object) -> str:
@@ -47,9 +68,10 @@ def create_topic(
     write_queues: int | None = None,
     read_queues: int | None = None,
     permission: str | None = None,
-    ordered: bool = False,
+    ordered: bool | None = None,
     is_new: bool = True,
 ) -> str:
+    """`ordered` is None where it stays as it is, or as topics usually are."""
     return command(
         "topic",
         "create" if is_new else "update",
@@ -59,6 +81,7 @@ def create_topic(
         read_queues=read_queues,
         permission=permission,
         ordered=ordered,
+        unordered=ordered is False,
     )
 
 
@@ -78,21 +101,19 @@ def find_messages(topic: str, key: str, *, limit: int | None = None) -> str:
     return command("message", "find", topic, key, limit=limit)
 
 
-def message_at(queue: Queue, offset: int) -> str:
-    return command("message", "at", queue.topic, f"{queue.broker}:{queue.id}", str(offset))
-
-
 def browse_messages(
     topic: str,
     *,
     since: Moment | None = None,
     until: Moment | None = None,
     queues: Iterable[Queue] = (),
+    offset: int | None = None,
     expression: str | None = None,
     is_sql: bool = False,
     newest: bool = False,
     limit: int | None = None,
 ) -> str:
+    """`offset` is where to begin in the only one of `queues`."""
     return command(
         "message",
         "browse",
@@ -100,6 +121,7 @@ def browse_messages(
         since=_time(since),
         until=_time(until),
         queue=[f"{queue.broker}:{queue.id}" for queue in queues],
+        offset=offset,
         **_expression(expression, is_sql=is_sql),
         newest=newest,
         limit=limit,
@@ -152,8 +174,9 @@ def reset_group(
     )
 
 
-def skip_backlog(group: str, topic: str | None) -> str:
-    return command("group", "skip", group, *(() if topic is None else (topic,)))
+def skip_backlog(group: str, topic: str | None, *, dry_run: bool = False) -> str:
+    words = () if topic is None else (topic,)
+    return command("group", "skip", group, *words, dry_run=dry_run)
 
 
 def clone_group(source: str, target: str, topic: str | None) -> str:
@@ -182,9 +205,19 @@ def resend_dead_letters(
     rate: float | None = None,
     to: str = "retry",
     again: bool = False,
+    dry_run: bool = False,
 ) -> str:
-    options = _choice(where)
-    return command("dlq", "resend", group, **options, limit=limit, rate=rate, to=to, again=again)
+    return command(
+        "dlq",
+        "resend",
+        group,
+        **_choice(where),
+        limit=limit,
+        rate=rate,
+        to=to,
+        again=again,
+        dry_run=dry_run,
+    )
 
 
 def export_dead_letters(group: str, file: str, where: DeadLetterFilter = ALL) -> str:
@@ -217,6 +250,10 @@ def _time(moment: Moment | None) -> str | None:
 def show_pipeline(name: str, console: str = "URL") -> str:
     """`console` is where it reports to; a console does not know by which name it is reached."""
     return command("pipeline", "status", name, console=console)
+
+
+def forget_pipeline(name: str, console: str) -> str:
+    return command("pipeline", "forget", name, console=console)
 
 
 def start_name_server(port: int) -> str:

@@ -21,6 +21,7 @@ from orbitmq.client.admin.findings import (
 from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.names import is_retry_topic
 from orbitmq.clock import Clock
+from orbitmq.console.checks.balance import UNEVEN_AFTER, Uneven, uneven_topics
 from orbitmq.console.checks.groups import Inside
 from orbitmq.console.rotation import Rotation
 from orbitmq.errors import OrbitError
@@ -73,10 +74,12 @@ class Handlers:
         budget: int,
         members: int = MOST_MEMBERS,
         every: float = 5.0,
+        patience: float = UNEVEN_AFTER,
     ) -> None:
         """`behind` names the groups that messages wait for: only their queues can be stuck.
 
-        `members` is how many consumers of a group are asked, each once in its turn.
+        `members` is how many consumers of a group are asked, each once in its turn. `patience` is
+        for how many seconds queues must be shared unevenly before that is worth a word.
         """
         self._admin = admin
         self._clients = clients
@@ -84,11 +87,14 @@ class Handlers:
         self._clock = clock
         self._members = members
         self._every = every
+        self._patience = patience
         self._free = asyncio.Semaphore(_CONSUMERS_AT_ONCE)
         self._turn = Rotation(budget)
         self.times: dict[str, HandlerTimes] = {}
         #: What is wrong inside of groups.
         self.inside: dict[str, Inside] = {}
+        #: Topics of groups that are shared unevenly, and since when.
+        self.uneven: dict[str, dict[str, float]] = {}
 
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
@@ -96,8 +102,8 @@ class Handlers:
             await self.ask()
             await asyncio.sleep(self._every)
 
-    async def ask(self) -> None:
-        """Ask the consumers of some groups."""
+    async def ask(self, only: Collection[str] | None = None) -> None:
+        """Ask the consumers of some groups: of those whose turn it is, or of `only`."""
         clients = dict(self._clients())
         behind = frozenset(self._behind())
         free = asyncio.Semaphore(_AT_ONCE)
@@ -106,8 +112,9 @@ class Handlers:
             async with free:
                 await self._ask(group, clients[group], is_behind=group in behind)
 
-        await asyncio.gather(*map(ask, self._turn.next(clients)))
-        for known in (self.times, self.inside):
+        turn = self._turn.next(clients) if only is None else [*clients.keys() & set(only)]
+        await asyncio.gather(*map(ask, turn))
+        for known in (self.times, self.inside, self.uneven):
             for gone in known.keys() - clients.keys():
                 known.pop(gone)
 
@@ -120,7 +127,11 @@ class Handlers:
         if is_behind:
             findings += await self._stuck(group, running)
         endless = next(filter(retries_for_ever, infos), None)
-        self.inside[group] = Inside(findings, None if endless is None else endless.client_id)
+        self.inside[group] = Inside(
+            findings,
+            None if endless is None else endless.client_id,
+            await self._uneven(group, running),
+        )
         self.times.pop(group, None)
         if found := times_of(infos):
             self.times[group] = found
@@ -133,20 +144,42 @@ class Handlers:
             log.debug("a consumer does not tell: %s", error)
             return None
 
+    async def _uneven(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Uneven, ...]:
+        """Topics that have been shared unevenly for as long as it takes to be sure."""
+        found = list(uneven_topics(running))
+        if not found or not await self._are_all(group, running):
+            self.uneven.pop(group, None)
+            return ()
+        now, before = self._clock.monotonic(), self.uneven.get(group, {})
+        since = {each.topic: before.get(each.topic, now) for each in found}
+        self.uneven[group] = since
+        return tuple(each for each in found if now - since[each.topic] >= self._patience)
+
+    async def _are_all(self, group: str, running: Mapping[str, RunningInfo]) -> bool:
+        """Whether these are all members, and share queues at all."""
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                members, _ = await self._admin.consumers.look(group)
+        except (OrbitError, TimeoutError) as error:
+            log.debug("a group cannot be looked into: %s", error)
+            return False
+        # Asked for afterwards: who has come meanwhile may own what seems to be nobody's.
+        return (
+            members is not None
+            and running.keys() >= set(members.client_ids)
+            and (members.model, members.consume_type) == ("clustering", "push")
+        )
+
     async def _stuck(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Finding, ...]:
         """Queues that nobody has or works on.
 
         That is known only when every member has said what it owns, which is what members that are
         pushed to do.
         """
+        if not await self._are_all(group, running):
+            return ()
         try:
             async with asyncio.timeout(TIMEOUT):
-                # Asked for afterwards: who has come meanwhile may own what seems to be nobody's.
-                members, _ = await self._admin.consumers.look(group)
-                if members is None or not running.keys() >= set(members.client_ids):
-                    return ()
-                if (members.model, members.consume_type) != ("clustering", "push"):
-                    return ()
                 progress = await self._admin.groups.progress(group, owners=False)
         except (OrbitError, TimeoutError) as error:
             # Deleted meanwhile, or its brokers do not answer, which is told elsewhere.

@@ -1,7 +1,11 @@
 """Seven days of history in one small SQLite file.
 
-A point per series and five minutes, and only when it differs from the one before: the highest value
-of the stretch, because a peak of lag is what people look for later. One thread owns the file.
+A point per series and five minutes, and only when it differs from the one before or that is a day
+old: the highest value of the stretch, because a peak of lag is what people look for later. One
+thread owns the file.
+
+It is bounded, whatever the number of groups: beyond so many points the oldest go before their time,
+and so do the oldest lines of the audit. The space is used again, so that the file does not grow.
 """
 
 from __future__ import annotations
@@ -24,6 +28,14 @@ log = logging.getLogger(__name__)
 STEP = 300
 #: Seconds that points are kept.
 KEEP = 7 * 86_400
+#: Points that are kept at most; some 75 MB.
+MOST_POINTS = 3_000_000
+#: Lines of the audit that are kept at most.
+MOST_LINES = 10_000
+#: Seconds after which a value is written again that has not changed.
+_LEVEL = 86_400
+#: Seconds of points that go at a time when there are too many.
+_CUT = 6 * 3600
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -37,15 +49,16 @@ CREATE TABLE IF NOT EXISTS audit (at REAL NOT NULL, line TEXT NOT NULL);
 class HistoryFile:
     """What is kept longer than this process lives."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Without a path it is kept in memory only."""
+    def __init__(self, path: Path | None, *, most: int = MOST_POINTS) -> None:
+        """Without a path it is kept in memory only; `most` is how many points are kept."""
         self._path = path
+        self._most = most
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="console-history")
         self._database: sqlite3.Connection | None = None
         self._ids: dict[str, int] = {}
         #: The highest value of the stretch that is under way, and the last one that was written.
         self._highest: dict[str, float] = {}
-        self._written: dict[str, float] = {}
+        self._written: dict[str, tuple[float, int]] = {}
         self._stretch: int | None = None
 
     async def open(self) -> None:
@@ -111,19 +124,32 @@ class HistoryFile:
         highest, self._highest = self._highest, {}
         rows = []
         for name, value in highest.items():
-            before = self._written.get(name)
-            if before == value:
+            before, at = self._written.get(name, (None, 0))
+            # What never changes must not be forgotten when its only point is a week old.
+            if before == value and stretch - at < _LEVEL:
                 continue
             identity = self._identity(database, name)
-            if before is not None:
+            if before not in (None, value):
                 # Where the rest ended, so that a line is level up to it.
                 rows.append((identity, stretch - STEP, before))
             rows.append((identity, stretch, value))
-            self._written[name] = value
+            self._written[name] = (value, stretch)
         database.execute("BEGIN")
         database.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?)", rows)
-        database.execute("DELETE FROM points WHERE at < ?", (stretch - KEEP,))
+        self._cut(database, stretch - KEEP)
         database.execute("COMMIT")
+
+    def _cut(self, database: sqlite3.Connection, oldest: int) -> None:
+        """Forget what is older, and as much more as there is too much of."""
+        database.execute("DELETE FROM points WHERE at < ?", (oldest,))
+        while True:
+            (count, first), *_ = database.execute("SELECT COUNT(*), MIN(at) FROM points")
+            if count <= self._most:
+                break
+            database.execute("DELETE FROM points WHERE at < ?", (first + _CUT,))
+        database.execute(
+            "DELETE FROM audit WHERE rowid <= (SELECT MAX(rowid) FROM audit) - ?", (MOST_LINES,)
+        )
 
     def _identity(self, database: sqlite3.Connection, name: str) -> int:
         identity = self._ids.get(name)

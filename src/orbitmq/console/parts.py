@@ -11,6 +11,7 @@ from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.clock import Clock
+from orbitmq.console import commandlines
 from orbitmq.console.audit import Audit
 from orbitmq.console.checks.clocks import ClockWatch
 from orbitmq.console.checks.faults import Fault
@@ -120,6 +121,7 @@ class Parts:
                 inside=self.handlers.inside,
                 skews=self.clocks.skews.found,
                 pipelines=tuple(self.pipelines.all),
+                name_servers=self.settings.client.name_servers,
             )
         )
 
@@ -135,6 +137,10 @@ class Parts:
         topics = () if snapshot is None else snapshot.topics.values()
         written = [(each.last_stored_at, each.name) for each in topics if each.last_stored_at]
         return [name for _, name in sorted(written, reverse=True)]
+
+    def aimed(self, command: str) -> str:
+        """A command as somebody must type it who wants it to ask this cluster."""
+        return commandlines.aimed(command, self.settings.client.name_servers)
 
     def check_write(self, command: str) -> None:
         """Raises `ReadOnly` unless this console may change things."""

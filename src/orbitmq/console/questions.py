@@ -74,9 +74,11 @@ class Questions:
         self._ages_turn = Rotation(budget.ages)
         self._dead_turn = Rotation(budget.dead_letters)
         self._resent_turn = Rotation(budget.resent)
-        self._letters = ResentLetters(admin, most=budget.letters)
-        #: What a broker's table said of a group's dead letters; another with each new one.
-        self._dead_state: dict[str, list[tuple[int, int]]] = {}
+        self._letters = ResentLetters(
+            admin, tables, most=budget.letters, older=budget.older_letters
+        )
+        #: The queues of a group's dead letters, from the first to the next offset.
+        self._dead_bounds: dict[str, dict[Queue, tuple[int, int]]] = {}
         self._contents_turn = Rotation(budget.topics)
 
     def age(self, pair: Pair) -> float | None:
@@ -191,9 +193,17 @@ class Questions:
     # Dead letters and contents.
 
     async def ask_dead_letters(
-        self, brokers: Collection[BrokerNode], topics: Iterable[Topic], groups: Collection[str]
+        self,
+        brokers: Collection[BrokerNode],
+        topics: Iterable[Topic],
+        groups: Collection[str],
+        *,
+        resent: bool = True,
     ) -> None:
-        """How many there are, how many died in the last hour, and which were sent again."""
+        """How many there are, how many died in the last hour, and which were sent again.
+
+        Without `resent` what is known of that stays as it is.
+        """
         dying = [
             group
             for topic in topics
@@ -204,30 +214,32 @@ class Questions:
 
         async def ask(group: str) -> None:
             count = recent = 0
-            state = []
+            bounds: dict[Queue, tuple[int, int]] = {}
             topic = dead_letter_topic(group)
             for node in brokers:
                 found = await self._tables.content(node.address, topic)
                 if found is None or not found.messages:
                     continue
                 count += found.messages
-                state.append((found.total, found.deleted))
+                bounds |= {Queue(topic, node.broker, each): at for each, at in found.queues.items()}
                 if found.last_stored_at is None or found.last_stored_at >= since:
                     recent += await self._tables.stored_since(node.address, topic, since)
             self.dead[group] = (count, recent)
-            self._dead_state[group] = state
-
-        async def ask_resent(group: str) -> None:
-            self.resent[group] = await self._letters.count(group, self._dead_state[group], since)
+            self._dead_bounds[group] = bounds
 
         await self._each(self._dead_turn.next(dying), ask)
         for gone in self.dead.keys() - set(dying):
             del self.dead[gone]
-            self._dead_state.pop(gone, None)
+            self._dead_bounds.pop(gone, None)
             self.resent.pop(gone, None)
             self._letters.forget(gone)
+        if not resent:
+            return
+        recent = [group for group, (_, recent) in self.dead.items() if recent]
         some = [group for group, (count, _) in self.dead.items() if count]
-        await self._each(self._resent_turn.next(some), ask_resent)
+        chosen = self._resent_turn.next(some if self._budget.older_letters else recent, recent)
+        looked = {group: self._dead_bounds[group] for group in chosen}
+        self.resent |= await self._letters.look(looked, brokers, since)
 
     async def ask_contents(self, brokers: Collection[BrokerNode], topics: Iterable[Topic]) -> None:
         """What is in topics."""

@@ -1,83 +1,287 @@
 """Which dead letters still wait for somebody, and which were sent again: remembered, for counts.
 
-A letter that was sent again stays so, and one that died stays what it is. So letters are read only
-when there are new ones, and only those that were not sent again are looked up once more. It is the
-newest letters that are looked at; of older ones nothing is known, and they count as open.
+Each letter is a question to every broker, so letters have a budget: what does not fit into one look
+has its turn in a later one. Until then nothing is known of a letter, and it counts neither as open
+nor as sent again.
+
+A letter that was sent again stays so, and is not asked about any more. One that was not can only
+have been sent since if a topic that its copy would be in has grown. So a cluster in which nothing
+happens is asked for the sizes of a few topics, however many letters are open.
+
+Of each queue one stretch has been read. Below it lie older letters, which are read from the newest
+on, and above it those that died since. What brokers delete goes at its lower end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import aclosing
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin import AsyncAdmin, BrokerNode
+from orbitmq.client.admin.browsing import Cursor, Stretch, whole_topic
+from orbitmq.client.admin.deadletters import DeadLetter
+from orbitmq.client.admin.reading import ALL
 from orbitmq.client.admin.resent import LetterTrace
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.names import dead_letter_topic
+from orbitmq.client.queue import Queue
+from orbitmq.console.tables import BrokerTables
+from orbitmq.errors import OrbitError
 
-#: Letters that are looked up together.
-_TOGETHER = 64
+log = logging.getLogger(__name__)
+
+#: Letters of a group that are remembered, the newest; of others nothing is known.
+_KEPT = 1000
+
+#: The first and the next offset of each queue of a group's dead letters.
+Bounds = Mapping[Queue, tuple[int, int]]
+#: Where a letter lies.
+_Place = tuple[Queue, int]
+#: How many messages a topic has ever had, by broker.
+_Size = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """Dead letters of a group that were sent again, as far as they were looked at."""
+    """Dead letters of a group, as far as they were looked up."""
 
-    looked: int = 0  #: letters that were looked at
+    looked: int = 0  #: letters that were looked up
     count: int = 0  #: of these, sent again
-    last_hour: int = 0  #: and died in the last hour
+    open_last_hour: int = 0  #: of the others, those that died in the last hour
 
-
-@dataclass(slots=True)
-class _Group:
-    #: What the broker had of its letters when they were last read: something changes with each.
-    state: object = None
-    open: dict[str, LetterTrace] = field(default_factory=dict)
-    resent: dict[str, LetterTrace] = field(default_factory=dict)
+    @property
+    def open(self) -> int:
+        """Those that nobody has sent again."""
+        return self.looked - self.count
 
 
 class ResentLetters:
     """Remembers which letters were sent again."""
 
-    def __init__(self, admin: AsyncAdmin, *, most: int) -> None:
-        """`most` is how many letters of a group are looked at."""
+    def __init__(
+        self, admin: AsyncAdmin, tables: BrokerTables, *, most: int, older: bool = True
+    ) -> None:
+        """`most` letters are looked up in one look; without `older` none that died before it."""
         self._admin = admin
+        self._tables = tables
         self._most = most
+        self._older = older
+        self._turn = 0
         self._groups: dict[str, _Group] = {}
 
-    async def count(self, group: str, state: object, since: float) -> Resent:
-        """Look at a group, whose letters are read anew when `state` is another than last time."""
-        known = self._groups.setdefault(group, _Group())
-        if known.state != state:
-            await self._read(group, known)
-            known.state = state
-        for some in _pieces(list(known.open.values())):
-            # The admin itself limits how many requests wait at a time.
-            for trace, copy in zip(some, await self._copies(some), strict=True):
-                if copy is not None:
-                    known.resent[trace.letter_id] = known.open.pop(trace.letter_id)
-        recent = sum(trace.died_at >= since for trace in known.resent.values())
-        return Resent(len(known.open) + len(known.resent), len(known.resent), recent)
+    async def look(
+        self, groups: Mapping[str, Bounds], brokers: Collection[BrokerNode], since: float
+    ) -> dict[str, Resent]:
+        """What is known of these groups after one more look; `since` is when the hour began."""
+        self._turn += 1
+        sizes = _Sizes(self._tables, brokers)
+        left = self._most
+        found: dict[str, Resent] = {}
+        for waiting, (name, bounds) in zip(range(len(groups), 0, -1), groups.items(), strict=True):
+            # What one does not need is left for those after it.
+            share = -(-left // waiting)
+            group = self._groups.setdefault(name, _Group(name))
+            group.cut(bounds)
+            try:
+                left -= await self._look_at(group, bounds, share, sizes, since)
+            except OrbitError as error:
+                log.debug("dead letters of %s were not looked up: %s", name, error)
+                left -= share
+            found[name] = group.counts(since)
+        return found
 
     def forget(self, group: str) -> None:
         """There is no such group any more."""
         self._groups.pop(group, None)
 
-    async def _copies(self, some: list[LetterTrace]) -> list[ReceivedMessage | None]:
-        return await asyncio.gather(*(trace.copy(self._admin.messages) for trace in some))
+    async def _look_at(
+        self, group: _Group, bounds: Bounds, share: int, sizes: _Sizes, since: float
+    ) -> int:
+        """Use up to `share` questions for a group; how many were used."""
+        if (fresh := group.fresh) < share:
+            await self._read(group, bounds, share - fresh, since)
+        chosen: list[tuple[_Letter, list[str]]] = []
+        spent = 0
+        for letter in group.in_turn():
+            if spent >= share:
+                break
+            if not self._older and letter.trace.died_at < since:
+                continue
+            letter.turn = self._turn
+            spent += await sizes.measure(letter.trace.topics)
+            grown = [each for each in letter.trace.topics if letter.sizes.get(each) != sizes[each]]
+            if grown:
+                chosen.append((letter, grown))
+                spent += 1
+        # The admin itself limits how many requests wait at a time.
+        answers = await asyncio.gather(
+            *(self._was_sent(letter, grown, sizes.brokers) for letter, grown in chosen)
+        )
+        for (letter, grown), was_sent in zip(chosen, answers, strict=True):
+            if was_sent:
+                group.settle(letter)
+            elif was_sent is not None:
+                letter.sizes |= {topic: sizes[topic] for topic in grown}
+        return spent
 
-    async def _read(self, group: str, known: _Group) -> None:
-        found: dict[str, LetterTrace] = {}
-        async with aclosing(self._admin.dead_letters.list(group, newest_first=True)) as letters:
-            async for letter in letters:
-                found[letter.id] = LetterTrace.of(letter)
-                if len(found) == self._most:
-                    break
-        known.resent = {name: trace for name, trace in found.items() if name in known.resent}
-        known.open = {name: trace for name, trace in found.items() if name not in known.resent}
+    async def _was_sent(
+        self, letter: _Letter, topics: list[str], brokers: Collection[BrokerNode]
+    ) -> bool | None:
+        """Whether a copy is in one of these topics; None: that could not be found out."""
+        try:
+            copy = await letter.trace.copy(self._admin.messages, topics=topics, brokers=brokers)
+        except OrbitError as error:
+            log.debug("letter %s was not looked up: %s", letter.trace.letter_id, error)
+            return None
+        return copy is not None
+
+    # Reading.
+
+    async def _read(self, group: _Group, bounds: Bounds, most: int, since: float) -> None:
+        """Take in some letters: what died since the last look, and then older ones."""
+        most = min(most, _KEPT)
+        for queue, (_, high) in bounds.items():
+            group.read.setdefault(queue, (high, high))
+        newer = {queue: (group.read[queue][1], high) for queue, (_, high) in bounds.items()}
+        before = group.held
+        if any(low < high for low, high in newer.values()):
+            left = await self._page(group, newer, most, backwards=False)
+            for queue, (_, high) in newer.items():
+                group.read[queue] = (group.read[queue][0], left.get(queue, (high, high))[0])
+            group.shrink(_KEPT)
+        most -= group.held - before
+        most = min(most, _KEPT - group.held)
+        older = {queue: (low, group.read[queue][0]) for queue, (low, _) in bounds.items()}
+        if most <= 0 or not any(low < high for low, high in older.values()):
+            return
+        if not self._older and group.oldest < since:
+            return
+        left = await self._page(group, older, most, backwards=True)
+        for queue, (low, _) in older.items():
+            group.read[queue] = (left.get(queue, (low, low))[1], group.read[queue][1])
+
+    async def _page(
+        self, group: _Group, stretches: Bounds, most: int, *, backwards: bool
+    ) -> dict[Queue, tuple[int, int]]:
+        """Read some letters of these stretches; what is left of each."""
+        topic = dead_letter_topic(group.name)
+        cursor = whole_topic(topic, stretches, ALL, backwards=backwards)
+        page = await self._admin.messages.page(topic, cursor=cursor.text, size=most)
+        for message in page.messages:
+            letter = DeadLetter(group.name, message)
+            group.add((message.queue, message.queue_offset), LetterTrace.of(letter))
+        left: Iterable[Stretch] = () if page.cursor is None else Cursor.of(page.cursor).left
+        return {Queue(topic, each.broker, each.queue_id): (each.start, each.end) for each in left}
 
 
-def _pieces(traces: list[LetterTrace]) -> Iterator[list[LetterTrace]]:
-    for start in range(0, len(traces), _TOGETHER):
-        yield traces[start : start + _TOGETHER]
+@dataclass(slots=True)
+class _Letter:
+    """A letter of which no copy was found so far."""
+
+    place: _Place
+    trace: LetterTrace
+    #: How large a topic was when the letter was last looked for in it; empty: it never was.
+    sizes: dict[str, _Size] = field(default_factory=dict)
+    #: The look in which it last had its turn.
+    turn: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        # Without a unique id it has no copies that could be found.
+        return bool(self.sizes) or self.trace.unique_id is None
+
+
+class _Group:
+    """What is known of the letters of a group."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: The stretch of each queue that was read.
+        self.read: dict[Queue, tuple[int, int]] = {}
+        self._waiting: dict[_Place, _Letter] = {}
+        #: Those that were sent again, and when they died.
+        self._resent: dict[_Place, float] = {}
+
+    @property
+    def held(self) -> int:
+        return len(self._waiting) + len(self._resent)
+
+    @property
+    def fresh(self) -> int:
+        """Letters that were read and never looked up."""
+        return sum(not each.is_known for each in self._waiting.values())
+
+    @property
+    def oldest(self) -> float:
+        """When the oldest of them died."""
+        return min(self._times().values(), default=float("inf"))
+
+    def in_turn(self) -> list[_Letter]:
+        """Who was not looked up for longest comes first, and of several the newest."""
+        return sorted(self._waiting.values(), key=lambda each: (each.turn, -each.trace.died_at))
+
+    def add(self, place: _Place, trace: LetterTrace) -> None:
+        if place not in self._resent:
+            self._waiting[place] = _Letter(place, trace)
+
+    def settle(self, letter: _Letter) -> None:
+        """It was sent again."""
+        del self._waiting[letter.place]
+        self._resent[letter.place] = letter.trace.died_at
+
+    def counts(self, since: float) -> Resent:
+        known = [each for each in self._waiting.values() if each.is_known]
+        recent = sum(each.trace.died_at >= since for each in known)
+        return Resent(len(known) + len(self._resent), len(self._resent), recent)
+
+    def cut(self, bounds: Bounds) -> None:
+        """Forget what brokers have deleted."""
+        for queue, (start, end) in list(self.read.items()):
+            low, high = bounds.get(queue, (0, 0))
+            if high < end:
+                # It was deleted as a whole, or is another that has the name.
+                self._drop(place for place in self._times() if place[0] == queue)
+                del self.read[queue]
+            elif start < low:
+                gone = [p for p in self._times() if p[0] == queue and p[1] < low]
+                self._drop(gone)
+                self.read[queue] = (low, max(low, end))
+
+    def shrink(self, most: int) -> None:
+        """Keep the newest."""
+        times = self._times()
+        gone = sorted(times, key=lambda place: (times[place], place))[: max(0, self.held - most)]
+        self._drop(gone)
+        for queue, offset in gone:
+            start, end = self.read[queue]
+            self.read[queue] = (max(start, offset + 1), end)
+
+    def _drop(self, places: Iterable[_Place]) -> None:
+        for place in list(places):
+            self._waiting.pop(place, None)
+            self._resent.pop(place, None)
+
+    def _times(self) -> dict[_Place, float]:
+        waiting = {place: each.trace.died_at for place, each in self._waiting.items()}
+        return waiting | self._resent
+
+
+class _Sizes:
+    """How large topics are, each asked for once in a look."""
+
+    def __init__(self, tables: BrokerTables, brokers: Collection[BrokerNode]) -> None:
+        self.brokers = brokers
+        self._tables = tables
+        self._found: dict[str, _Size] = {}
+
+    def __getitem__(self, topic: str) -> _Size:
+        return self._found[topic]
+
+    async def measure(self, topics: Iterable[str]) -> int:
+        """Ask for those that nobody has asked for yet; how many these were."""
+        new = [topic for topic in topics if topic not in self._found]
+        for topic in new:
+            parts = [await self._tables.content(each.address, topic) for each in self.brokers]
+            self._found[topic] = tuple(-1 if part is None else part.total for part in parts)
+        return len(new)

@@ -86,13 +86,18 @@ class GroupSample:
 
     @property
     def open_letters(self) -> int:
-        """Dead letters that nobody has sent again, as far as known."""
-        return max(0, self.dead_letters - self.resent.count)
+        """Dead letters that were looked up and that nobody has sent again."""
+        return self.resent.open
 
     @property
     def open_last_hour(self) -> int:
         """Of these, those that died in the last hour."""
-        return max(0, self.dead_last_hour - self.resent.last_hour)
+        return self.resent.open_last_hour
+
+    @property
+    def unknown_letters(self) -> int:
+        """Dead letters that had no turn yet: nobody knows whether they were sent again."""
+        return max(0, self.dead_letters - self.resent.looked)
 
     @property
     def in_rate(self) -> float:
@@ -178,6 +183,10 @@ class Snapshot:
     @property
     def open_letters(self) -> int:
         return sum(group.open_letters for group in self.groups.values())
+
+    @property
+    def unknown_letters(self) -> int:
+        return sum(group.unknown_letters for group in self.groups.values())
 
     @property
     def resent_letters(self) -> int:

@@ -11,8 +11,7 @@ from orbitmq.errors import SettingError
 
 #: Shorter passwords are guessed, whatever the limit on attempts.
 SHORTEST_PASSWORD = 8
-
-
+#: What a budget has to have some of.
 _COUNTS = ("ages", "topics", "members", "dead_letters", "resent", "letters", "handlers")
 
 
@@ -28,7 +27,8 @@ class Budget:
     members: int = 30  #: groups: who is online
     dead_letters: int = 30  #: groups: how many dead letters
     resent: int = 3  #: groups: which dead letters were sent again
-    letters: int = 64  #: dead letters of such a group that are looked up, the newest first
+    letters: int = 20  #: dead letters of these groups together, the newest first
+    older_letters: bool = True  #: whether those that died more than an hour ago have a turn
     handlers: int = 10  #: groups: how long their handlers take
 
     def __post_init__(self) -> None:

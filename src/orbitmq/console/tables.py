@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orbitmq.client.admin.progresstables import decode_progress_tables
 from orbitmq.client.engine import Engine
@@ -70,6 +70,8 @@ class Content:
     deleted: int
     last_stored_at: float | None
     first_stored_at: float | None = None
+    #: The first and the next offset of each queue.
+    queues: Mapping[int, tuple[int, int]] = field(default_factory=dict, hash=False)
 
 
 class BrokerTables:
@@ -139,7 +141,8 @@ class BrokerTables:
 
     async def content(self, broker: Address, topic: str) -> Content | None:
         """What is in a topic; None when the broker does not have it."""
-        bounds = (await self._stats(broker, topic)).values()
+        queues = await self._stats(broker, topic)
+        bounds = queues.values()
         if not bounds:
             return None
         times = [last for _, _, last in bounds if last > 0]
@@ -148,6 +151,7 @@ class BrokerTables:
             sum(high for _, high, _ in bounds),
             sum(low for low, _, _ in bounds),
             max(times) / 1000 if times else None,
+            queues={number: (low, max(low, high)) for number, (low, high, _) in queues.items()},
         )
 
     async def first_stored(self, broker: Address, topic: str) -> float | None:

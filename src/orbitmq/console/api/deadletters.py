@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,13 @@ class Wish(Which, forbid_unknown_fields=True, kw_only=True):
         if self.count is not None and self.count < 1:
             raise BadInput(f"count must be 1 or more, got {self.count}")
         return commandlines.resend_dead_letters(
-            group, self.filter, limit=self.count, rate=self.rate, to=self.to, again=self.again
+            group,
+            self.filter,
+            limit=self.count,
+            rate=self.rate,
+            to=self.to,
+            again=self.again,
+            dry_run=self.dry_run,
         )
 
 
@@ -134,13 +141,18 @@ async def summary(request: Request) -> Response:
                     "ages": pile.ages,
                     "sample": None if pile.sample is None else shown_letter(pile.sample),
                     "notebook": dead_letter_snippet(servers, group, where, pile.name),
+                    "command": parts.aimed(
+                        commandlines.list_dead_letters(group, replace(where, pile=pile.name))
+                    ),
                 }
                 for pile in found.piles
             ],
             "commands": {
-                "list": commandlines.list_dead_letters(group, where),
-                "summary": commandlines.count_dead_letters(group, where),
-                "export": commandlines.export_dead_letters(group, f"{group}.parquet", where),
+                "list": parts.aimed(commandlines.list_dead_letters(group, where)),
+                "summary": parts.aimed(commandlines.count_dead_letters(group, where)),
+                "export": parts.aimed(
+                    commandlines.export_dead_letters(group, f"{group}.parquet", where)
+                ),
             },
             "notebook": dead_letter_snippet(servers, group, where),
         }
@@ -160,14 +172,17 @@ async def letters(request: Request) -> Response:
                 shown_letter(each) | {"resent_at": None if copy is None else copy.stored_at}
                 for each, copy in await looked_up(parts.admin.messages, found)
             ],
-            "command": commandlines.list_dead_letters(group, where, newest=True, limit=most),
+            "command": parts.aimed(
+                commandlines.list_dead_letters(group, where, newest=True, limit=most)
+            ),
         }
     )
 
 
 async def replay_command(request: Request) -> Response:
     """The command that a wish amounts to; nothing is begun."""
-    return answer({"command": (await given(request, Wish)).command(request.path_params["group"])})
+    command = (await given(request, Wish)).command(request.path_params["group"])
+    return answer({"command": parts_of(request).aimed(command)})
 
 
 async def replay(request: Request) -> Response:
@@ -175,10 +190,8 @@ async def replay(request: Request) -> Response:
     parts = parts_of(request)
     group = request.path_params["group"]
     wish = await given(request, Wish)
-    command = wish.command(group)
-    if wish.dry_run:
-        command += " --dry-run"
-    else:
+    command = parts.aimed(wish.command(group))
+    if not wish.dry_run:
         parts.check_write(command)
     begun = parts.replays.begin(
         group,
@@ -208,9 +221,17 @@ async def one_replay(request: Request) -> Response:
 
 
 async def end_replay(request: Request) -> Response:
-    """Stop a resending; what was sent is sent."""
+    """Stop a resending; what was sent is sent. Whoever may only look may stop a dry run."""
     parts = parts_of(request)
-    return answer(shown_replay(await parts.replays.end(request.path_params["id"])))
+    found = parts.replays.get(request.path_params["id"])
+    if not found.is_dry_run:
+        parts.check_write("Ctrl-C where it runs")
+    was_running = found.is_running
+    ended = await parts.replays.end(found.id)
+    if was_running and not found.is_dry_run:
+        # What it did is noted under the name of who began it.
+        await parts.audit.note(who(request), found.command, "stopped by hand")
+    return answer(shown_replay(ended))
 
 
 def shown_replay(replay: Replay, *, outcomes: bool = True, start: int = 0) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from orbitmq.client.admin import (
     RunningInfo,
     TopicConsumption,
 )
+from orbitmq.client.admin.findings import told_findings
 from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.names import is_retry_topic
 from orbitmq.console import commandlines
@@ -22,6 +24,7 @@ from orbitmq.console.answers import answer
 from orbitmq.console.api.listing import Row, window
 from orbitmq.console.checks.faults import Check
 from orbitmq.console.checks.groups import OF_GROUPS, of_finding
+from orbitmq.console.checks.seen import aimed
 from orbitmq.console.errors import NotThere
 from orbitmq.console.handlers import times_of
 from orbitmq.console.parts import Parts, parts_of, who
@@ -99,7 +102,7 @@ async def group(request: Request) -> Response:
             "retry_lag": details.progress.retry_lag,
             "dead_letters": details.dead_letters,
             "members": details.members,
-            "findings": [_explained(each) for each in details.findings],
+            "findings": [_explained(each, parts) for each in details.findings],
             "faults": [
                 fault for fault in faults
                 if (fault.check in OF_GROUPS and fault.subject == name and fault.kind not in _FRESH)
@@ -107,19 +110,19 @@ async def group(request: Request) -> Response:
             ],
             "handlers": handlers,
             "pipelines": pipelines,
-            "command": commandlines.show_group(name),
+            "command": parts.aimed(commandlines.show_group(name)),
             "commands": {
-                "pause": commandlines.pause_group(name),
-                "resume": commandlines.pause_group(name, resume=True),
+                "pause": parts.aimed(commandlines.pause_group(name)),
+                "resume": parts.aimed(commandlines.pause_group(name, resume=True)),
             },
             "unreachable": details.progress.unreachable,
         }
     )  # fmt: skip
 
 
-def _explained(finding: Finding) -> dict[str, object]:
+def _explained(finding: Finding, parts: Parts) -> dict[str, object]:
     """What is wrong among the members of a group, with what to do about it."""
-    fault = of_finding(finding)
+    fault = aimed(of_finding(finding), parts.settings.client.name_servers)
     return {
         "kind": fault.kind,
         "text": fault.text,
@@ -175,8 +178,48 @@ async def member(request: Request) -> Response:
     name, client_id = request.path_params["group"], request.path_params["client"]
     stack = request.query_params.get("stack") == "1"
     info = await parts.admin.consumers.running_info(name, client_id, stack=stack)
-    command = commandlines.show_member(name, client_id, stack=stack)
-    return answer(shown_member(info) | {"command": command, "at": parts.clock.now()})
+    command = parts.aimed(commandlines.show_member(name, client_id, stack=stack))
+    shown = shown_member(info)
+    shown["subscriptions"] = _subscriptions(info, await _differences(parts, name))
+    return answer(shown | {"command": command, "at": parts.clock.now()})
+
+
+async def _differences(parts: Parts, group: str) -> dict[str, Finding]:
+    """The topics that members of a group subscribe to in different ways.
+
+    Brokers of ours know; of Apache's it is what members said when it was the group's turn.
+    """
+    inside = parts.handlers.inside.get(group)
+    _, told = await parts.admin.consumers.look(group)
+    found = (*(() if inside is None else inside.findings), *told_findings(told))
+    return {
+        each.topic: each
+        for each in found
+        if each.kind is FindingKind.DIFFERENT_SUBSCRIPTIONS and each.topic is not None
+    }
+
+
+def _subscriptions(
+    info: RunningInfo, differences: Mapping[str, Finding]
+) -> list[dict[str, object]]:
+    """What a member wants, and what others want instead; also what only others subscribe to."""
+    mine = {each.topic: each for each in info.subscriptions}
+    rows: list[dict[str, object]] = []
+    for topic in sorted(mine.keys() | differences.keys()):
+        own, finding = mine.get(topic), differences.get(topic)
+        rows.append(
+            {
+                "topic": topic,
+                "expression": None if own is None else own.expression,
+                "expression_type": None if own is None else own.expression_type,
+                "others": [
+                    {"clients": each.clients, "expression": each.expression}
+                    for each in (() if finding is None else finding.variants)
+                    if info.client_id not in each.clients
+                ],
+            }
+        )
+    return rows
 
 
 #: What consumers call their settings, and what it means here.
@@ -199,7 +242,6 @@ def shown_member(info: RunningInfo) -> dict[str, Any]:
         "named": {
             word: info.properties[key] for key, word in _LIMITS.items() if key in info.properties
         },
-        "subscriptions": info.subscriptions,
         "topics": {topic: _topic(each) for topic, each in info.topics.items()},
         "queues": [
             {
@@ -250,7 +292,7 @@ async def resume(request: Request) -> Response:
 async def _switch(request: Request, *, resume: bool) -> Response:
     parts: Parts = parts_of(request)
     name = request.path_params["group"]
-    command = commandlines.pause_group(name, resume=resume)
+    command = parts.aimed(commandlines.pause_group(name, resume=resume))
     parts.check_write(command)
     if resume:
         after = await parts.admin.groups.resume(name)

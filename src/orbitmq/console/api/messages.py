@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.client.admin import BodyForm, shown_body
-from orbitmq.client.admin.browsing import Cursor, Stretch
 from orbitmq.client.admin.errors import BadRequest
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.console import commandlines
@@ -24,6 +23,7 @@ from orbitmq.console.api.shownmessages import (
 from orbitmq.console.api.topics import queue_named
 from orbitmq.console.errors import BadInput
 from orbitmq.console.events import encoded, stream
+from orbitmq.console.offsetwalks import cursor_at
 from orbitmq.console.parts import Parts, is_let_in, parts_of
 from orbitmq.console.paths import TRACE_CONTEXT, known_steps, traced_steps
 
@@ -38,21 +38,30 @@ async def messages(request: Request) -> Response:
     """A page of a topic: `cursor`, or where to begin.
 
     By time (`since`, `until`, ISO or epoch seconds), by place (`queue` and `offset`), or by `key`.
-    `expression` and `type` (TAG, SQL92) filter at the broker; `newest=1` goes backwards.
+    `expression` and `type` (TAG, SQL92) filter at the broker; `newest=1` goes backwards. `listed`
+    is how many the pages before had: the command is for all of them together.
     """
     parts = parts_of(request)
     topic = needed(request, "topic")
     if key := text(request, "key"):
         return await _by_key(parts, request, topic, key)
-    cursor, offset = text(request, "cursor"), text(request, "offset")
-    if cursor is None and offset is not None:
-        cursor = await _from_offset(parts, request, topic)
+    cursor = text(request, "cursor")
     queue = text(request, "queue")
     queues = None if queue is None else [queue_named(topic, queue)]
     size = number(request, "count", 50, 1, MOST)
     since, until = _moment(text(request, "since")), _moment(text(request, "until"))
     newest = text(request, "newest") == "1"
     expression, kind = text(request, "expression"), text(request, "type") or "TAG"
+    offset = number(request, "offset", -1, 0, 2**63 - 1)
+    if cursor is None and offset >= 0:
+        cursor = await cursor_at(
+            parts.admin,
+            queue_named(topic, needed(request, "queue")),
+            offset,
+            newest_first=newest,
+            expression=expression or "*",
+            expression_type=kind,
+        )
     page = await parts.admin.messages.page(
         topic,
         cursor=cursor,
@@ -64,21 +73,24 @@ async def messages(request: Request) -> Response:
         expression=expression or "*",
         expression_type=kind,
     )
-    if queues and offset is not None:
-        command = commandlines.message_at(queues[0], number(request, "offset", 0, 0, 2**63 - 1))
-    else:
-        command = commandlines.browse_messages(
-            topic,
-            since=since,
-            until=until,
-            queues=queues or (),
-            expression=expression,
-            is_sql=kind != "TAG",
-            newest=newest,
-            limit=size,
-        )
+    command = commandlines.browse_messages(
+        topic,
+        since=since,
+        until=until,
+        queues=queues or (),
+        offset=offset if offset >= 0 else None,
+        expression=expression,
+        is_sql=kind != "TAG",
+        newest=newest,
+        limit=_listed(request) + size,
+    )
     rows = [message_row(each) for each in page.messages]
-    return answer({"rows": rows, "cursor": page.cursor, "command": command})
+    return answer({"rows": rows, "cursor": page.cursor, "command": parts.aimed(command)})
+
+
+def _listed(request: Request) -> int:
+    """How many messages the pages before had."""
+    return number(request, "listed", 0, 0, 2**31)
 
 
 def _moment(given: str | None) -> float | str | None:
@@ -89,26 +101,6 @@ def _moment(given: str | None) -> float | str | None:
         return float(given)
     except ValueError:
         return given
-
-
-async def _from_offset(parts: Parts, request: Request, topic: str) -> str:
-    """The cursor of a walk that begins at an offset of a queue."""
-    queue = queue_named(topic, needed(request, "queue"))
-    offset = number(request, "offset", 0, 0, 2**63 - 1)
-    status = await parts.admin.topics.status(topic)
-    place = next((each for each in status.queues if each.queue == queue), None)
-    if place is None:
-        raise BadInput(f"topic {topic!r} has no queue {queue.broker}:{queue.id}")
-    if not place.min_offset <= offset < place.max_offset:
-        raise BadInput(
-            f"queue {queue.broker}:{queue.id} has the offsets {place.min_offset} to "
-            f"{place.max_offset - 1}, not {offset}"
-        )
-    newest = text(request, "newest") == "1"
-    start, end = (place.min_offset, offset + 1) if newest else (offset, place.max_offset)
-    expression, kind = text(request, "expression") or "*", text(request, "type") or "TAG"
-    stretch = Stretch(queue.broker, queue.id, start, end)
-    return Cursor(topic, newest, expression, kind, (stretch,)).text
 
 
 async def _by_key(parts: Parts, request: Request, topic: str, key: str) -> Response:
@@ -134,7 +126,7 @@ async def _by_key(parts: Parts, request: Request, topic: str, key: str) -> Respo
                 cursor = f"{last}.{done + (before[1] if before[0] == last else 0)}"
                 break
             rows.append(message)
-    command = commandlines.find_messages(topic, key, limit=size)
+    command = parts.aimed(commandlines.find_messages(topic, key, limit=_listed(request) + size))
     shown = [message_row(each) for each in rows]
     return answer({"rows": shown, "cursor": cursor, "command": command})
 
@@ -156,7 +148,9 @@ async def _found(request: Request) -> ReceivedMessage:
 
 async def message(request: Request) -> Response:
     """One message, by its unique id and topic or by its offset id, with all its properties."""
-    return answer(message_details(await _found(request)))
+    found = await _found(request)
+    command = commandlines.show_message(found.msg_id, found.queue.topic)
+    return answer(message_details(found) | {"command": parts_of(request).aimed(command)})
 
 
 async def body(request: Request) -> Response:
@@ -181,7 +175,8 @@ async def body(request: Request) -> Response:
 async def track(request: Request) -> Response:
     """What became of a message in every group that consumes its topic, and its path with times."""
     found = await _found(request)
-    messages = parts_of(request).admin.messages
+    parts = parts_of(request)
+    messages = parts.admin.messages
     tracks = await messages.track(found)
     steps = [*known_steps(found, tracks), *await traced_steps(messages, found)]
     return answer(
@@ -190,7 +185,7 @@ async def track(request: Request) -> Response:
             "tracks": [shown_track(each) for each in tracks],
             "path": sorted(steps, key=lambda step: step.at),
             "trace": found.get(TRACE_CONTEXT),
-            "command": commandlines.track_message(found.offset_id, None),
+            "command": parts.aimed(commandlines.track_message(found.offset_id, None)),
         }
     )
 
@@ -204,7 +199,7 @@ async def tail(request: Request) -> Response:
     expression, kind = text(request, "expression"), text(request, "type") or "TAG"
     arriving = parts.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
     command = commandlines.follow_topic(topic, expression=expression, is_sql=kind != "TAG")
-    return stream(_tail(parts, arriving, command), is_let_in(request))
+    return stream(_tail(parts, arriving, parts.aimed(command)), is_let_in(request))
 
 
 async def _tail(

@@ -19,7 +19,6 @@ from orbitmq.console.series import thinned
 _SHOWN = 8
 #: Points of the small curves.
 _POINTS = 60
-#: Topics that nobody made.
 _CURVES = ("in", "out", "lag", "dead")
 
 
@@ -76,7 +75,7 @@ def now_content(parts: Parts) -> dict[str, object]:
             for topic in busy[:_SHOWN]
             if topic.in_rate
         ],
-        "pipelines": [shown_pipeline(each, now) for each in parts.pipelines.all[:50]],
+        "pipelines": [shown_pipeline(each, parts) for each in parts.pipelines.all[:50]],
         "curves": {
             name: thinned(parts.fine.since(f"cluster/{name}", now - 3600), _POINTS)
             for name in _CURVES

@@ -8,15 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orbitmq.console import commandlines
 from orbitmq.console.answers import LARGEST, answer
 from orbitmq.console.checks.pipelines import of_pipelines
+from orbitmq.console.checks.seen import aimed
 from orbitmq.console.errors import BadInput
-from orbitmq.console.parts import parts_of
+from orbitmq.console.parts import Parts, parts_of, who
 from orbitmq.console.pipelines import Pipeline, PipelineReport
 
 
-def shown_pipeline(pipeline: Pipeline, now: float) -> dict[str, Any]:
-    report = pipeline.report
+def shown_pipeline(pipeline: Pipeline, parts: Parts) -> dict[str, Any]:
+    report, now = pipeline.report, parts.clock.now()
+    servers = parts.settings.client.name_servers
     return {
         "name": pipeline.name,
         "state": pipeline.state_at(now),
@@ -42,7 +45,7 @@ def shown_pipeline(pipeline: Pipeline, now: float) -> dict[str, Any]:
         "retried": report.retried,
         "dead": report.dead,
         "failed_share": report.failed_share,
-        "faults": tuple(of_pipelines((pipeline,), now)),
+        "faults": tuple(aimed(each, servers) for each in of_pipelines((pipeline,), now)),
         "error": report.error,
         "url": report.url,
     }
@@ -57,15 +60,15 @@ def _is_slow(report: PipelineReport) -> bool:
 async def pipelines(request: Request) -> Response:
     """Spark queries that have reported."""
     parts = parts_of(request)
-    now = parts.clock.now()
-    return answer({"pipelines": [shown_pipeline(each, now) for each in parts.pipelines.all]})
+    return answer({"pipelines": [shown_pipeline(each, parts) for each in parts.pipelines.all]})
 
 
 async def pipeline(request: Request) -> Response:
     """One query, as it reported last."""
     parts = parts_of(request)
     found = parts.pipelines.get(request.path_params["name"])
-    return answer(shown_pipeline(found, parts.clock.now()))
+    commands = {"forget": _forgetting(request, found.name)}
+    return answer(shown_pipeline(found, parts) | {"commands": commands})
 
 
 async def report(request: Request) -> Response:
@@ -77,14 +80,24 @@ async def report(request: Request) -> Response:
         if len(body) > LARGEST:
             raise BadInput(f"a report has {LARGEST} bytes at most")
     taken = parts.pipelines.report(request.path_params["name"], bytes(body))
-    parts.events.publish("pipeline", shown_pipeline(taken, parts.clock.now()))
+    parts.events.publish("pipeline", shown_pipeline(taken, parts))
     return Response(status_code=204)
 
 
 async def forget(request: Request) -> Response:
     """Take one off the page; it comes back with its next report."""
-    parts_of(request).pipelines.forget(request.path_params["name"])
+    parts = parts_of(request)
+    name = request.path_params["name"]
+    command = _forgetting(request, name)
+    parts.check_write(command)
+    parts.pipelines.forget(name)
+    await parts.audit.note(who(request), command, "taken off the list")
     return Response(status_code=204)
+
+
+def _forgetting(request: Request, name: str) -> str:
+    """The command that takes one off the list; this console is where it was asked for."""
+    return commandlines.forget_pipeline(name, f"{request.url.scheme}://{request.url.netloc}")
 
 
 routes = [

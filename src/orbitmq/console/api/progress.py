@@ -46,7 +46,7 @@ async def plan(request: Request) -> Response:
     parts = parts_of(request)
     wish = await given(request, Wish)
     plans, command = await _planned(parts, wish)
-    planned = parts.plans.keep(plans, command)
+    planned = parts.plans.keep(plans, parts.aimed(command))
     return answer(_shown(planned))
 
 

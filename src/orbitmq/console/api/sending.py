@@ -47,13 +47,15 @@ async def send(request: Request) -> Response:
         properties=draft.properties,
         delay=draft.delay or None,
     )
-    command = commandlines.produce(
-        draft.topic,
-        draft.body,
-        tags=draft.tags or None,
-        keys=draft.keys,
-        properties=draft.properties,
-        delay=draft.delay or None,
+    command = parts.aimed(
+        commandlines.produce(
+            draft.topic,
+            draft.body,
+            tags=draft.tags or None,
+            keys=draft.keys,
+            properties=draft.properties,
+            delay=draft.delay or None,
+        )
     )
     if draft.dry_run:
         return answer({"command": command})
@@ -61,7 +63,7 @@ async def send(request: Request) -> Response:
     result = await parts.producer.send(message, queue=_queue(draft))
     await parts.audit.note(
         who(request),
-        commandlines.command("produce", draft.topic),
+        parts.aimed(commandlines.command("produce", draft.topic)),
         f"sent as {result.msg_id} to {result.queue}",
     )
     parts.collector.look_soon(configuration=False)

@@ -7,7 +7,6 @@ from typing import Any
 from orbitmq.client.admin import BodyForm, DeadLetter, Track, shown_body
 from orbitmq.client.admin.errors import BadRequest
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.console import commandlines
 from orbitmq.message.errors import MessageError
 
 #: Characters of a body in a list, and bytes of one that is shown whole.
@@ -57,7 +56,6 @@ def message_details(message: ReceivedMessage) -> dict[str, Any]:
         "is_cut": raw is not None and len(raw) > LARGEST_SHOWN,
         "forms": forms,
         "problem": problem,
-        "command": commandlines.show_message(message.msg_id, message.queue.topic),
     }
 
 

@@ -30,7 +30,8 @@ class Wish(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     write_queues: int | None = None
     read_queues: int | None = None
     permission: str | None = None
-    ordered: bool = False
+    #: None: as it is, or as topics usually are.
+    ordered: bool | None = None
     #: Says what would be done, and does nothing.
     dry_run: bool = False
 
@@ -120,7 +121,7 @@ async def topic(request: Request) -> Response:
                 }
                 for group in groups
             ],
-            "commands": {"delete": commandlines.delete_topic(name)},
+            "commands": {"delete": parts.aimed(commandlines.delete_topic(name))},
             "unreachable": status.unreachable,
         }
     )  # fmt: skip
@@ -165,14 +166,16 @@ async def update(request: Request) -> Response:
 async def _apply(request: Request, name: str, wish: Wish, *, is_new: bool) -> Response:
     parts = parts_of(request)
     permission = None if wish.permission is None else Permission.of(wish.permission).letters
-    command = commandlines.create_topic(
-        name,
-        queues=wish.queues,
-        write_queues=wish.write_queues,
-        read_queues=wish.read_queues,
-        permission=permission,
-        ordered=wish.ordered,
-        is_new=is_new,
+    command = parts.aimed(
+        commandlines.create_topic(
+            name,
+            queues=wish.queues,
+            write_queues=wish.write_queues,
+            read_queues=wish.read_queues,
+            permission=permission,
+            ordered=wish.ordered,
+            is_new=is_new,
+        )
     )
     if wish.dry_run:
         return answer({"command": command})
@@ -185,7 +188,7 @@ async def _apply(request: Request, name: str, wish: Wish, *, is_new: bool) -> Re
             write_queues=wish.write_queues,
             read_queues=wish.read_queues,
             permission=permission or "rw",
-            ordered=wish.ordered,
+            ordered=bool(wish.ordered),
         )
     else:
         made = await topics.update(
@@ -194,7 +197,7 @@ async def _apply(request: Request, name: str, wish: Wish, *, is_new: bool) -> Re
             write_queues=wish.write_queues,
             read_queues=wish.read_queues,
             permission=permission,
-            ordered=wish.ordered or None,
+            ordered=wish.ordered,
         )
     outcome = (
         f"{made.write_queues} queues to write, {made.read_queues} to read, {_permission(made)}"
@@ -208,7 +211,7 @@ async def delete(request: Request) -> Response:
     """Delete a topic, with its messages and the progress in it."""
     parts = parts_of(request)
     name = request.path_params["topic"]
-    command = commandlines.delete_topic(name)
+    command = parts.aimed(commandlines.delete_topic(name))
     parts.check_write(command)
     await parts.admin.topics.delete(name)
     await parts.audit.note(who(request), command, "deleted")

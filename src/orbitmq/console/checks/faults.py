@@ -22,6 +22,7 @@ class Check(enum.StrEnum):
     SUBSCRIPTIONS = "subscriptions"
     CLIENT_IDS = "client ids"
     STUCK_QUEUES = "stuck queues"
+    UNBALANCED = "unbalanced groups"
     ENDLESS_RETRIES = "endless retries"
     UNATTENDED = "unattended groups"
     FALLING_BEHIND = "falling behind"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orbitmq.client.admin.membervalues import Finding, FindingKind
 from orbitmq.console import commandlines
+from orbitmq.console.checks.balance import Uneven
 from orbitmq.console.checks.faults import Check, Fault, Weight, page_of
 from orbitmq.console.samples import GroupSample, Pace
 from orbitmq.console.words import duration, several
@@ -20,8 +21,9 @@ BEHIND_AFTER = 120.0
 #: The checks that are about a group.
 OF_GROUPS = frozenset(
     {
-        *(Check.SUBSCRIPTIONS, Check.CLIENT_IDS, Check.STUCK_QUEUES, Check.ENDLESS_RETRIES),
-        *(Check.UNATTENDED, Check.FALLING_BEHIND, Check.DEAD_LETTERS, Check.GROUP_SETTINGS),
+        *(Check.SUBSCRIPTIONS, Check.CLIENT_IDS, Check.STUCK_QUEUES, Check.UNBALANCED),
+        *(Check.ENDLESS_RETRIES, Check.UNATTENDED, Check.FALLING_BEHIND),
+        *(Check.DEAD_LETTERS, Check.GROUP_SETTINGS),
     }
 )
 
@@ -33,6 +35,8 @@ class Inside:
     findings: tuple[Finding, ...] = ()
     #: A member that works in order and never gives a message up.
     endless: str | None = None
+    #: Topics whose queues have not been shared evenly for some time.
+    uneven: tuple[Uneven, ...] = ()
 
 
 _NOTHING = Inside()
@@ -60,6 +64,8 @@ def of_groups(
         yield from map(of_findings, _by_kind(findings.values()))
         if within.endless is not None:
             yield _endless(group.name, within.endless)
+        if within.uneven:
+            yield _unbalanced(group.name, within.uneven)
         yield from ruled
     for text, name in sorted(told.items()):
         if text not in said:
@@ -162,6 +168,23 @@ def _endless(group: str, client_id: str) -> Fault:
     )
 
 
+def _unbalanced(group: str, uneven: Sequence[Uneven]) -> Fault:
+    first, more = uneven[0], len(uneven) - 1
+    likewise = f", and likewise {several(more, 'more topic')}" if more else ""
+    return Fault(
+        check=Check.UNBALANCED,
+        kind="unbalanced",
+        weight=Weight.WARN,
+        subject=group,
+        link=page_of("consumers", group),
+        text=f"the members of group {group!r} do not share topic {first.topic!r} evenly: "
+        f"{first.text}{likewise}",
+        remedy="start all members with one allocation strategy and the same name servers; if they "
+        "have those, restart the member that has too many: the others take over within 20 s",
+        command=commandlines.show_group(group),
+    )
+
+
 # What lag and settings say.
 
 
@@ -191,13 +214,12 @@ def _age(group: GroupSample) -> float:
 
 
 def dead_letters(group: GroupSample) -> str:
-    """`5 dead letters are open in all, 4 were sent again`"""
+    """`5 dead letters are open, 4 were sent again`; at least so many while some had no turn yet."""
     resent = group.resent
-    said = several(group.open_letters, "dead letter is", "dead letters are") + " open"
+    least = "at least " if group.unknown_letters else ""
+    said = f"{least}{several(group.open_letters, 'dead letter is', 'dead letters are')} open"
     if not resent.count:
         return said
-    # Only so many are looked up.
-    least = "" if resent.looked >= group.dead_letters else "at least "
     return f"{said}, {least}{several(resent.count, 'was', 'were')} sent again"
 
 
@@ -227,7 +249,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
         lambda group: f"{_waits(group)}, and no member is online",
         "start its consumers; or skip what waits, if nobody needs it",
-        lambda group: commandlines.skip_backlog(group.name, None) + " --dry-run",
+        lambda group: commandlines.skip_backlog(group.name, None, dry_run=True),
     ),
     _Rule(
         Check.UNATTENDED,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from orbitmq.console import commandlines
 from orbitmq.console.checks.faults import Fault, sorted_faults
 from orbitmq.console.checks.groups import Inside, of_groups
 from orbitmq.console.checks.pipelines import of_pipelines
@@ -25,6 +26,8 @@ class Seen:
     #: Brokers whose clocks are wrong, in words.
     skews: Mapping[str, str] = field(default_factory=dict, hash=False)
     pipelines: tuple[Pipeline, ...] = ()
+    #: Whose cluster it is; empty: the one that commands ask by themselves.
+    name_servers: tuple[str, ...] = ()
     #: The groups that were asked about; empty: all.
     only: frozenset[str] = frozenset()
 
@@ -32,7 +35,7 @@ class Seen:
 def find_faults(seen: Seen) -> tuple[Fault, ...]:
     """Everything that is wrong, the worst first."""
     snapshot = seen.snapshot
-    return sorted_faults(
+    found = sorted_faults(
         (
             *of_servers(snapshot.cluster, snapshot.unreachable),
             *of_topics(each.topic for each in snapshot.topics.values()),
@@ -41,6 +44,14 @@ def find_faults(seen: Seen) -> tuple[Fault, ...]:
             *of_pipelines(seen.pipelines, seen.now),
         )
     )
+    return tuple(aimed(fault, seen.name_servers) for fault in found)
+
+
+def aimed(fault: Fault, name_servers: tuple[str, ...]) -> Fault:
+    """The same fault, with a command for its cluster."""
+    if fault.command is None:
+        return fault
+    return replace(fault, command=commandlines.aimed(fault.command, name_servers))
 
 
 def _told(snapshot: Snapshot, only: frozenset[str]) -> dict[str, str | None]:

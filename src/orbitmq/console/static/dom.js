@@ -47,7 +47,8 @@ export function morph(old, wanted) {
   }
   if (old.hasAttribute("data-own")) return old; // it looks after itself
   for (const { name } of [...old.attributes]) if (!wanted.hasAttribute(name)) old.removeAttribute(name);
-  for (const { name, value } of wanted.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  // A style that is set as an attribute is refused by the page's policy; it is taken over below.
+  for (const { name, value } of wanted.attributes) if (name !== "style" && old.getAttribute(name) !== value) old.setAttribute(name, value);
   for (const name of HANDLERS) old[name] = wanted[name];
   if (old.style && wanted.style && old.style.cssText !== wanted.style.cssText) old.style.cssText = wanted.style.cssText;
   morphChildren(old, [...wanted.childNodes]);

@@ -174,7 +174,12 @@ async function open(known) {
   main.replaceChildren(...flat(view.draw()));
   await view.shown?.();
   main.dataset.view = view.title;
+  // The frame after the next one is drawn when this view has been.
+  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark(PAINTED)));
 }
+
+/** The moment at which a view is to be seen with what is on it, among the browser's own measures. */
+const PAINTED = "view painted";
 
 function flat(nodes) {
   return [nodes].flat(Infinity).filter((node) => node instanceof Node);

@@ -1,6 +1,6 @@
 // Pieces that several views are made of.
 
-import { me } from "./api.js";
+import { get, me } from "./api.js";
 import { h, link, path } from "./dom.js";
 import * as f from "./format.js";
 
@@ -160,7 +160,22 @@ export async function act(button, work) {
   }
 }
 
-/** A list of names to choose from while typing. */
-export function suggestions(id, names) {
-  return h("datalist", { id }, names.map((name) => h("option", { value: name })));
+/** Names that are offered at a time. */
+const OFFERED = 50;
+
+/** Names to choose from while typing, asked for as they are typed: there may be thousands. */
+export function suggestions(id, input, place, query = {}) {
+  const list = h("datalist", { id });
+  let asked = null;
+  let timer = 0;
+  const load = async () => {
+    const search = input.value.trim();
+    if (search === asked) return;
+    asked = search;
+    const { rows } = await get(place, { ...query, search, sort: "name", count: OFFERED }).catch(() => ({ rows: [] }));
+    if (search === asked) list.replaceChildren(...rows.map((row) => h("option", { value: row.name })));
+  };
+  input.addEventListener("focus", load);
+  input.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(load, 120); });
+  return list;
 }

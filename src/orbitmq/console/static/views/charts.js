@@ -1,5 +1,5 @@
 import { get } from "../api.js";
-import { h } from "../dom.js";
+import { h, keep } from "../dom.js";
 import * as f from "../format.js";
 import { card, field, head, suggestions } from "../parts.js";
 import { chart } from "../charts.js";
@@ -9,7 +9,6 @@ const SPANS = [[60, "1 hour"], [360, "6 hours"], [1440, "24 hours"], [10080, "7 
 /** Numbers over time: of the cluster, of a group, of a topic. */
 export async function charts({ query, remember }) {
   const state = { minutes: Number(query.get("minutes")) || 60, group: query.get("group") ?? "", topic: query.get("topic") ?? "" };
-  const [topics, groups] = await Promise.all([get("/topics", { count: 500, filter: "own" }), get("/groups", { count: 500 })].map((each) => each.catch(() => ({ rows: [] }))));
   const wanted = () => [
     ["Messages per second", f.rate, [["in", "cluster/in"], ["out", "cluster/out"]]],
     ["Lag", f.count, [["lag", "cluster/lag"]]],
@@ -35,14 +34,17 @@ export async function charts({ query, remember }) {
     content = await load();
     dispatchEvent(new Event("console:redraw"));
   };
-  const chosen = (name, word, list) => field(word, h("input", { list, value: state[name], placeholder: "none", onchange: (event) => { state[name] = event.target.value.trim(); again(); } }));
+  const chosen = (name, word, list, place, query) => {
+    const input = h("input", { list, value: state[name], placeholder: "none", onchange: (event) => { state[name] = event.target.value.trim(); again(); } });
+    return [field(word, input), suggestions(list, input, place, query)];
+  };
+  const choice = h("div", { class: "body form" }, chosen("group", "Add a group", "chart-groups", "/groups"), chosen("topic", "Add a topic", "chart-topics", "/topics", { filter: "own" }));
   return {
     title: "Charts",
     draw: () => [
       head("Charts", { sub: "Every sample of the last hour, and the peaks of five minutes for seven days.", actions: h("div", { class: "chips", role: "group", "aria-label": "Time span" }, SPANS.map(([minutes, word]) => h("button", { type: "button", class: "chip", "aria-pressed": String(minutes === state.minutes), onclick: () => { state.minutes = minutes; again(); } }, word))) }),
       h("div", { class: "stack" },
-        h("section", { class: "card" }, h("div", { class: "body form" }, chosen("group", "Add a group", "chart-groups"), chosen("topic", "Add a topic", "chart-topics"),
-          suggestions("chart-groups", groups.rows.map((row) => row.name)), suggestions("chart-topics", topics.rows.map((row) => row.name)))),
+        h("section", { class: "card" }, keep("choice", choice)),
         h("div", { class: "split even" }, wanted().map(([title, format, series]) => card(title, h("div", { class: "body" }, chart(series.map(([name, key]) => ({ name, points: content.series[key] ?? [] })), { from: content.from, to: content.to, format, label: title })))))),
     ],
     refresh: async () => { content = await load(); },

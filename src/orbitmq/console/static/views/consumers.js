@@ -96,9 +96,21 @@ function drawn(params, content, stack, ask) {
         content.is_orderly ? ["Lock", (row) => (row.is_locked ? `since ${f.when(row.last_lock_at)}` : h("span", { class: "warn-text" }, "not held")), ""] : ["", (row) => (row.is_dropped ? "being given away" : ""), "opt"],
       ], content.queues, { empty: "It has no queue." })),
       h("div", { class: "split" },
-        card("Subscriptions", table([["Topic", (row) => row.topic, "name"], ["Wants", (row) => row.expression, "name"], ["As", (row) => row.expression_type]], content.subscriptions)),
+        card("Subscriptions", table([
+          ["Topic", (row) => row.topic, "name"],
+          ["Wants", (row) => row.expression ?? h("span", { class: "faint" }, "nothing"), "name"],
+          ["As", (row) => row.expression_type ?? ""],
+          ["Others", (row) => row.others.length > 0 && [h("span", { class: "tag bad" }, "differs"), row.others.map((each) => h("div", { class: "small muted" }, others(each)))], "name"],
+        ], content.subscriptions, { label: "Subscriptions" })),
         card("Settings, as it names them", h("div", { class: "body stack" }, facts(Object.entries(content.properties).sort().map(([name, value]) => [name, value])), command(content.command))))),
   ];
+}
+
+/** `client-2 and 3 more want a || b` */
+function others({ clients, expression }) {
+  const [first, ...more] = clients;
+  const who = more.length ? `${first} and ${f.exact(more.length)} more` : first;
+  return expression === null ? `${who}: not subscribed` : `${who}: ${expression}`;
 }
 
 /** A time of handler calls. Other clients than ours make calls and do not tell: that is unknown, and not 0. */

@@ -4,6 +4,9 @@ import * as f from "../format.js";
 import { act, card, command, dialog, field, head, problem, readOnlyNote, table, toast } from "../parts.js";
 import { messageDialog } from "./message.js";
 
+/** Letters of a pile that are looked at together. */
+const SAMPLE = 100;
+
 /** Groups with dead letters. */
 export async function deadLetterGroups() {
   const load = () => get("/dead-letters");
@@ -95,7 +98,7 @@ function drawn({ group, content, filter, trouble, running, follow }) {
       actions: [
         h("a", { class: "button", href: save("jsonl"), download: "" }, "Save as JSON lines"),
         h("a", { class: "button", href: save("parquet"), download: "" }, "Save as Parquet"),
-        h("button", { type: "button", onclick: () => notebookDialog(content.notebook) }, "Open in a notebook"),
+        h("button", { type: "button", onclick: () => notebookDialog(content.notebook, content.commands.list) }, "Open in a notebook"),
         content.count > 0 && h("button", { type: "button", class: "primary", onclick: () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }) }, "Resend all"),
       ],
     }),
@@ -120,21 +123,22 @@ function drawnPile(group, pile, chosen, follow) {
         h("span", { class: "muted" }, topics.slice(0, 3).map(([topic, number], place) => [place ? ", " : "from ", link(path("topics", topic), topic), topics.length > 1 ? ` (${f.count(number)})` : ""]))),
       pile.sample && h("div", { class: "sample" }, pile.sample.preview),
       h("div", { class: "row" },
-        h("button", { type: "button", onclick: () => lettersDialog(group, which, follow) }, "Look at them"),
+        h("button", { type: "button", onclick: () => lettersDialog(group, which, pile.count, follow) }, "Look at them"),
         h("button", { type: "button", onclick: () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }) }, `Resend ${Math.min(10, pile.count)}`),
         pile.count > 10 && h("button", { type: "button", onclick: () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }) }, "Resend the rest"),
-        h("button", { type: "button", class: "quiet", onclick: () => notebookDialog(pile.notebook) }, "Open in a notebook"))));
+        h("button", { type: "button", class: "quiet", onclick: () => notebookDialog(pile.notebook, pile.command) }, "Open in a notebook"))));
 }
 
-async function lettersDialog(group, which, follow) {
+async function lettersDialog(group, which, all, follow) {
   const body = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking the broker."));
   const ids = new Set();
   const some = h("button", { type: "button", class: "primary", disabled: true, onclick: () => { opened.close(); replayDialog(group, { which: { ids: [...ids] }, most: ids.size, follow, about: `${f.plural(ids.size, "letter")} that you chose`, isSample: true }); } }, "Resend the chosen");
   const opened = dialog(which.pile, body, { wide: true, footer: () => some });
   const choose = (row) => h("input", { type: "checkbox", "aria-label": `Choose ${row.keys.join(" ") || row.id}`, onchange: (event) => { if (event.target.checked) ids.add(row.letter); else ids.delete(row.letter); some.disabled = !ids.size; } });
   try {
-    const { rows, command: text } = await get(path("dead-letters", group, "letters"), { ...which, count: 100 });
-    body.replaceChildren(table([
+    const { rows, command: text } = await get(path("dead-letters", group, "letters"), { ...which, count: SAMPLE });
+    const more = all > rows.length ? [h("p", { class: "muted" }, `The newest ${f.exact(rows.length)} of ${f.exact(all)}; a filter finds the others, and so does the command with another --limit.`)] : [];
+    body.replaceChildren(...more, table([
       ["", choose, ""],
       ["Died", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => messageDialog(row.id, row.topic, row.offset_id) }, f.when(row.died_at)), ""],
       ["Topic", (row) => row.origin_topic ?? "", "opt"],
@@ -149,12 +153,12 @@ async function lettersDialog(group, which, follow) {
   }
 }
 
-function notebookDialog(snippet) {
+function notebookDialog(snippet, text) {
   const button = h("button", { type: "button", class: "primary" }, "Copy");
   button.onclick = async () => {
     try { await navigator.clipboard.writeText(snippet); button.textContent = "Copied"; } catch { button.textContent = "Select it and copy"; }
   };
-  dialog("Open in a notebook", [h("p", { class: "muted" }, "PySpark, with the filter filled in; needs pip install 'orbitmq[spark]'."), h("pre", { class: "code", tabindex: 0 }, snippet)], { wide: true, footer: () => button });
+  dialog("Open in a notebook", [h("p", { class: "muted" }, "PySpark, with the filter filled in; needs pip install 'orbitmq[spark]'."), h("pre", { class: "code", tabindex: 0 }, snippet), h("p", { class: "muted" }, "The same letters without Spark:"), command(text)], { wide: true, footer: () => button });
 }
 
 function replayDialog(group, { which, most, follow, about, isSample = false }) {
@@ -193,7 +197,7 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
 /** How a replay goes on, with the outcome of each message. */
 function followReplay(place, first) {
   let replay = { ...first, outcomes: first.outcomes ?? [] };
-  const stop = h("button", { type: "button", class: "danger", onclick: () => act(stop, async () => { await remove(path("replays", replay.id)); await look(); }) }, "Stop");
+  const stop = h("button", { type: "button", class: "danger", title: "The command below is stopped with Ctrl-C", disabled: !me.write && !replay.is_dry_run, onclick: () => act(stop, async () => { await remove(path("replays", replay.id)); await look(); }) }, "Stop");
   const draw = () => place.replaceChildren(card(replay.is_running ? "Resending" : replay.is_dry_run ? "Dry run: nothing was sent" : "Resent",
     h("div", null,
       h("div", { class: "body stack" }, h("div", { role: "status", "data-replay": replay.is_running ? "running" : "over" }, replay.summary), command(replay.command)),

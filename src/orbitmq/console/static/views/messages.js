@@ -5,13 +5,15 @@ import { card, command, field, head, problem, suggestions, table } from "../part
 import { messageDialog } from "./message.js";
 
 const MODES = [["newest", "The newest"], ["time", "From a time"], ["offset", "From an offset"], ["key", "With a key"], ["id", "With an id"], ["tail", "As they arrive"]];
-const MOST_ROWS = 2000;
+/** Messages of the first page, and of each one after it. */
+const FIRST = 50;
+const MORE = 200;
 
 /** Messages of a topic. */
 export async function messages({ query, remember }) {
-  const names = (await get("/topics", { count: 500 }).catch(() => ({ rows: [] }))).rows.map((row) => row.name);
   const input = (name, props) => h("input", { value: query.get(name) ?? "", autocomplete: "off", spellcheck: "false", ...props });
   const topic = input("topic", { list: "topic-names", required: true, placeholder: "orders" });
+  const names = suggestions("topic-names", topic, "/topics");
   const mode = h("select", null, MODES.map(([value, word]) => h("option", { value }, word)));
   mode.value = MODES.some(([value]) => value === query.get("mode")) ? query.get("mode") : "newest";
   const since = input("since", { type: "datetime-local", step: 1 });
@@ -38,7 +40,7 @@ export async function messages({ query, remember }) {
 
   function lay() {
     const isOne = mode.value === "id";
-    place.replaceChildren(field("Topic", topic), suggestions("topic-names", names), field("Which", mode), ...fields[mode.value], ...(isOne || mode.value === "key" ? [] : filter), button);
+    place.replaceChildren(field("Topic", topic), names, field("Which", mode), ...fields[mode.value], ...(isOne || mode.value === "key" ? [] : filter), button);
     button.textContent = mode.value === "tail" ? "Follow" : "Show";
   }
 
@@ -75,11 +77,11 @@ export async function messages({ query, remember }) {
         messageDialog(found.id, found.topic, found.offset_id);
         return;
       }
-      const page = await get("/messages", more ? { ...wanted(), cursor } : wanted());
+      const page = await get("/messages", more ? { ...wanted(), cursor, count: MORE, listed: rows.length } : { ...wanted(), count: FIRST });
       rows = rows.concat(page.rows);
       cursor = page.cursor;
       text = page.command;
-      draw();
+      if (more) append(page.rows); else draw();
     } catch (error) {
       result.replaceChildren(problem(error));
     } finally {
@@ -88,8 +90,20 @@ export async function messages({ query, remember }) {
   }
 
   function draw() {
-    result.replaceChildren(card(f.plural(rows.length, "message"), list(rows),
-      cursor && rows.length < MOST_ROWS ? h("button", { type: "button", onclick: () => show(true) }, "Show more") : h("span", { class: "small muted" }, "that is all")), command(text));
+    result.replaceChildren(card(f.plural(rows.length, "message"), list(rows)), h("div", { class: "stack", "data-rest": true }, rest(), command(text)));
+  }
+
+  /** Rows below those that are there: however many pages were shown, one more costs as much as the first. */
+  function append(some) {
+    const body = result.querySelector("tbody");
+    if (!body) return draw();
+    body.append(...list(some).querySelectorAll("tbody tr"));
+    result.querySelector("h2").textContent = f.plural(rows.length, "message");
+    result.querySelector("[data-rest]").replaceChildren(rest(), command(text));
+  }
+
+  function rest() {
+    return h("div", null, cursor ? h("button", { type: "button", onclick: () => show(true) }, "Show more") : h("span", { class: "small muted" }, "that is all"));
   }
 
   function follow() {

@@ -62,20 +62,25 @@ function tiles(content) {
     tile("Spark pipelines", f.count(running), { unit: content.pipelines.length > running ? `of ${content.pipelines.length}` : "", href: "/pipelines", hint: ill ? `${f.exact(ill)} ${ill === 1 ? "needs" : "need"} a hand` : "running", tone: ill ? "bad-text" : "" }));
 }
 
+/** Where a number of a group or topic is drawn over time. */
+function chartOf(kind, name) {
+  return `/charts?${kind}=${encodeURIComponent(name)}`;
+}
+
 function worst(content) {
   return card("Furthest behind", table([
     ["Group", (row) => [groupLink(row.name), h("div", null, pace(row.pace, row.lag))], "name"],
-    ["Lag", (row) => f.count(row.lag), "n"],
-    ["Oldest", (row) => f.brief(row.lag_seconds), "n"],
-    ["Empty in", (row) => drains(row), "n opt"],
+    ["Lag", (row) => link(path("groups", row.name), f.count(row.lag)), "n"],
+    ["Oldest", (row) => link(path("groups", row.name), f.brief(row.lag_seconds)), "n"],
+    ["Empty in", (row) => link(chartOf("group", row.name), drains(row)), "n opt"],
   ], content.worst, { empty: "No group is behind.", label: "Groups that are furthest behind" }), link("/groups?filter=behind", h("span", { class: "small muted" }, "all")));
 }
 
 function dying(content) {
   return card("Dead letters", table([
     ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
-    ["Last hour", (row) => h("span", { class: row.open_last_hour ? "warn-text" : "" }, f.count(row.open_last_hour)), "n"],
-    ["Open in all", (row) => f.count(row.open_letters), "n"],
+    ["Last hour", (row) => h("a", { href: path("dead-letters", row.name), class: row.open_last_hour ? "warn-text" : "" }, f.count(row.open_last_hour)), "n"],
+    ["Open in all", (row) => link(path("dead-letters", row.name), f.count(row.open_letters)), "n"],
   ], content.dying, { empty: "No message has died." }));
 }
 
@@ -84,17 +89,17 @@ function spark_(content) {
   return card("Spark pipelines", table([
     ["Pipeline", (row) => link(path("pipelines", row.name), row.name), "name"],
     ["", (row) => pace(row.state)],
-    ["Rows", (row) => `${f.rate(row.rows_per_second)}/s`, "n"],
-    ["Failed", (row) => failedShare(row), "n opt"],
-    ["Lag", (row) => f.count(row.lag_total), "n"],
+    ["Rows", (row) => link(path("pipelines", row.name), `${f.rate(row.rows_per_second)}/s`), "n"],
+    ["Failed", (row) => link(path("pipelines", row.name), failedShare(row)), "n opt"],
+    ["Lag", (row) => link(path("pipelines", row.name), f.count(row.lag_total)), "n"],
   ], content.pipelines.slice(0, 8)));
 }
 
 function busy(content) {
   return card("Busiest topics", table([
     ["Topic", (row) => topicLink(row.name), "name"],
-    ["In", (row) => `${f.rate(row.in_rate)}/s`, "n"],
-    ["Lag", (row) => f.count(row.lag), "n"],
+    ["In", (row) => link(chartOf("topic", row.name), `${f.rate(row.in_rate)}/s`), "n"],
+    ["Lag", (row) => link(path("topics", row.name), f.count(row.lag)), "n"],
   ], content.busy, { empty: "Nothing comes in at the moment." }), link("/topics?sort=-in_rate", h("span", { class: "small muted" }, "all")));
 }
 
@@ -102,8 +107,8 @@ function brokers(content) {
   return card("Brokers", table([
     ["Broker", (row) => [link("/brokers", row.name), h("div", { class: "faint small" }, row.address)], "name"],
     ["", (row) => (row.is_up ? h("span", { class: "muted small" }, "up") : h("span", { class: "tag bad" }, "down"))],
-    ["In", (row) => `${f.rate(row.in_rate)}/s`, "n"],
-    ["Out", (row) => `${f.rate(row.out_rate)}/s`, "n"],
-    ["Disk", (row) => h("span", { class: row.disk_used >= 0.85 ? "bad-text" : "" }, f.percent(row.disk_used)), "n opt"],
+    ["In", (row) => link("/brokers", `${f.rate(row.in_rate)}/s`), "n"],
+    ["Out", (row) => link("/brokers", `${f.rate(row.out_rate)}/s`), "n"],
+    ["Disk", (row) => h("a", { href: "/brokers", class: row.disk_used >= 0.85 ? "bad-text" : "" }, f.percent(row.disk_used)), "n opt"],
   ], content.brokers), link("/brokers", h("span", { class: "small muted" }, "all")));
 }

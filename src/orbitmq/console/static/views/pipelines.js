@@ -1,7 +1,7 @@
-import { get, remove } from "../api.js";
+import { get, me, remove } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { ILL, act, card, command, failedShare, faults, groupLink, head, pace, table, tile, topicLink } from "../parts.js";
+import { ILL, act, card, command, dialog, failedShare, faults, groupLink, head, pace, readOnlyNote, table, tile, topicLink } from "../parts.js";
 import { chart } from "../charts.js";
 
 /** Spark queries that report to this console. */
@@ -36,22 +36,34 @@ export async function pipeline({ params, go }) {
   const names = ["rows", "lag", "failed"].map((each) => `pipeline/${params.name}/${each}`);
   const load = () => Promise.all([get(path("pipelines", params.name)), get("/charts", { series: names, minutes: 60 })]);
   let [content, curves] = await load();
-  const forget = h("button", { type: "button" }, "Take off the list");
   let asked = null;
   let isForgotten = false;
   // What is asked about a pipeline that is taken off would be answered with an error.
-  forget.onclick = () => act(forget, async () => {
+  const forgotten = async () => {
     isForgotten = true;
     await Promise.allSettled([asked]);
     await remove(path("pipelines", params.name)).catch((error) => { isForgotten = false; throw error; });
     go("/pipelines");
-  });
+  };
+  const forget = h("button", { type: "button", onclick: () => forgetDialog(content, forgotten) }, "Take off the list");
   return {
     title: params.name,
     wantsPipelines: true,
     draw: () => drawn(content, curves, names, forget),
     refresh: async () => { if (!isForgotten) [content, curves] = await (asked = load()); },
   };
+}
+
+function forgetDialog(content, forgotten) {
+  const button = h("button", { type: "button", class: "primary", disabled: !me.write }, "Take it off");
+  button.onclick = () => act(button, async () => {
+    await forgotten();
+    opened.close();
+  });
+  const opened = dialog(`Take ${content.name} off the list`, [
+    h("p", null, "Nothing is stopped: if it still runs, it is there again with its next report."),
+    command(content.commands.forget), readOnlyNote(),
+  ], { footer: () => button });
 }
 
 function drawn(content, curves, names, forget) {

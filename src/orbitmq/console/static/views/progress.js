@@ -9,7 +9,6 @@ const PLACES = [["begin", "the beginning"], ["end", "the end"], ["time", "a time
 
 /** Move a group's progress: a plan first, then exactly that plan. */
 export async function progress({ query }) {
-  const [topics, groups] = await Promise.all([get("/topics", { count: 500, filter: "own" }), get("/groups", { count: 500 })].map((each) => each.catch(() => ({ rows: [] }))));
   const input = (name, props) => h("input", { value: query.get(name) ?? "", autocomplete: "off", spellcheck: "false", ...props });
   const choice = (options, value) => { const node = h("select", null, options.map(([name, word]) => h("option", { value: name }, word))); node.value = value; return node; };
   const group = input("group", { list: "groups", required: true });
@@ -19,7 +18,8 @@ export async function progress({ query }) {
   const time = h("input", { type: "datetime-local", step: 1 });
   const number = h("input", { type: "number" });
   const queues = input("queues", { placeholder: "all" });
-  const source = input("source", { list: "groups" });
+  const source = input("source", { list: "sources" });
+  const names = [suggestions("groups", group, "/groups"), suggestions("sources", source, "/groups"), suggestions("topics", topic, "/topics", { filter: "own" })];
   const place = h("div", { class: "form" });
   const plan = h("button", { class: "primary" }, "Plan");
   const result = h("div", { class: "stack" });
@@ -37,7 +37,7 @@ export async function progress({ query }) {
       parts.push(field("Queues", queues));
     }
     topic.required = action.value === "reset";
-    place.replaceChildren(field("Group", group), suggestions("groups", groups.rows.map((row) => row.name)), suggestions("topics", topics.rows.map((row) => row.name)), field("What", action), ...parts, plan);
+    place.replaceChildren(field("Group", group), ...names, field("What", action), ...parts, plan);
   }
 
   const wish = () => ({

@@ -6,7 +6,6 @@ import { messageDialog, tracked } from "./message.js";
 
 /** A test message: where it landed, and who consumed it. */
 export async function send({ query }) {
-  const names = (await get("/topics", { count: 500, filter: "own" }).catch(() => ({ rows: [] }))).rows.map((row) => row.name);
   const text = (props) => h("input", { autocomplete: "off", spellcheck: "false", ...props });
   const topic = text({ list: "send-topics", required: true, value: query.get("topic") ?? "" });
   const body = h("textarea", { spellcheck: "false", placeholder: "{\"order\": 17}" });
@@ -32,7 +31,7 @@ export async function send({ query }) {
     }, 150);
   };
   const form = h("form", { class: "card" }, h("div", { class: "body stack" },
-    h("div", { class: "form" }, field("Topic", topic), suggestions("send-topics", names), field("Tag", tags), field("Keys", keys), field("Delay in seconds", delay), field("Body", body, "wide"), field("Properties", properties, "wide")),
+    h("div", { class: "form" }, field("Topic", topic), suggestions("send-topics", topic, "/topics", { filter: "own" }), field("Tag", tags), field("Keys", keys), field("Delay in seconds", delay), field("Body", body, "wide"), field("Properties", properties, "wide")),
     shown, readOnlyNote(), h("div", null, button)));
   form.oninput = preview;
   form.onsubmit = async (event) => {

@@ -19,7 +19,8 @@ export function topicDialog({ topic, done }) {
     ...(isNew ? { name: name.value.trim() } : {}),
     ...(write.value === read.value ? { queues: Number(write.value) } : { write_queues: Number(write.value), read_queues: Number(read.value) }),
     permission: permission.value,
-    ordered: ordered.checked,
+    // What stays as it is needs no word in the command.
+    ...(ordered.checked === (topic?.is_ordered ?? false) ? {} : { ordered: ordered.checked }),
   });
   const ask = (extra) => (isNew ? post("/topics", { ...wish(), ...extra }) : patch(path("topics", topic.name), { ...wish(), ...extra }));
 

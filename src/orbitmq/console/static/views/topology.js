@@ -25,7 +25,8 @@ export async function topology({ query, remember }) {
     draw: () => [head("Topology", { sub: "Topics, the groups and Spark pipelines that read them, and where results go.", actions: keep("search", search) }),
       h("div", { class: "stack" }, h("section", { class: "card" }, h("div", { class: "body" }, drawn(content))),
         content.left_out > 0 && h("p", { class: "muted" }, `${f.exact(content.left_out)} more topics are not shown; search for one.`),
-        content.producers && card("Connected producers", table([["Group", (row) => row.name, "name"], ["Connected", (row) => row.count, "n"]], content.producers, { empty: "No producer is connected." })))],
+        content.producers && card("Connected producers", table([["Group", (row) => row.name, "name"], ["Connected", (row) => row.count, "n"]], content.producers, { empty: "No producer is connected." }),
+          h("span", { class: "small muted" }, "brokers know who is connected, not which topics they send to")))],
     refresh: async () => { content = await load(); },
   };
 }
@@ -68,12 +69,42 @@ function drawn(content) {
     s("svg", { viewBox: `0 0 ${total} ${height}` },
       ["Topics", "Groups and Spark pipelines", "Results"].slice(0, columns.length).map((title, column) => s("text", { class: "title", x: Math.max(2, column * gap), y: 16 }, title)),
       [...edges, ...onward].map(([from, to, rate]) => edge(at.get(from), at.get(to), rate)),
-      columns.flat().map((node) => box(node, at.get(node.key)))));
+      columns.flat().map((node) => box(node, at.get(node.key))),
+      rates_([...edges, ...onward], at)));
+}
+
+/** Where along a line its rate may stand, the best place first. */
+const PLACES = [0.5, 0.38, 0.62, 0.27, 0.73, 0.17, 0.83];
+
+/** The rate of each line, written on it where no other one stands. */
+function rates_(lines, at) {
+  const taken = [];
+  return lines.map(([from, to, rate]) => {
+    if (!at.has(from) || !at.has(to)) return null;
+    const ends = endsOf(at.get(from), at.get(to));
+    const isFree = ([x, y]) => taken.every(([left, top]) => Math.abs(left - x) > 44 || Math.abs(top - y) > 13);
+    const points = PLACES.map((place) => pointOn(ends, place));
+    const [x, y] = points.find(isFree) ?? points[0];
+    taken.push([x, y]);
+    return s("text", { class: "rate", x: x.toFixed(1), y: (y + 4).toFixed(1), "text-anchor": "middle" }, `${f.rate(rate ?? 0)}/s`);
+  });
+}
+
+function endsOf(from, to) {
+  return [from.x + WIDTH, from.y + BOX / 2, to.x, to.y + BOX / 2];
+}
+
+/** A point of the curve that `edge` draws, a share of its way from the beginning. */
+function pointOn([x1, y1, x2, y2], share) {
+  const rest = 1 - share;
+  const [a, b, c, d] = [rest ** 3, 3 * rest ** 2 * share, 3 * rest * share ** 2, share ** 3];
+  const middle = (x1 + x2) / 2;
+  return [a * x1 + (b + c) * middle + d * x2, (a + b) * y1 + (c + d) * y2];
 }
 
 function edge(from, to, rate) {
   if (!from || !to) return null;
-  const [x1, y1, x2, y2] = [from.x + WIDTH, from.y + BOX / 2, to.x, to.y + BOX / 2];
+  const [x1, y1, x2, y2] = endsOf(from, to);
   const bend = (x2 - x1) / 2;
   return s("path", { class: rate > 0 ? "flows" : "", d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}`, "stroke-width": (1.2 + Math.min(4, Math.log10(1 + (rate ?? 0)))).toFixed(2) },
     s("title", null, `${f.rate(rate ?? 0)} messages per second`));
