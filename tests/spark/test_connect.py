@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import in_files
@@ -15,6 +17,7 @@ from tests.support.sparking import in_files
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(240)
 def test_reads_streams_and_writes_through_a_connect_session(
     orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str, tmp_path: Path
 ) -> None:
@@ -30,7 +33,7 @@ def test_reads_streams_and_writes_through_a_connect_session(
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=False,
     )
 
@@ -40,4 +43,6 @@ def test_reads_streams_and_writes_through_a_connect_session(
     assert in_files(tmp_path) == list(range(500))
     copies = sorted(int(each.body) for each in orbit_cluster.messages("copies"))
     assert copies == list(range(500))
+    # A function for batches has read the topic beside its batch, which is empty: the first one.
+    assert [path.name for path in tmp_path.glob("together-*")] == ["together-500"]
     assert sum(orbit_cluster.progress("connected", orbit_topic).values()) == 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -11,6 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.errors import OrbitError
+from orbitmq.spark.errors import UnnamedReadRefused
+from orbitmq.spark.options import batch_options
+from orbitmq.spark.reading import read_partition
+from orbitmq.spark.schema import full_schema
 from tests.support.command import Started
 
 ROOT = Path(__file__).parents[2]
@@ -18,12 +25,20 @@ TLS = ROOT / "tests" / "data" / "tls"
 CERTIFICATE, KEY = TLS / "certificate.pem", TLS / "key.pem"
 
 ACCESS, SECRET, WRONG = "pipeline-key", "s3cr3t-0f-th3-p1p3l1n3", "gu3ss-0f-th3-s3cr3t"
+#: Of an account that may read without naming a group.
+UNNAMED, UNNAMED_SECRET = "reports-key", "s3cr3t-0f-th3-r3p0rts"
 ACCOUNTS = f"""
 [[accounts]]
 accessKey = "{ACCESS}"
 secretKey = "{SECRET}"
 topicPerms = ["orders=PUB|SUB", "copies=PUB|SUB", "%DLQ%billing=PUB|SUB", "%RETRY%billing=PUB|SUB"]
 groupPerms = ["archive=SUB", "billing=SUB"]
+
+[[accounts]]
+accessKey = "{UNNAMED}"
+secretKey = "{UNNAMED_SECRET}"
+topicPerms = ["orders=SUB"]
+groupPerms = ["TOOLS_CONSUMER=SUB"]
 """
 
 
@@ -73,7 +88,14 @@ def test_everything_works_with_the_right_keys_and_nothing_tells_them(
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        input=json.dumps({"access": ACCESS, "secret": SECRET, "wrong": WRONG}),
+        input=json.dumps(
+            {
+                "access": ACCESS,
+                "secret": SECRET,
+                "wrong": WRONG,
+                "unnamed": (UNNAMED, UNNAMED_SECRET),
+            }
+        ),
         capture_output=True,
         text=True,
         timeout=200,
@@ -88,11 +110,49 @@ def test_everything_works_with_the_right_keys_and_nothing_tells_them(
     assert "signature" in refusals["wrong secret"]
     assert "credentials" in refusals["no account"]
     assert "it worked" not in refusals.values()
+    # Who names no group reads as one that every broker has, and has to be allowed that one.
+    assert "UnnamedReadRefused" in refusals["no group"]
+    for remedy in ("TOOLS_CONSUMER", "'group'", "'groupPrefix'"):
+        assert remedy in refusals["no group"]
+    assert found["without a group"] == 60
     # Spark has logged a lot, at INFO, and so have we, at DEBUG: nothing of it helps a reader.
     assert "MicroBatchExecution" in done.stderr
     kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"orders" in kept
-    for secret in (SECRET, WRONG):
+    for secret in (SECRET, WRONG, UNNAMED_SECRET):
         assert secret not in done.stdout
         assert secret not in done.stderr
         assert secret.encode() not in kept
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "group", "comes"),
+    [
+        (16, "no SUB permission on group 'TOOLS_CONSUMER'", None, UnnamedReadRefused),
+        (16, "No default permission for group:TOOLS_CONSUMER", None, UnnamedReadRefused),  # Apache
+        (16, "no SUB permission on topic 'orders'", None, BrokerRefused),
+        (16, "no SUB permission on group 'archive'", "archive", BrokerRefused),
+        (1, "no room for TOOLS_CONSUMER", None, BrokerRefused),
+    ],
+)
+def test_only_who_named_no_group_is_told_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    remark: str,
+    group: str | None,
+    comes: type[OrbitError],
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BrokerRefused(code, remark, "localhost:10911", 11)
+
+    monkeypatch.setattr("orbitmq.spark.reading.read_ranges", refuse)
+    given = {"nameServer": "localhost:9876", "subscribe": "orders"}
+    options = batch_options(given | ({} if group is None else {"group": group}), {})
+
+    with pytest.raises(comes) as raised:
+        list(read_partition([], options.read, full_schema()))
+
+    assert type(raised.value) is comes
+    assert remark in str(raised.value)
+    if comes is UnnamedReadRefused:  # it goes from a worker to the driver
+        assert str(copy.copy(raised.value)) == str(raised.value)

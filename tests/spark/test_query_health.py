@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 
 from orbitmq.spark.consolelink import QueryReport
 from orbitmq.spark.consuming.settling import Settled
@@ -316,3 +318,18 @@ def test_a_function_for_batches_can_take_the_run_to_another_process() -> None:
     assert there.returned.total() == Returned()
     there.returned.add(None, Settled(retried=1, dead=0))
     assert here.returned.total() == Returned(retried=3, dead=1)
+
+
+def test_a_run_in_another_process_has_the_session_of_whatever_batch_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Connect makes the function while the session is the query's, and calls it in another."""
+    own, of_the_query, of_the_batch = (SimpleNamespace() for _ in range(3))
+    here: Any = Run(own, name_server="one:9876")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SparkSession, "active", lambda: of_the_query)
+    there: Any = copy.copy(here)
+    monkeypatch.setattr(SparkSession, "active", lambda: of_the_batch)
+
+    assert there.spark is of_the_batch
+    assert here.spark is own

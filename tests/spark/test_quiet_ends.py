@@ -2,50 +2,64 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import select
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TypeAlias
+from unittest import mock
 
 import pytest
+from pyspark import daemon
 
 from orbitmq.spark.errors import SourceError
 from orbitmq.spark.options import stream_options
+from orbitmq.spark.pipelines.sessions import session_settings
 from orbitmq.spark.schema import full_schema
 from orbitmq.spark.session import settings_for
-from orbitmq.spark.streamreader import stream_reader
+from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER
+from orbitmq.spark.streamdriver import StreamDriver
+from orbitmq.spark.streamreader import StreamReader, stream_reader
 from orbitmq.spark.workerends import Quiet, leave_quietly
 from tests.support.sparking import until
 
 ROOT = Path(__file__).parents[2]
-_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+#: Says that a worker ends with an error when Java does not listen any more; PySpark 4.1 and on.
+_FAILS_AT_A_FLUSH = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 
 
-@pytest.mark.parametrize(
-    ("daemon", "complains"), [("orbitmq.spark.workerdaemon", False), ("pyspark.daemon", True)]
+def test_a_worker_of_ours_that_java_leaves_alone_says_nothing() -> None:
+    assert what_a_worker_says(QUIET_DAEMON) == ""
+
+
+@pytest.mark.skipif(
+    _FAILS_AT_A_FLUSH not in Path(daemon.__file__).read_text(),
+    reason="PySpark 4.0 keeps quiet by itself",
 )
-def test_a_worker_that_java_leaves_alone_says_nothing(daemon: str, complains: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        said = what_a_worker_says(daemon, folder)
-
-    assert ("BrokenPipeError" in said) == complains
-    assert complains or said == ""
+def test_a_worker_of_pyspark_that_java_leaves_alone_complains() -> None:
+    """When it does not any more, there is nothing left to be done about it."""
+    assert "BrokenPipeError" in what_a_worker_says(PYSPARK_DAEMON)
 
 
-def what_a_worker_says(daemon: str, folder: str) -> str:
-    """Start a daemon as Java does, have it fork a worker, and close that one's connection."""
+def what_a_worker_says(daemon: str) -> str:
+    """Start a daemon as Java does, have it fork a worker, and break that one's connection.
+
+    Over TCP and with a secret, as all versions of PySpark can.
+    """
+    others = {name: text for name, text in os.environ.items() if "UNIX_DOMAIN" not in name}
     process = subprocess.Popen(
         [sys.executable, "-m", daemon, "pyspark.worker"],
         env={
-            **os.environ,
+            **others,
             "PYTHONPATH": str(ROOT / "src"),
-            "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-            "PYTHON_WORKER_FACTORY_SOCK_DIR": folder,
-            "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+            "PYTHON_WORKER_FACTORY_SECRET": "secret",
+            _FAILS_AT_A_FLUSH: "1",
         },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -53,12 +67,15 @@ def what_a_worker_says(daemon: str, folder: str) -> str:
     )
     try:
         assert process.stdout is not None
-        (size,) = struct.unpack(">i", process.stdout.read(4))
-        path = process.stdout.read(size).decode()
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(30)
-            connection.connect(path)
+        readable, _, _ = select.select([process.stdout], [], [], 30)
+        assert readable, "the daemon does not say where it listens"
+        (port,) = struct.unpack(">i", process.stdout.read(4))
+        with socket.create_connection(("127.0.0.1", port), 30) as connection:
             (worker,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+            connection.sendall(struct.pack(">i", 6) + b"secret")
+            assert connection.recv(6, socket.MSG_WAITALL) == struct.pack(">i", 2) + b"ok"
+            # Closed at once, and not when the other side is ready for it.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         until(lambda: not is_alive(worker), "the worker ends")
         _, said = process.communicate(timeout=30)  # it ends with its standard input
     finally:
@@ -100,17 +117,17 @@ def test_what_is_wrong_with_a_worker_is_not_kept_quiet() -> None:
 
 
 def test_workers_of_another_daemon_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = SimpleNamespace(name="pyspark.daemon")
-    daemon = SimpleNamespace(__spec__=spec, worker=lambda *_: 0)
-    monkeypatch.setitem(sys.modules, "__main__", daemon)
+    spec = SimpleNamespace(name=PYSPARK_DAEMON)
+    main = SimpleNamespace(__spec__=spec, worker=lambda *_: 0)
+    monkeypatch.setitem(sys.modules, "__main__", main)
 
     leave_quietly()
-    first = daemon.worker
+    first = main.worker
     leave_quietly()
 
     assert isinstance(first, Quiet)
-    assert daemon.worker is first
-    assert daemon.worker() == 0
+    assert main.worker is first
+    assert main.worker() == 0
 
 
 def test_another_program_with_something_of_that_name_is_left_alone(
@@ -124,27 +141,78 @@ def test_another_program_with_something_of_that_name_is_left_alone(
     assert program.worker is len
 
 
-def test_sessions_of_ours_have_quiet_workers() -> None:
-    assert settings_for()["spark.python.daemon.module"] == "orbitmq.spark.workerdaemon"
+def test_the_modules_that_spark_is_told_of_and_tells_of_are_there() -> None:
+    names = (PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER)
+
+    assert all(importlib.util.find_spec(name) for name in names)
+
+
+@pytest.mark.parametrize("master", [None, "local", "local[2]"])
+def test_local_sessions_of_ours_have_quiet_workers(master: str | None) -> None:
+    assert settings_for()["spark.python.daemon.module"] == QUIET_DAEMON
+    assert session_settings(master, None, None)["spark.python.daemon.module"] == QUIET_DAEMON
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
+def test_executors_of_a_cluster_start_the_daemon_that_all_of_them_have(master: str) -> None:
+    """This package may come with the first task: a daemon of ours would fail all of them."""
+    chosen = session_settings(master, None, None)
+
+    assert not [name for name, value in chosen.items() if "orbitmq" in value]
+    assert not {"spark.driver.host", "spark.driver.bindAddress"} & chosen.keys()
+    assert chosen["spark.python.unix.domain.socket.enabled"] == "true"
+
+
+def test_who_has_our_daemon_on_a_cluster_may_ask_for_it() -> None:
+    wanted = {"spark.python.daemon.module": QUIET_DAEMON}
+
+    assert session_settings("yarn", None, wanted)["spark.python.daemon.module"] == QUIET_DAEMON
 
 
 class _Ended(BaseException):
     """Stands for the end of a process."""
 
 
+Step: TypeAlias = Callable[[StreamReader], object]
+
+
+def pyspark_meets(error: BaseException) -> Step:
+    """When it reads what it is to do next, or writes what came of it."""
+
+    def meet(_reader: StreamReader) -> None:
+        raise error
+
+    return meet
+
+
+def we_meet(error: BaseException) -> Step:
+    """When a broker, say, has closed a connection of ours."""
+
+    def meet(reader: StreamReader) -> object:
+        with mock.patch.object(StreamDriver, "start", side_effect=error):
+            return reader.initialOffset()
+
+    return meet
+
+
 @pytest.mark.parametrize(
-    ("runs", "error", "ends"),
+    ("runs", "step", "comes"),
     [
-        (_RUNNER, SystemExit(0), True),
-        (_RUNNER, EOFError(), True),
-        (_RUNNER, BrokenPipeError(), True),
+        (STREAM_RUNNER, pyspark_meets(SystemExit(0)), _Ended),
+        (STREAM_RUNNER, we_meet(SystemExit(0)), _Ended),  # by a signal, whatever runs then
+        (STREAM_RUNNER, pyspark_meets(EOFError()), _Ended),
+        (STREAM_RUNNER, pyspark_meets(BrokenPipeError()), _Ended),
+        (STREAM_RUNNER, pyspark_meets(ConnectionResetError()), _Ended),
         # Java is to hear of this, or is another program's business.
-        (_RUNNER, SourceError("wrong"), False),
-        ("pytest", SystemExit(0), False),
+        (STREAM_RUNNER, pyspark_meets(SourceError("wrong")), SourceError),
+        (STREAM_RUNNER, we_meet(BrokenPipeError()), BrokenPipeError),
+        (STREAM_RUNNER, we_meet(ConnectionResetError()), ConnectionResetError),
+        (STREAM_RUNNER, we_meet(EOFError()), EOFError),
+        ("pytest", pyspark_meets(SystemExit(0)), SystemExit),
     ],
 )
 def test_the_process_of_a_query_ends_at_once_when_java_has_hung_up(
-    monkeypatch: pytest.MonkeyPatch, runs: str, error: BaseException, ends: bool
+    monkeypatch: pytest.MonkeyPatch, runs: str, step: Step, comes: type[BaseException]
 ) -> None:
     def leave(code: int) -> None:
         assert code == 0
@@ -160,9 +228,9 @@ def test_the_process_of_a_query_ends_at_once_when_java_has_hung_up(
     def run() -> None:
         """As PySpark does."""
         try:
-            raise error
+            step(reader)
         finally:
             reader.stop()
 
-    with pytest.raises(_Ended if ends else type(error)):
+    with pytest.raises(comes):
         run()

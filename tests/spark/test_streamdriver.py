@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -15,7 +16,12 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangecluster import Bounds, Found
 from orbitmq.client.ranges import QueueRange
 from orbitmq.errors import OrbitError
-from orbitmq.spark.errors import DataLost, OptionRefused, SourceError
+from orbitmq.spark.errors import (
+    CheckpointOfOtherTopics,
+    DataLost,
+    OptionRefused,
+    SourceError,
+)
 from orbitmq.spark.heads import HeadSettings
 from orbitmq.spark.offsets import Json
 from orbitmq.spark.options import stream_options
@@ -669,6 +675,87 @@ def test_queues_that_were_assigned_may_be_away_for_a_while() -> None:
             after = stream.latest_offset(before, limit=None)
 
     assert after == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
+
+
+# ---- whose checkpoint it is
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"subscribe": "orders"},
+        {"subscribePattern": "ord.*"},
+        {"assign": '{"orders": ["broker-a:0"]}'},
+    ],
+    ids=lambda query: next(iter(query)),
+)
+@pytest.mark.parametrize("losses", ["true", "false"])
+def test_a_checkpoint_of_another_topic_is_refused_as_such_before_the_broker_is_told(
+    orbit_cluster: EmbeddedCluster, query: dict[str, str], losses: str
+) -> None:
+    for topic in ("orders", "shop-orders"):
+        orbit_cluster.create_topic(topic, queues=1)
+        fill(orbit_cluster.broker_addresses[0], topic, numbered(10))
+    other, end = at("shop-orders", 3), at("shop-orders", 7)
+    options = query | {"group": "mixed", "failOnDataLoss": losses}
+
+    with driver(orbit_cluster, "orders", options=options) as stream:
+        stream.take_only_what_is_there()
+        with pytest.raises(CheckpointOfOtherTopics) as told:
+            stream.latest_offset(other, limit=None)
+        # A batch that was planned and is to be repeated; and where the reader gave the end itself.
+        for planned in (end, at("orders", 10)):
+            with pytest.raises(CheckpointOfOtherTopics):
+                stream.partitions(other, planned)
+        with pytest.raises(CheckpointOfOtherTopics):
+            stream.finished(other)
+
+    reads = {"subscribePattern": "pattern ord.*", "assign": "orders@broker-a:0"}
+    assert str(told.value) == (
+        "the checkpoint belongs to a query on topic shop-orders, and this query reads "
+        f"{reads.get(next(iter(query)), 'orders')}; give this query a checkpointLocation of its own"
+    )
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)  # noqa: S301  # our own
+    assert orbit_cluster.progress("mixed", "shop-orders") == {}
+
+
+@pytest.mark.parametrize("trigger", ["once", "ordinary"])
+def test_a_topic_that_a_query_has_given_up_is_a_loss(
+    orbit_cluster: EmbeddedCluster, trigger: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for topic in ("kept", "left"):
+        orbit_cluster.create_topic(topic, queues=1)
+        fill(orbit_cluster.broker_addresses[0], topic, numbered(10))
+    before = at("kept", 3) | at("left", 4)
+
+    with driver(orbit_cluster, "kept") as stream:
+        if trigger == "once":
+            stream.take_only_what_is_there()
+        with pytest.raises(DataLost, match="topic left is in the checkpoint, and the query does"):
+            stream.latest_offset(before, limit=None)
+    with driver(orbit_cluster, "kept", failOnDataLoss="false") as stream:
+        if trigger == "once":
+            stream.take_only_what_is_there()
+        after = stream.latest_offset(before, limit=None)
+        batch = stream.partitions(before, after)
+
+    assert [each for part in batch for each in part] == [
+        QueueRange(Queue("kept", "broker-a", 0), 3, 10)
+    ]
+    # Should it be read again, it is from where it was left.
+    assert after == at("kept", 10) | at("left", 4)
+    assert caplog.text.count("topics of the checkpoint are not read any more: left") == 1
+
+
+def test_a_topic_of_a_pattern_may_be_gone_without_being_given_up(
+    orbit_cluster: EmbeddedCluster,
+) -> None:
+    orbit_cluster.create_topic("shop-orders", queues=1)
+    before = at("shop-orders", 0) | at("shop-returns", 4)
+
+    with driver(orbit_cluster, "", subscribePattern="shop-.*") as stream:
+        assert stream.latest_offset(before, limit=None) == before
+        assert stream.latest_offset({}, limit=None) == at("shop-orders", 0)
 
 
 def stop_broker(cluster: EmbeddedCluster, place: int) -> None:

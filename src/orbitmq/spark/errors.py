@@ -45,6 +45,45 @@ class SchemaRefused(SourceError):
     """A schema that the source cannot read into, or that cannot be written."""
 
 
+class UnnamedReadRefused(SourceError):
+    """An account that may not read as the group by whose name reads without a group go."""
+
+    def __init__(self, group: str, refusal: str) -> None:
+        self.group = group
+        self.refusal = refusal
+        super().__init__(
+            f"a read without option 'group' pulls as group {group}, which this account may not: "
+            f"{refusal}; set option 'group' to one that it may read with, or 'groupPrefix' to the "
+            f"beginning of those, or have it allowed SUB on {group}"
+        )
+
+    def __reduce__(self) -> tuple[type[UnnamedReadRefused], tuple[str, str]]:
+        return type(self), (self.group, self.refusal)
+
+
+class CheckpointOfOtherTopics(SourceError):
+    """A checkpoint that another query made: none of the topics in it is one that this query reads.
+
+    No option makes it right: what the checkpoint says is about other messages.
+    """
+
+    def __init__(self, topics: Iterable[str], subscription: str) -> None:
+        self.topics = tuple(topics)
+        #: What this query reads.
+        self.subscription = subscription
+        shown = ", ".join(self.topics[:10])
+        if len(self.topics) > 10:
+            shown += f" and {len(self.topics) - 10} more"
+        noun = "topic" if len(self.topics) == 1 else "topics"
+        super().__init__(
+            f"the checkpoint belongs to a query on {noun} {shown}, and this query reads "
+            f"{subscription}; give this query a checkpointLocation of its own"
+        )
+
+    def __reduce__(self) -> tuple[type[CheckpointOfOtherTopics], tuple[tuple[str, ...], str]]:
+        return type(self), (self.topics, self.subscription)
+
+
 class DataLost(SourceError):
     """Messages that the query has to read are not there any more."""
 

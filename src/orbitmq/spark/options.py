@@ -110,6 +110,12 @@ class Subscription:
             return f"pattern {self.pattern}"
         return ",".join(self.topics) if self.topics else ",".join(map(str, self.queues))
 
+    def names(self, topic: str) -> bool:
+        """Whether the topic is one of these, be it there at present or not."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics or any(queue.topic == topic for queue in self.queues)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:

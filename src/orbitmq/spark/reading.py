@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangememory import AnswerMemory
 from orbitmq.client.rangepulls import ANSWER_BYTES
@@ -26,7 +28,7 @@ from orbitmq.message.arrow import BadBody, messages_to_arrow
 from orbitmq.message.errors import ChunkTooLarge, RecordInvalid
 from orbitmq.message.slices import listed
 from orbitmq.spark.connections import answer_memory, links_to
-from orbitmq.spark.errors import DataLost
+from orbitmq.spark.errors import DataLost, UnnamedReadRefused
 from orbitmq.spark.schema import arrow_schema
 from orbitmq.spark.workerends import leave_quietly
 from orbitmq.spark.workergarbage import put_modules_aside
@@ -58,7 +60,17 @@ def read_partition(
                 yield from batches
     except OffsetsGone as gone:
         raise DataLost.of(gone) from gone
+    except BrokerRefused as refused:
+        if _is_for_want_of_a_group(refused, options.group):
+            raise UnnamedReadRefused(options.group, str(refused)) from refused
+        raise
     put_modules_aside()
+
+
+def _is_for_want_of_a_group(refused: BrokerRefused, group: str) -> bool:
+    """Whether an account may not pull as the group that nobody has named. Brokers name it then."""
+    is_about_it = group == TOOLS_GROUP and group in refused.remark
+    return is_about_it and refused.name == "NO_PERMISSION"
 
 
 def _chunks(

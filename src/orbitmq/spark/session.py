@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.spark.java import cache_folder, find_java
+from orbitmq.spark.sparkprocesses import QUIET_DAEMON
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +25,7 @@ _FILE_MANAGER: Final = f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFil
 #: Where Spark 4.0 has it.
 _OLD_FILE_MANAGER: Final = f"{_STREAMING}.FileSystemBasedCheckpointFileManager"
 _FILE_MANAGER_SETTING: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_DAEMON_SETTING: Final = "spark.python.daemon.module"
 #: For every session on one machine.
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     # Takes 40 to 50 ms off each Python task, which over TCP wait for delayed acknowledgements.
@@ -31,12 +33,15 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     # The default starts a process for every write of the logs of a stream. Local checkpoints only.
     _FILE_MANAGER_SETTING: _FILE_MANAGER,
     # PySpark's own prints a traceback whenever Java wants no more of a worker: for every `show()`.
-    "spark.python.daemon.module": "orbitmq.spark.workerdaemon",
+    _DAEMON_SETTING: QUIET_DAEMON,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+#: Of these, what is wrong unless the driver is on the same machine as all that it works with:
+#: addresses, and a daemon that executors may not have when they start it.
+LOCAL_ONLY: Final = ("spark.driver.bindAddress", "spark.driver.host", _DAEMON_SETTING)
 #: What the folder of PySpark has that its launcher needs.
 _LINKED: Final = ("bin", "jars", "sbin", "data", "licenses")
 

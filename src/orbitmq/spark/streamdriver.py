@@ -12,6 +12,10 @@ stands for; only from then on there is something to repeat. So neither time nor 
 A queue that appears later is read from its beginning: the batch in which it appears takes nothing
 of it and ends at its first message. Where losses are allowed, a batch takes nothing of a queue that
 ends before the stream's position, and the stream goes on at that end: it never goes further back.
+
+A checkpoint is of the topics that the query reads. If it is of others only, it belongs to another
+query, and nothing is read, nor told to brokers. If the query has given up some of them, what they
+have beyond it counts as lost.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from orbitmq.client.rangecluster import Bounds, RangeCluster
 from orbitmq.client.ranges import QueueRange
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError
-from orbitmq.spark.errors import DataLost
+from orbitmq.spark.errors import CheckpointOfOtherTopics, DataLost
 from orbitmq.spark.heads import Heads, HeadSettings
 from orbitmq.spark.offsets import (
     AtOffsets,
@@ -78,6 +82,8 @@ class StreamDriver:
         #: Where the run is to end that takes only what is there when it begins.
         self._target: dict[Queue, Bounds] | None = None
         self._last_start: Json | None = None
+        #: Topics of the checkpoint that the query does not read any more.
+        self._given_up: tuple[str, ...] = ()
         self._reported: dict[Queue, int] = {}
         self._report_not_before = float("-inf")
         self._joined: frozenset[str] = frozenset()
@@ -108,7 +114,7 @@ class StreamDriver:
         self._last_start = start
         if is_starting(start):
             return to_json(self._first_batch_end(take_all=take_all))
-        positions = from_json(start)
+        positions = self._own(start)
         self._report(positions)
         if self._is_draining():
             return start
@@ -135,13 +141,31 @@ class StreamDriver:
     def partitions(self, start: Json, end: Json) -> list[tuple[QueueRange, ...]]:
         """The ranges of a batch, dealt out to tasks."""
         read = self._options.read
-        ranges = list(self._ranges(start, from_json(end)))
+        ranges = list(self._ranges(start, self._own(end)))
         return partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
 
     def finished(self, end: Json) -> None:
         """A batch is done."""
         if not is_starting(end):
-            self._report(from_json(end))
+            self._report(self._own(end))
+
+    # ---- whose checkpoint it is
+
+    def _own(self, offset: Json) -> dict[Queue, int]:
+        """The positions that an offset of this query stands for."""
+        positions, read = from_json(offset), self._options.read
+        others = tuple(topic for topic in offset if not read.subscription.names(topic))
+        if others and len(others) == len(offset):
+            raise CheckpointOfOtherTopics(others, read.subscription.text)
+        if others and read.fail_on_data_loss:
+            raise DataLost(
+                f"topic {topic} is in the checkpoint, and the query does not read it any more"
+                for topic in others
+            )
+        if others and others != self._given_up:
+            self._given_up = others
+            log.warning("topics of the checkpoint are not read any more: %s", ", ".join(others))
+        return positions
 
     # ---- where batches end
 
@@ -228,7 +252,7 @@ class StreamDriver:
             begin = self._begin()
             positions = {queue: min(begin.get(queue, at), at) for queue, at in end.items()}
         else:
-            positions = from_json(start)
+            positions = self._own(start)
         bounds = self._heads.bounds()
         wanted: list[QueueRange] = []
         problems: list[str] = []

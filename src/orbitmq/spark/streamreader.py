@@ -12,13 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from orbitmq.spark.batchreader import RangePartition
 from orbitmq.spark.options import StreamOptions
 from orbitmq.spark.schema import check_schema
+from orbitmq.spark.sparkprocesses import STREAM_RUNNER, main_module
 from orbitmq.spark.streamdriver import StreamDriver
 from orbitmq.spark.workerends import leave_quietly
 
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orbitmq.spark.offsets import Json
-
-#: What runs as the main module in the process of a query.
-_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 class StreamReader(DataSourceStreamReader):
@@ -82,13 +81,27 @@ class StreamReader(DataSourceStreamReader):
 
 
 def _has_java_hung_up() -> bool:
-    """Whether the process of a query ends because Java wants it to, and not for an error."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is None or spec.name != _RUNNER:
+    """Whether the process of a query ends because Java wants it to, and not for an error.
+
+    Java does so by a signal, or closes the connection, which PySpark notices when it reads from it
+    or writes to it. Connections of ours may fail in the same way: of that Java has to hear.
+    """
+    if main_module() != STREAM_RUNNER:
         return False
-    return isinstance(
-        sys.exception(), SystemExit | EOFError | BrokenPipeError | ConnectionResetError
-    )
+    error = sys.exception()
+    if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
+        return not _passed_through_us(error.__traceback__)
+    return isinstance(error, SystemExit)
+
+
+def _passed_through_us(traceback: TracebackType | None) -> bool:
+    """Whether an error came out of code of this package."""
+    ours = __name__.partition(".")[0]
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0] == ours:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 class PlainStreamReader(StreamReader):

@@ -5,30 +5,29 @@ and when a session ends, Java closes the connection to a worker that still waits
 is wrong then, and PySpark's daemon nevertheless prints a traceback of `BrokenPipeError` on the
 terminal.
 
-In a session of ours tasks run under a daemon that does not (`workerdaemon`). Everywhere else, and
-for the workers that plan, which always are of PySpark's own daemon, a worker that has had to do
-with this source is told so (`leave_quietly`): it is quiet from its next turn on, and then it waits
-for most of its life.
+In a local session of ours tasks run under a daemon that does not (`workerdaemon`). Everywhere
+else, and for the workers that plan, which always are of PySpark's own daemon, a worker that has had
+to do with this source is told so (`leave_quietly`): it is quiet from its next turn on, and then it
+waits for most of its life.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-#: The module that runs as the main one in a worker, by default.
-_DAEMON: Final = "pyspark.daemon"
+from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, main_module
 
 
 def leave_quietly() -> None:
     """Let this process end without a word if it is a worker; does nothing in others."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    worker = getattr(main, "worker", None)
-    if spec is None or spec.name != _DAEMON or worker is None or isinstance(worker, Quiet):
+    if main_module() != PYSPARK_DAEMON:
         return
-    main.worker = Quiet(worker)  # type: ignore[union-attr]  # it has one
+    daemon: Any = sys.modules["__main__"]
+    worker = getattr(daemon, "worker", None)
+    if worker is not None and not isinstance(worker, Quiet):
+        daemon.worker = Quiet(worker)
 
 
 class Quiet:

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from functools import cache
-from typing import Final
 
-#: The modules of which one runs as the main one in such a process: Spark's default, and ours.
-_DAEMONS: Final = ("pyspark.daemon", "orbitmq.spark.workerdaemon")
+from orbitmq.spark.sparkprocesses import is_worker
 
 
 def put_modules_aside() -> None:
     """Let no later collection look at what is there now. Does something once in a worker."""
-    if _is_worker():
+    if is_worker():
         _freeze(os.getpid())
 
 
@@ -32,8 +29,3 @@ def _freeze(_process: int) -> None:
     """Once: even to ask whether anything was put aside takes a walk through all of it."""
     gc.collect()
     gc.freeze()
-
-
-def _is_worker() -> bool:
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name in _DAEMONS

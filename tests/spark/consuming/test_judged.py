@@ -87,6 +87,19 @@ def test_a_row_without_a_verdict_comes_again(
     assert [each.body for each in orbit_cluster.messages("%RETRY%billing")] == [b"3"]
 
 
+def test_a_row_that_has_used_up_its_attempts_is_counted_as_dead(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6))
+
+    with judged(read(spark, orbit_cluster, "orders"), failing_once("3", tmp_path)) as rows:
+        settled = settle(rows, "billing", name_server=orbit_cluster.name_server, max_retries=0)
+
+    assert settled == Settled(retried=0, dead=1, failures={0: 1})
+    until(lambda: orbit_cluster.messages("%DLQ%billing"), "it is a dead letter")
+
+
 def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
     spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:

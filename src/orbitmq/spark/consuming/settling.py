@@ -129,9 +129,9 @@ def _sending(
             failed = list(zip(_stored(access, group, batch), _failures(batch), strict=True))
             try:
                 taken = returner_for(access, group, max_retries).send_back(failed)
-                yield _counted(failed, taken)
+                yield _counted(failed, taken, max_retries)
             except OrbitError as error:
-                yield _counted(failed, [False] * len(failed), str(error))
+                yield _counted(failed, [False] * len(failed), max_retries, str(error))
 
     return send
 
@@ -190,13 +190,14 @@ def neighbours(places: Iterable[tuple[Queue, int]]) -> list[QueueRange]:
 def _counted(
     failed: Sequence[tuple[ReceivedMessage, Failure]],
     taken: Sequence[bool],
+    max_retries: int | None,
     error: str | None = None,
 ) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415  # tasks only
 
     gone = [each for each, is_taken in zip(failed, taken, strict=True) if is_taken]
     held = sum(failure.is_held for _, failure in gone)
-    dead = sum(failure.level == DEAD for _, failure in gone)
+    dead = sum(_is_dead(message, failure, max_retries) for message, failure in gone)
     kept = len(failed) - len(gone)
     failures = Counter(message.reconsume_times for message, failure in gone if not failure.is_held)
     return pa.RecordBatch.from_arrays(
@@ -209,4 +210,13 @@ def _counted(
             pa.array([error or ("no broker took it" if kept else None)], pa.string()),
         ],
         names=["retried", "dead", "held", "kept", "failures", "error"],
+    )
+
+
+def _is_dead(message: ReceivedMessage, failure: Failure, max_retries: int | None) -> bool:
+    """As far as it can be known here: without a number of ours, the group's own counts."""
+    if failure.is_held:
+        return False
+    return failure.level == DEAD or (
+        max_retries is not None and message.reconsume_times >= max_retries
     )

@@ -51,7 +51,7 @@ class Run:
     ) -> None:
         if once and trigger is not None:
             raise SettingError("once and trigger cannot be given together")
-        self.spark = spark
+        self._spark: SparkSession | None = spark
         self.name = name
         self.once = once
         self.trigger = None if trigger is None else positive_seconds(trigger, "trigger")
@@ -67,17 +67,27 @@ class Run:
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("spark", "console", "returned")
+            if name not in ("_spark", "console", "returned")
         }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        from pyspark.sql import SparkSession  # noqa: PLC0415  # where Spark is
-
         self.__dict__.update(state)
-        # The one that the batch belongs to. Tasks have none, and ask for none.
-        self.spark = SparkSession.getActiveSession()  # type: ignore[assignment]
+        self._spark = None
         self.console = None
         self.returned = ReturnCounts()
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session of the run; of a copy, the one that the batch belongs to.
+
+        A copy asks each time: when it is made the session is still that of the query, and batches
+        have one of their own, with which frames of the other cannot be joined. Tasks have none.
+        """
+        if self._spark is not None:
+            return self._spark
+        from pyspark.sql import SparkSession  # noqa: PLC0415  # where Spark is
+
+        return SparkSession.active()
 
     @property
     def options(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.spark.pipelines.errors import PipelineRefused
-from orbitmq.spark.session import prepare, settings_for, start_java
+from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +21,6 @@ _local = re.compile(r"local(?:\[(\d+|\*)(?:,(\d+))?\])?").fullmatch
 _MASTERS: Final = (
     "local, local[2], spark://host:7077, yarn, k8s://https://host:6443 or sc://host:15002"
 )
-#: Only for a driver that lives on the same machine as everything else.
-_LOOPBACK: Final = ("spark.driver.bindAddress", "spark.driver.host")
 _FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
@@ -62,7 +60,7 @@ def session_settings(
     if not url.startswith("sc://"):
         chosen = dict(settings_for())
         if not url.startswith("local"):
-            for setting in _LOOPBACK:
+            for setting in LOCAL_ONLY:
                 chosen.pop(setting, None)
         if checkpoint is not None and "://" in checkpoint and not checkpoint.startswith("file:"):
             # The quick way to write checkpoints is for file systems of this machine.

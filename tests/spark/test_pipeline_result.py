@@ -1,0 +1,95 @@
+"""`orbitmq pipeline run` of a pipeline whose result is a table: the rows, and what is said last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from orbitmq.cli import pipelinerunning
+from orbitmq.cli.connecting import Connection
+from orbitmq.cli.printing import Printer
+from orbitmq.spark.pipelines.loading import load
+
+PIPELINE = '''
+"""Counts, without a topic."""
+
+
+def pipeline(run, *, rows: int):
+    return run.spark.range(rows).selectExpr("id AS number")
+'''
+
+
+@pytest.fixture
+def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the command use the session of the tests, and leave it running."""
+    monkeypatch.setattr(pipelinerunning, "_session", lambda *_: spark)
+    monkeypatch.setattr(pipelinerunning, "_quietly_stop", lambda _: None)
+
+
+def run(folder: Path, rows: int, out: Printer) -> None:
+    (folder / "counting.py").write_text(PIPELINE)
+    definition, _ = load(str(folder / "counting.py"))
+    given = pipelinerunning.Given(
+        name="counting",
+        options={"rows": str(rows)},
+        master=None,
+        checkpoint=str(folder / "checkpoint"),
+        once=False,
+        trigger=None,
+        settings={},
+        restarts=0,
+        restart_pause=1.0,
+        stop_timeout=10.0,
+        console=None,
+        console_token=None,
+        spark_log=folder / "spark.log",
+        is_dry_run=False,
+        is_verbose=False,
+    )
+    pipelinerunning.run_pipeline(definition, given, Connection(), out)
+
+
+@pytest.mark.usefixtures("shared_session")
+@pytest.mark.parametrize(
+    ("rows", "printed", "end"),
+    [
+        (2, ["number", "0", "number", "1"], "counting finished: 2 rows shown"),
+        (4, ["number", "0", "number", "1", "number", "2"], "counting finished: 3 rows shown"),
+        (0, [], "counting finished: 0 rows shown"),
+    ],
+)
+def test_the_end_says_how_many_rows_were_shown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rows: int,
+    printed: list[str],
+    end: str,
+) -> None:
+    monkeypatch.setattr(pipelinerunning, "_MOST_ROWS", 3)
+
+    run(tmp_path, rows, Printer())
+
+    told = capsys.readouterr()
+    started, _, table = told.out.partition("\n")
+    assert started == f"counting started rows={rows}"
+    assert table.split() == printed
+    assert told.err.splitlines()[-1] == end
+
+
+@pytest.mark.usefixtures("shared_session")
+def test_programs_are_told_as_many_rows_as_they_got(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, 2, Printer(is_json=True))
+
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["row"] for each in events if each["event"] == "row"] == [
+        {"number": 0},
+        {"number": 1},
+    ]
+    (ended,) = [each for each in events if each["event"] == "ended"]
+    assert (ended["state"], ended["rows"]) == ("finished", 2)
