@@ -1,8 +1,9 @@
-"""The Spark pipeline: orders are billed, enriched and written as Parquet; those that fail go back.
+"""The Spark pipeline: orders are billed, enriched, summed up and written as Parquet.
 
 It is an ordinary structured stream. `judged` calls the handler for every row on the executors and
 adds what it said as columns; rows that are fine go on, the others are given back to the broker,
-which delivers them to the group again after a delay that grows, and at last as dead letters.
+which delivers them to the group again after a delay that grows, and at last as dead letters. What
+it does is reported to the console, which shows the query beside its group.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from examples.demo.orders import BILLING, MAX_RETRIES, TOPIC
+from examples.demo.orders import BILLING, CUSTOMERS, MAX_RETRIES, TOPIC, segment_of
+from examples.demo.revenue import Totals
 from orbitmq import ReceivedMessage, Retry
 from orbitmq.spark import judged, process, settle, with_retries
+from orbitmq.spark.streamreturns import ReturnCounts, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from orbitmq.spark.reporting import QueryReports
+
 SCHEMA = "order STRING, customer INT, country STRING, cents BIGINT, account STRING"
-SEGMENTS = ("new", "regular", "gold")
 
 
 def bill(message: ReceivedMessage) -> None:
@@ -40,21 +44,27 @@ class Counts:
 
     batches: int = 0
     billed: int = 0
-    #: Given back to the broker, which decides whether they come again or are given up.
-    sent_back: int = 0
+    #: Given back to the broker, to come again; those that are given up are counted there.
+    retried: int = 0
     batch_seconds: float = 0.0
+    #: What the paid orders come to, as the stream itself keeps it.
+    cents: int = 0
 
 
 class Billing:
     """The pipeline, from its start to its stop."""
 
-    def __init__(self, spark: SparkSession, name_server: str, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, name_server: str, console: str, folder: Path) -> None:
         self.counts = Counts()
         self.results = folder / "billed"
+        self.totals = Totals(folder / "revenue")
         self._spark = spark
         self._name_server = name_server
+        self._console = console
         self._checkpoint = folder / "checkpoint"
         self._query: StreamingQuery | None = None
+        self._returned = ReturnCounts()
+        self._reports: QueryReports | None = None
         self._lock = threading.Lock()
         self._customers = customers(spark)
 
@@ -70,6 +80,11 @@ class Billing:
 
     def start(self) -> None:
         """Begin with the first order there is."""
+        from orbitmq.spark.reporting import report_queries  # noqa: PLC0415  # imports Spark
+
+        self._reports = report_queries(
+            self._spark, self._console, groups={BILLING: BILLING}, returned=self._returned
+        )
         topics = with_retries(TOPIC, group=BILLING, name_server=self._name_server)
         self._query = (
             self._spark.readStream.format("rocketmq")
@@ -92,6 +107,8 @@ class Billing:
             # starts again, so it is let through.
             with self._lock:
                 self._query.stop()
+        if self._reports is not None:
+            self._reports.stop()
 
     @property
     def problem(self) -> str | None:
@@ -105,20 +122,19 @@ class Billing:
         with self._lock:
             began = time.monotonic()
             with judged(batch, bill, group=BILLING) as rows:
-                by_outcome = {
-                    row["outcome"]: row["count"]
-                    for row in rows.groupBy("outcome").count().collect()
-                }
                 # A batch that Spark repeats has the same number, and replaces what it wrote.
-                enriched(rows.where("outcome = 'ok'"), self._customers).write.mode(
-                    "overwrite"
-                ).parquet(str(self.results / f"batch={number}"))
+                billed = enriched(rows.where("outcome = 'ok'"), self._customers)
+                billed.write.mode("overwrite").parquet(str(self.results / f"batch={number}"))
+                self.totals.add(billed, number)
                 settled = settle(
                     rows, BILLING, name_server=self._name_server, max_retries=MAX_RETRIES
                 )
+            self._returned.add(batch_of(batch), settled)
+            totals = self.totals.upto(number).values()
             self.counts.batches += 1
-            self.counts.billed += by_outcome.get("ok", 0)
-            self.counts.sent_back += settled.retried + settled.dead
+            self.counts.billed = sum(each.orders for each in totals)
+            self.counts.cents = sum(each.cents for each in totals)
+            self.counts.retried += settled.retried
             self.counts.batch_seconds = time.monotonic() - began
 
 
@@ -134,5 +150,5 @@ def enriched(orders: DataFrame, known: DataFrame) -> DataFrame:
 
 def customers(spark: SparkSession) -> DataFrame:
     """A small table to join with."""
-    rows = [(number, SEGMENTS[number % len(SEGMENTS)]) for number in range(1000)]
+    rows = [(number, segment_of(number)) for number in range(CUSTOMERS)]
     return spark.createDataFrame(rows, "customer INT, segment STRING")

@@ -18,6 +18,15 @@ class Moment:
     dead: int
     members: int
 
+    @property
+    def billing_lag(self) -> int:
+        """Orders that are neither billed nor given up."""
+        return max(0, self.sent - self.billed - self.dead)
+
+    @property
+    def shipping_lag(self) -> int:
+        return max(0, self.sent - self.shipped)
+
 
 @dataclass(slots=True)
 class History:
@@ -41,6 +50,7 @@ class History:
         import matplotlib as mpl  # noqa: PLC0415  # slow, and only at the end
 
         mpl.use("Agg")
+        mpl.rcParams["svg.fonttype"] = "none"  # words stay words, which can be searched
         from matplotlib import pyplot as plt  # noqa: PLC0415
 
         times = [each.seconds for each in self.moments]
@@ -50,11 +60,14 @@ class History:
             ("billed", "billed on Spark"),
             ("shipped", "shipped by plain consumers"),
         ):
-            rates.plot(times[1:], self._rates(name), label=label, linewidth=1.4)
+            rates.plot(times[1:], self._rates(name), label=label, linewidth=1.4, gid=f"rate-{name}")
         rates.set_ylabel("messages per second")
         rates.legend(frameon=False, fontsize=8)
-        lags.plot(times, [m.sent - m.billed - m.dead for m in self.moments], label="Spark")
-        lags.plot(times, [max(0, m.sent - m.shipped) for m in self.moments], label="plain")
+        for name, label, behind in (
+            ("billing", "Spark", [each.billing_lag for each in self.moments]),
+            ("shipping", "plain consumers", [each.shipping_lag for each in self.moments]),
+        ):
+            lags.plot(times, behind, label=label, linewidth=1.4, gid=f"lag-{name}")
         for before, after in pairwise(self.moments):
             if before.members != after.members and after.members:
                 sign = "joins" if after.members > before.members else "leaves"

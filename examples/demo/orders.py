@@ -15,8 +15,11 @@ SHIPPING = "shipping"
 #: Attempts after the first, before an order is given up.
 MAX_RETRIES = 2
 
+CUSTOMERS = 1000
+SEGMENTS = ("new", "regular", "gold")
 COUNTRIES = ("DE", "FR", "IN", "JP", "US")
-TAGS = ("paid", "paid", "paid", "refunded")
+PAID = "paid"
+TAGS = (PAID, PAID, PAID, "refunded")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -40,12 +43,17 @@ def make_order(number: int, seed: int) -> tuple[Order, str]:
         account = "busy"
     order = Order(
         order=f"order-{number}",
-        customer=chance.randrange(1000),
+        customer=chance.randrange(CUSTOMERS),
         country=chance.choice(COUNTRIES),
         cents=chance.randrange(100, 100_000),
         account=account,
     )
     return order, chance.choice(TAGS)
+
+
+def segment_of(customer: int) -> str:
+    """What is known about a customer."""
+    return SEGMENTS[customer % len(SEGMENTS)]
 
 
 def is_hopeless(number: int, seed: int) -> bool:

@@ -24,14 +24,14 @@ def view(history: History, counts: Counts, phase: str, left: float | None) -> Re
     table.add_column("the last half minute")
     for title, name, behind in (
         ("three shops send", "sent", None),
-        ("billing, on Spark", "billed", now.sent - now.billed - now.dead),
-        ("shipping, plain", "shipped", now.sent - now.shipped),
+        ("billing, on Spark", "billed", now.billing_lag),
+        ("shipping, plain", "shipped", now.shipping_lag),
     ):
         table.add_row(
             title,
             f"{getattr(now, name):,}",
             f"{history.rate(name):,.0f}",
-            "" if behind is None else f"{max(0, behind):,}",
+            "" if behind is None else f"{behind:,}",
             trend(history, name),
         )
     rest = "" if left is None else f"  {left:.0f} s left."
@@ -39,8 +39,8 @@ def view(history: History, counts: Counts, phase: str, left: float | None) -> Re
         table,
         Text(
             f"Spark: {counts.batches} batches, the last took {counts.batch_seconds:.1f} s; "
-            f"{counts.sent_back:,} sent back, {now.dead:,} dead letters. "
-            f"Shipping: {now.members} members."
+            f"{counts.retried:,} retries, {now.dead:,} dead letters.\n"
+            f"Revenue so far: {counts.cents / 100:,.2f}. Members of shipping: {now.members}."
         ),
         Text(f"{phase}{rest}", style="dim"),
     )
@@ -51,9 +51,13 @@ def line(history: History, counts: Counts, phase: str, left: float | None) -> st
     now = history.moments[-1]
     rest = "" if left is None else f" {left:.0f} s left."
     return (
-        f"{now.sent:,} sent, {now.billed:,} billed on Spark in {counts.batches} batches, "
-        f"{now.shipped:,} shipped by {now.members} members, {counts.sent_back:,} sent back, "
-        f"{now.dead:,} dead letters. {phase}{rest}"
+        f"{now.sent:,} sent ({history.rate('sent'):,.0f}/s), "
+        f"{now.billed:,} billed on Spark in {counts.batches} batches "
+        f"({history.rate('billed'):,.0f}/s, {now.billing_lag:,} behind), "
+        f"{now.shipped:,} shipped by {now.members} members "
+        f"({history.rate('shipped'):,.0f}/s, {now.shipping_lag:,} behind), "
+        f"{counts.retried:,} retries, {now.dead:,} dead letters, "
+        f"revenue {counts.cents / 100:,.2f}. {phase}{rest}"
     )
 
 

@@ -13,10 +13,15 @@ from rich.panel import Panel
 from rich.table import Table
 
 from examples.demo.orders import BILLING, is_hopeless
+from examples.demo.revenue import Place, Revenue, Totals, of_rows
 from orbitmq import Admin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+#: Rows of the results that are shown.
+LOOK = 3
+_NUMBERS = ("customer", "cents", "reconsumeTimes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +40,27 @@ class Sums:
     shipped_calls: int
     shipped: int
     lost_in_shipping: int
+    #: What the stream summed up as it went, and what its rows come to afterwards.
+    revenue: Mapping[Place, Revenue]
+    revenue_of_rows: Mapping[Place, Revenue]
 
     @property
     def adds_up(self) -> bool:
         return (
             self.sent == self.billed + self.dead
             and self.sent == self.shipped
+            and self.revenue == self.revenue_of_rows
             and not (self.lost_in_billing or self.misjudged or self.lost_in_shipping)
         )
 
 
 def add_up(
-    sent: int, seed: int, results: Path, shipped: Mapping[str, int], name_server: str
+    sent: int,
+    seed: int,
+    results: Path,
+    totals: Totals,
+    shipped: Mapping[str, int],
+    name_server: str,
 ) -> tuple[Sums, pa.Table, list[str]]:
     """Count everything anew: Parquet files, dead letters, lines of the shippers."""
     orders = {f"order-{number}" for number in range(sent)}
@@ -66,6 +80,8 @@ def add_up(
         shipped_calls=sum(shipped.values()),
         shipped=len(orders & shipped.keys()),
         lost_in_shipping=len(orders - shipped.keys()),
+        revenue=totals.latest(),
+        revenue_of_rows=of_rows(rows),
     )
     return sums, rows, sorted({letter.reason for letter in letters})
 
@@ -104,21 +120,29 @@ def show(sums: Sums, rows: pa.Table, reasons: list[str], screen: Console) -> Non
     for reason in reasons:
         screen.print(f"Dead letters say: [italic]{reason}[/italic]")
     if rows.num_rows:
-        show_revenue(rows, screen)
+        show_look(rows, screen)
+    if sums.revenue:
+        show_revenue(sums.revenue, screen)
 
 
-def show_revenue(rows: pa.Table, screen: Console) -> None:
-    paid = rows.filter(pa.compute.equal(rows.column("tags"), "paid"))
-    grouped = paid.group_by(["country", "segment"]).aggregate([("cents", "sum")])
-    by_country: dict[str, dict[str, int]] = {}
-    for row in grouped.to_pylist():
-        by_country.setdefault(row["country"], {})[row["segment"]] = row["cents_sum"]
-    segments = sorted({segment for sums in by_country.values() for segment in sums})
-    table = Table(title="Revenue of paid orders, from the Parquet files", title_justify="left")
+def show_look(rows: pa.Table, screen: Console) -> None:
+    """The newest of the results, as they lie there."""
+    newest = rows.sort_by([("storeTimestamp", "descending")]).slice(0, LOOK).to_pylist()
+    table = Table(title=f"The last {len(newest)} of the results", title_justify="left")
+    for name in ("order", "customer", "segment", "country", "tags", "cents", "reconsumeTimes"):
+        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    for row in newest:
+        table.add_row(*(str(row[column.header]) for column in table.columns))
+    screen.print(table)
+
+
+def show_revenue(revenue: Mapping[Place, Revenue], screen: Console) -> None:
+    segments = sorted({place.segment for place in revenue})
+    table = Table(title="Revenue of paid orders, summed up by the stream", title_justify="left")
     table.add_column("country")
     for segment in segments:
         table.add_column(segment, justify="right")
-    for country in sorted(by_country):
-        cells = [f"{by_country[country].get(segment, 0) / 100:,.2f}" for segment in segments]
-        table.add_row(country, *cells)
+    for country in sorted({place.country for place in revenue}):
+        sums = [revenue.get(Place(country, segment), Revenue(0, 0)) for segment in segments]
+        table.add_row(country, *(f"{each.cents / 100:,.2f}" for each in sums))
     screen.print(table)

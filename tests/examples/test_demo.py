@@ -1,133 +1,325 @@
-"""The demo ends in a summary that adds up, and says so in its exit code."""
+"""The demo ends in a summary that adds up, whenever it is ended, and says so in its exit code.
+
+Two whole runs serve most of the tests. One is watched at a terminal until it has shown all there is
+to show, and is ended by Ctrl-C while orders come; the other ends by itself, its output in a pipe,
+and hears Ctrl-C when nobody should be disturbed by it any more.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 
-from examples.demo.orders import is_hopeless
+from examples.demo.history import History, Moment
+from examples.demo.orders import TOPIC, is_hopeless, make_order, segment_of
+from examples.demo.revenue import Place, Revenue, Totals, of_rows
+from orbitmq import Admin
+from tests.support.command import Started
+from tests.support.demoing import DEADLINE, ROOT, RunningDemo
+from tests.support.demowords import (
+    SVG,
+    frames_of,
+    heights_of,
+    largest_of,
+    number,
+    picture_in,
+    points_of,
+    sums_of,
+    table_of,
+)
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(300)
 
-
-@contextlib.contextmanager
-def running_demo(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The demo as a process; ended with all its children if it is still there afterwards."""
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "examples.demo", "--folder", str(folder), *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "120", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-        start_new_session=True,  # a group of its own, to which signals can be sent
-    )
-    try:
-        yield demo
-    finally:
-        if demo.poll() is None:
-            os.killpg(demo.pid, signal.SIGKILL)
-            demo.communicate(timeout=60)
+SEED = 7
 
 
-def children_of(parent: int) -> list[int]:
-    tasks = Path(f"/proc/{parent}/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A run at a terminal, ended by Ctrl-C while orders came."""
+
+    code: int
+    said: str
+    folder: Path
+    picture: Path
+    console: str
+    #: What the console knew about Spark's queries while orders came.
+    pipelines: list[dict[str, Any]]
+    children: list[int]
 
 
-def until_gone(processes: list[int]) -> None:
-    """Wait for the end of processes that are not ours to wait for."""
-    end = time.monotonic() + 60
-    pause = threading.Event()
-    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < end, f"still there: {left}"
-        pause.wait(0.05)
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A run that came to its own end, with its output in a pipe."""
+
+    code: int
+    said: str
+    folder: Path
+
+    @property
+    def sent(self) -> int:
+        return sums_of(self.said)["billing"][0]
 
 
-def rows_of(said: str) -> dict[str, list[int]]:
-    """The numbers of the summary: sent, done, dead letters, lost, done twice."""
-    rows = {}
-    for line in said.splitlines():
-        if match := re.match(r"│ (billing|shipping) [^│]+│(.*)│$", line):
-            rows[match[1]] = [int(cell.replace(",", "")) for cell in match[2].split("│")]
-    return rows
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    folder = tmp_path_factory.mktemp("watched") / "demo"
+    picture = folder.parent / "screen.svg"
+    options = ("--seconds", "600", "--rate", "200", "--keep", "--picture", str(picture))
+    with RunningDemo(folder, *options) as demo:
+        (console,) = re.findall(r"Look around: (http://127\.0\.0\.1:\d+)", demo.until(" top --"))
+        # Shippers are often not behind at all.
+        demo.until(lambda said: all(largest_of(said)._replace(shipping_lag=1)))
+        pipelines = pipelines_at(console, until=lambda found: any(each["dead"] for each in found))
+        children = demo.children()
+
+        demo.press_ctrl_c()
+        demo.until("Stopped early. The last orders are being handled.")
+        demo.send_to_all(signal.SIGTERM)
+
+        code = demo.wait()
+        return Watched(code, demo.said, folder, picture, console, pipelines, children)
 
 
-@pytest.mark.timeout(300)
-def test_the_summary_of_a_run_adds_up(tmp_path: Path) -> None:
-    options = ("--seconds", "5", "--rate", "200", "--seed", "7")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole") / "demo"
+    options = ("--seconds", "4", "--rate", "250", "--seed", str(SEED))
+    with RunningDemo(folder, *options, piped=True) as demo:
+        demo.until("The last orders are being handled.")
+        demo.press_ctrl_c()
+        demo.until("Every order is accounted for")
+        demo.press_ctrl_c()
 
-    with running_demo(tmp_path / "demo", *options) as demo:
-        said, _ = demo.communicate(timeout=280)
+        return Whole(demo.wait(), demo.said, folder)
 
-    assert demo.returncode == 0, said
-    sent, billed, dead, lost, _ = rows_of(said)["billing"]
-    assert sent > 100  # at most 1,000; how many depends on the machine
-    # Which orders are hopeless is decided by the seed, not by the run.
-    assert dead == sum(is_hopeless(number, 7) for number in range(sent)) > 0
+
+def test_ctrl_c_while_orders_come_ends_in_a_summary_that_adds_up(watched: Watched) -> None:
+    assert watched.code == 0, watched.said
+    assert "Traceback" not in watched.said
+    sent, billed, dead, lost, _ = sums_of(watched.said)["billing"]
+    assert sent > 0
     assert (sent, lost) == (billed + dead, 0)
-    assert rows_of(said)["shipping"][:4] == [sent, sent, 0, 0]
-    assert "the bank knows no such account" in said
-    # Into a pipe goes a line now and then, from the beginning on.
-    line = r"^[\d,]+ sent, .* dead letters\. Orders come in\. \d+ s left\.$"
-    assert re.search(line, said, re.MULTILINE)
-    assert any((tmp_path / "demo" / "billed").rglob("*.parquet"))
-    assert (tmp_path / "demo" / "history.svg").stat().st_size > 0
-    assert not (tmp_path / "demo" / "broker").exists()
+    assert sums_of(watched.said)["shipping"][:4] == [sent, sent, 0, 0]
+    until_gone(watched.children)
 
 
-@pytest.mark.timeout(300)
-def test_a_signal_to_all_of_it_still_ends_in_a_summary_that_adds_up(tmp_path: Path) -> None:
-    pause = threading.Event()
-    with running_demo(tmp_path / "demo", "--seconds", "600", "--rate", "100") as demo:
-        # The shippers write nothing there; the file is made when the first of them is started.
-        end = time.monotonic() + 120
-        while not (tmp_path / "demo" / "shops.log").exists():
-            assert demo.poll() is None, demo.communicate(timeout=60)[0]
-            assert time.monotonic() < end, "no shipper was started"
-            pause.wait(0.05)
+def test_ctrl_c_while_the_last_orders_are_handled_or_summed_up_disturbs_nothing(
+    whole: Whole,
+) -> None:
+    assert whole.code == 0, whole.said
+    assert "Traceback" not in whole.said
+    # It was not the key that ended it.
+    assert "Stopped early" not in whole.said
+    assert "Picture: " in whole.said
 
-        # What `timeout` does, and a terminal's Ctrl-C: Spark's Java and all children hear it.
-        children = children_of(demo.pid)
-        assert children
-        os.killpg(demo.pid, signal.SIGTERM)
-        said, _ = demo.communicate(timeout=150)
 
-    assert demo.returncode == 0, said
-    assert "Stopped early" in said
-    sent, billed, dead, lost, _ = rows_of(said)["billing"]
-    assert (sent, lost) == (billed + dead, 0)
+@pytest.mark.parametrize(
+    "reach",
+    [
+        pytest.param(RunningDemo.until_signals_are_taken, id="while Python imports"),
+        pytest.param(lambda demo: demo.until_there("broker.log"), id="while the broker starts"),
+        pytest.param(lambda demo: demo.until("Starting Spark"), id="while Spark starts"),
+    ],
+)
+def test_ctrl_c_before_the_first_order_says_that_nothing_was_sent(
+    tmp_path: Path, reach: Callable[[RunningDemo], object]
+) -> None:
+    with RunningDemo(tmp_path / "demo", "--seconds", "600") as demo:
+        reach(demo)
+        children = demo.children()
+
+        demo.press_ctrl_c()
+
+        assert demo.wait() == 0, demo.said
+        assert "nothing was sent" in demo.said
+        assert "Traceback" not in demo.said
+        assert "accounted for" not in demo.said
     until_gone(children)
 
 
+def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched: Watched) -> None:
+    frames = frames_of(watched.said)
+    last = frames[-1]
+
+    # That each of them was above zero was waited for. A hopeless order is tried three times.
+    assert all(frame.retries >= 2 * frame.dead for frame in frames)
+    assert all(
+        frame.billing_lag == max(0, frame.sent - frame.billed - frame.dead) for frame in frames
+    )
+    sent, billed, dead, _, twice = sums_of(watched.said)["billing"]
+    assert (last.sent, last.billed, last.dead, last.billing_lag) == (sent, billed + twice, dead, 0)
+
+
+def test_the_stream_is_seen_at_the_console_whose_address_is_shown(watched: Watched) -> None:
+    (found,) = watched.pipelines
+
+    assert (found["name"], found["group"]) == ("billing", "billing")
+    assert TOPIC in found["topics"]
+    assert found["state"] in ("running", "waiting")
+    assert found["batch"] >= 1
+    assert found["error"] is None
+    sent, billed, dead, _, twice = sums_of(watched.said)["billing"]
+    assert 0 < found["done"] <= billed + twice
+    assert 0 < found["dead"] <= dead
+    assert found["retried"] > 0
+    assert sum(found["lag"].values()) <= sent
+
+
+def test_the_picture_of_the_screen_has_the_consoles_address_and_the_sums(watched: Watched) -> None:
+    words = "".join(picture_in(watched.picture).itertext()).replace("\xa0", " ")
+
+    assert watched.console in words
+    assert "sent = done + dead letters, in both groups; lost 0" in words
+
+
+def test_data_that_was_kept_can_be_served_again(watched: Watched) -> None:
+    (data,) = re.findall(r"orbitmq up --data (\S+),", watched.said)
+    ports = ("--namesrv-port", "0", "--broker-port", "0")
+
+    with (
+        Started("up", "--data", data, *ports) as cluster,
+        Admin(name_server=cluster.address("name server")) as admin,
+    ):
+        found = admin.topics.status(TOPIC).messages
+
+    assert found == sums_of(watched.said)["billing"][0]
+
+
+def test_the_summary_of_a_run_adds_up(whole: Whole) -> None:
+    sent, billed, dead, lost, _ = sums_of(whole.said)["billing"]
+
+    assert 100 < sent <= 1000  # how many depends on the machine
+    # Which orders are hopeless is decided by the seed, not by the run.
+    assert dead == sum(is_hopeless(number, SEED) for number in range(sent)) > 0
+    assert (sent, lost) == (billed + dead, 0)
+    assert sums_of(whole.said)["shipping"][:4] == [sent, sent, 0, 0]
+    assert "sent = done + dead letters, in both groups; lost 0" in whole.said
+    assert "the bank knows no such account" in whole.said
+    assert not (whole.folder / "broker").exists()
+
+
+def test_the_revenue_that_the_stream_summed_up_is_that_of_the_orders(whole: Whole) -> None:
+    rows = ds.dataset(whole.folder / "billed").to_table()
+    summed = Totals(whole.folder / "revenue").latest()
+    # A shop that heard no answer sends an order again; it is there twice then, in both sums.
+    orders = rows.column("order").to_pylist()
+    once = rows.take([orders.index(order) for order in set(orders)])
+
+    assert summed == of_rows(rows)
+    assert of_rows(once) == revenue_by_seed(whole.sent)
+    shown = table_of(whole.said, "Revenue of paid orders")
+    assert shown[0] == ["country", "gold", "new", "regular"]
+    for country, *amounts in shown[1:]:
+        for segment, amount in zip(shown[0][1:], amounts, strict=True):
+            assert amount == f"{summed[Place(country, segment)].cents / 100:,.2f}"
+
+
+def test_the_results_are_looked_at(whole: Whole) -> None:
+    names, *looks = table_of(whole.said, "of the results")
+    rows = ds.dataset(whole.folder / "billed").to_table(columns=names).to_pylist()
+
+    assert names[0] == "order"
+    assert len(looks) == 3
+    there = [[str(row[name]) for name in names] for row in rows]
+    assert all(look in there for look in looks)
+    assert f"Results: {whole.folder / 'billed'}" in whole.said
+
+
+def test_lines_in_a_pipe_have_what_the_screen_has(whole: Whole) -> None:
+    coming = re.findall(
+        r"^[\d,]+ sent \(.* Orders come in\. \d+ s left\.$", whole.said, re.MULTILINE
+    )
+    last = re.findall(
+        r"^([\d,]+) sent \([\d,]+/s\), ([\d,]+) billed on Spark in (\d+) batches "
+        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) shipped by (\d+) members "
+        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) retries, ([\d,]+) dead letters, "
+        r"revenue ([\d,.]+)\. The last orders are being handled\.$",
+        whole.said,
+        re.MULTILINE,
+    )[-1]
+
+    assert coming
+    sent, billed, batches, lag, shipped, members, shipping_lag, retries, dead = map(
+        number, last[:9]
+    )
+    assert (sent, lag, shipping_lag) == (whole.sent, 0, 0)
+    _, done, given_up, _, twice = sums_of(whole.said)["billing"]
+    assert (billed, dead) == (done + twice, given_up)
+    assert shipped >= sent
+    assert batches >= 1
+    # A hopeless order is tried twice more, a busy one once; more where a batch is repeated.
+    accounts = [make_order(each, SEED)[0].account for each in range(sent)]
+    assert retries >= 2 * dead + accounts.count("busy")
+    # One from the beginning, two came, one left.
+    assert members == 2
+    cents = sum(each.cents for each in Totals(whole.folder / "revenue").latest().values())
+    assert last[9] == f"{cents / 100:,.2f}"
+
+
+def test_the_picture_has_throughput_and_lag_of_both_groups(whole: Whole) -> None:
+    root = picture_in(whole.folder / "history.svg")
+    words = {"".join(each.itertext()).strip() for each in root.iter(f"{SVG}text")}
+
+    assert {
+        *("messages per second", "sent", "billed on Spark", "shipped by plain consumers"),
+        *("messages behind", "Spark", "plain consumers", "seconds"),
+        "a member joins",
+    } <= words
+    for curve in ("rate-sent", "rate-billed", "rate-shipped", "lag-billing", "lag-shipping"):
+        points = points_of(root, curve)
+        assert len(points) > 4, curve
+        # Shippers may never be behind.
+        assert curve == "lag-shipping" or len({y for _, y in points}) > 1, f"{curve} is flat"
+
+
+def test_curves_are_drawn_where_the_numbers_are(tmp_path: Path) -> None:
+    moments = [
+        Moment(seconds=0.0, sent=0, billed=0, shipped=0, dead=0, members=1),
+        Moment(seconds=1.0, sent=100, billed=0, shipped=80, dead=0, members=1),
+        Moment(seconds=2.0, sent=200, billed=40, shipped=160, dead=10, members=2),
+        Moment(seconds=3.0, sent=200, billed=190, shipped=200, dead=10, members=1),
+    ]
+
+    History(moments).draw(tmp_path / "history.svg")
+
+    root = picture_in(tmp_path / "history.svg")
+    words = [each.text for each in root.iter(f"{SVG}text")]
+    assert [word.strip() for word in words if word and "member" in word] == [
+        "a member joins",
+        "a member leaves",
+    ]
+    assert heights_of(root, "lag-billing") == pytest.approx([0, 100 / 150, 1, 0], abs=0.01)
+    assert heights_of(root, "lag-shipping") == pytest.approx([0, 20 / 40, 1, 0], abs=0.01)
+    assert heights_of(root, "rate-billed") == pytest.approx([0, 40 / 150, 1], abs=0.01)
+    assert heights_of(root, "rate-sent") == pytest.approx([1, 1, 0], abs=0.01)
+
+
 def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
-    with running_demo(tmp_path / "demo", "--seconds", "600") as demo:
-        assert demo.stdout is not None
-        assert "name server" in demo.stdout.readline()
-        children = children_of(demo.pid)
+    with RunningDemo(tmp_path / "demo", "--seconds", "600") as demo:
+        demo.until("name server")
+        children = demo.children()
         assert children
 
-        demo.kill()
-        demo.communicate(timeout=60)
+        demo.process.kill()
+        demo.wait()
         until_gone(children)
 
 
 def test_a_senseless_time_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with running_demo(tmp_path / "demo", "--seconds", "-1") as demo:
-        said, _ = demo.communicate(timeout=60)
-
-    assert demo.returncode == 2
-    assert "--seconds must be positive, got -1" in said
+    with RunningDemo(tmp_path / "demo", "--seconds", "-1") as demo:
+        assert demo.wait() == 2
+        assert "--seconds must be positive, got -1" in demo.said
 
 
 def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
@@ -135,11 +327,9 @@ def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
     thesis.parent.mkdir()
     thesis.write_text("years of work")
 
-    with running_demo(thesis.parent, "--seconds", "1") as demo:
-        said, _ = demo.communicate(timeout=60)
-
-    assert demo.returncode == 1
-    assert "is not empty and not a demo's" in said
+    with RunningDemo(thesis.parent, "--seconds", "1") as demo:
+        assert demo.wait() == 1
+        assert "is not empty and not a demo's" in demo.said
     assert thesis.read_text() == "years of work"
 
 
@@ -148,3 +338,39 @@ def test_the_picture_in_the_readme_shows_a_run_that_adds_up() -> None:
 
     assert "sent = done + dead letters, in both groups; lost 0" in picture
     assert "does not add up" not in picture
+
+
+def pipelines_at(
+    console: str, *, until: Callable[[list[dict[str, Any]]], bool]
+) -> list[dict[str, Any]]:
+    """What a console says about Spark's queries, as soon as that is as wanted."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end, pause = time.monotonic() + DEADLINE, threading.Event()
+    while True:
+        with opener.open(f"{console}/api/v1/pipelines", timeout=DEADLINE) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["pipelines"]
+        if until(found):
+            return found
+        assert time.monotonic() < end, found
+        pause.wait(0.1)
+
+
+def until_gone(processes: list[int]) -> None:
+    """Wait for the end of processes that are not ours to wait for."""
+    end, pause = time.monotonic() + DEADLINE, threading.Event()
+    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, f"still there: {left}"
+        pause.wait(0.05)
+
+
+def revenue_by_seed(sent: int) -> dict[Place, Revenue]:
+    """What the stream must come to, from the orders as they were decided before the run."""
+    found: dict[Place, Revenue] = {}
+    for each in range(sent):
+        order, tag = make_order(each, SEED)
+        if not is_hopeless(each, SEED):
+            place = Place(order.country, segment_of(order.customer))
+            before = found.get(place, Revenue(0, 0))
+            paid = order.cents if tag == "paid" else 0
+            found[place] = Revenue(before.orders + 1, before.cents + paid)
+    return found

@@ -5,7 +5,6 @@ The cluster is the one that ORBITMQ_NAME_SERVER names.
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 
 spark = SparkSession.active()
 
@@ -32,6 +31,4 @@ dp.create_sink(name="paid_orders", format="rocketmq", options={"topic": "paid"})
 
 @dp.append_flow(target="paid_orders")
 def paid() -> DataFrame:
-    return (
-        spark.readStream.table("raw_orders").where(F.col("tags") == "paid").select("body", "keys")
-    )
+    return spark.readStream.table("raw_orders").where("tags = 'paid'").select("body", "keys")

@@ -1,0 +1,252 @@
+"""One run of the demo, from the broker's start to the summary."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.live import Live
+
+from examples.demo.billing import Billing
+from examples.demo.children import Cluster, Shippers, Shops
+from examples.demo.history import History, Moment
+from examples.demo.interrupts import Interrupts
+from examples.demo.options import Options
+from examples.demo.orders import BILLING, QUEUES, TOPIC
+from examples.demo.screen import line, view
+from examples.demo.sparkstart import in_peace, start_spark, words_of_spark_in
+from examples.demo.summary import add_up, show
+from orbitmq import Admin
+from orbitmq.client.admin.errors import TopicNotFound
+from orbitmq.client.names import dead_letter_topic
+
+#: Says that a folder was made by the demo and may be deleted by it.
+MARK = ".orbitmq-demo"
+#: Seconds between two looks at everything.
+BEAT = 0.5
+#: Seconds between two lines where there is no terminal to draw on.
+LINE_EVERY = 5.0
+#: How long the broker may take to start.
+BROKER_PATIENCE = 30.0
+#: How long the groups may take to finish what was sent.
+PATIENCE = 180.0
+
+
+def run(options: Options, interrupts: Interrupts) -> int:
+    """The exit code: 0 if everything adds up, also when it was interrupted."""
+    screen = Console(record=options.picture is not None)
+    logging.getLogger("orbitmq").addHandler(logging.NullHandler())
+    demo = Demo(options, screen, interrupts)
+    if interrupts.came:
+        return demo.nothing_sent()
+    make_folder(options.folder)
+    return demo.run()
+
+
+def make_folder(folder: Path) -> None:
+    """Begin anew in an empty folder; what the demo did not make itself is not touched."""
+    mark = folder / MARK
+    try:
+        if folder.exists() and any(folder.iterdir()) and not mark.exists():
+            sys.exit(f"{folder} is not empty and not a demo's; name another one with --folder")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        mark.touch()
+    except OSError as error:
+        sys.exit(f"{folder} cannot be used: {error.strerror}; name another one with --folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that works while orders come."""
+
+    shops: Shops
+    billing: Billing
+    shippers: Shippers
+
+
+class Demo:
+    """The run. Whoever wants it to end is heard between its steps; none of them is cut off."""
+
+    def __init__(self, options: Options, screen: Console, interrupts: Interrupts) -> None:
+        self._options = options
+        self._folder = options.folder.resolve()
+        self._screen = screen
+        self._interrupts = interrupts
+        self._history = History()
+        self._began = 0.0
+
+    def run(self) -> int:
+        cluster = Cluster(self._folder)
+        try:
+            if not self._is_up(cluster):
+                return self.nothing_sent() if self._interrupts.came else self._no_broker(cluster)
+            with Admin(name_server=cluster.name_server) as admin:
+                admin.topics.create(TOPIC, queues=QUEUES, exist_ok=True)
+                self._screen.print(
+                    f"[bold]OrbitMQ[/bold]  name server {cluster.name_server}, {QUEUES} queues\n"
+                    f"Look around: {cluster.console}\n"
+                    f"or in another terminal: "
+                    f".venv/bin/orbitmq top --name-server {cluster.name_server}\n"
+                    "[dim]Starting Spark, which takes some seconds ...[/dim]"
+                )
+                with words_of_spark_in(self._folder / "spark.log"):
+                    return self._with_spark(cluster, admin)
+        finally:
+            cluster.end()
+            if not self._options.keep:
+                shutil.rmtree(self._folder / "broker", ignore_errors=True)
+
+    def nothing_sent(self) -> int:
+        """The summary of a run that was ended before its first order."""
+        self._screen.print("Stopped early: nothing was sent, so there is nothing to sum up.")
+        return 0
+
+    def _is_up(self, cluster: Cluster) -> bool:
+        """Wait for the broker, but not for one that has ended or is not wanted any more."""
+        deadline = monotonic() + BROKER_PATIENCE
+        while not cluster.is_ready.wait(0.1):
+            if self._interrupts.came or not cluster.is_running or monotonic() > deadline:
+                return False
+        return True
+
+    def _no_broker(self, cluster: Cluster) -> int:
+        self._screen.print(f"[red]the broker did not start, see {cluster.log}[/red]")
+        return 1
+
+    def _with_spark(self, cluster: Cluster, admin: Admin) -> int:
+        spark = in_peace(start_spark, self._interrupts, self._tell_stop)
+        billing = Billing(spark, cluster.name_server, cluster.console, self._folder)
+        shippers = Shippers(cluster.name_server, self._folder)
+        shops: Shops | None = None
+        problem: str | None = None
+        try:
+            if not self._interrupts.came:
+                in_peace(billing.warm_up, self._interrupts, self._tell_stop)
+            if not self._interrupts.came:
+                billing.start()
+                shippers.join()
+                shops = Shops(
+                    cluster.name_server,
+                    self._folder,
+                    rate=self._options.rate,
+                    seed=self._options.seed,
+                )
+                problem = self._watch(Parts(shops, billing, shippers), admin)
+        finally:
+            if shops is not None:
+                shops.end()
+            billing.stop()
+            shippers.end()
+            spark.stop()
+        if shops is None:
+            return self.nothing_sent()
+        self._screen.print()
+        if problem is not None:
+            self._screen.print(f"[red]{problem}[/red]")
+        return self._sum_up(cluster, Parts(shops, billing, shippers))
+
+    def _tell_stop(self) -> None:
+        self._screen.print("Stopping, as soon as Spark has started ...")
+
+    def _watch(self, parts: Parts, admin: Admin) -> str | None:
+        """Until everything that was sent is done. Returns what went wrong, if something did."""
+        shops, shippers = parts.shops, parts.shippers
+        self._began = monotonic()
+        steps = [(0.3, shippers.join), (0.5, shippers.join), (0.75, shippers.leave)]
+        ended_at: float | None = None
+        is_early = False
+        phase = "Orders come in."
+        told = -LINE_EVERY
+        with Live(console=self._screen, refresh_per_second=4, transient=False) as live:
+            while True:
+                self._note(parts, dead_letters(admin))
+                passed = monotonic() - self._began
+                left = self._options.seconds - passed
+                if ended_at is None and (left <= 0 or self._interrupts.came):
+                    shops.end()
+                    ended_at = passed
+                    told = -LINE_EVERY
+                    phase = "The last orders are being handled."
+                    if is_early := left > 0:
+                        phase = f"Stopped early. {phase}"
+                is_sending = ended_at is None
+                is_done = not is_sending and self._is_done(shops, shippers)
+                shown = (self._history, parts.billing.counts, phase, left if is_sending else None)
+                live.update(view(*shown))
+                if not self._screen.is_terminal and (is_done or passed - told >= LINE_EVERY):
+                    told = passed
+                    self._screen.print(line(*shown), soft_wrap=True)
+                while steps and not is_early and passed > steps[0][0] * self._options.seconds:
+                    steps.pop(0)[1]()
+                problem = parts.billing.problem or shippers.problem
+                if problem is not None:
+                    return problem
+                if is_sending and not shops.is_running:
+                    return f"the shops ended by themselves, see {shops.log}"
+                if is_done:
+                    return None
+                if ended_at is not None and passed - ended_at > PATIENCE:
+                    return f"not everything was handled within {PATIENCE:g} s"
+                threading.Event().wait(BEAT)
+
+    def _note(self, parts: Parts, dead: int) -> None:
+        self._history.moments.append(
+            Moment(
+                seconds=monotonic() - self._began,
+                sent=parts.shops.sent,
+                billed=parts.billing.counts.billed,
+                shipped=parts.shippers.count,
+                dead=dead,
+                members=parts.shippers.members,
+            )
+        )
+
+    def _is_done(self, shops: Shops, shippers: Shippers) -> bool:
+        now = self._history.moments[-1]
+        return now.billed + now.dead >= shops.sent and len(shippers.shipped) >= shops.sent
+
+    def _sum_up(self, cluster: Cluster, parts: Parts) -> int:
+        billing = parts.billing
+        sums, rows, reasons = add_up(
+            parts.shops.sent,
+            self._options.seed,
+            billing.results,
+            billing.totals,
+            parts.shippers.shipped,
+            cluster.name_server,
+        )
+        show(sums, rows, reasons, self._screen)
+        picture = self._folder / "history.svg"
+        self._history.draw(picture)
+        shown = self._options.folder
+        self._screen.print(
+            f"Results: {shown / billing.results.name} and {shown / billing.totals.folder.name}, "
+            "as Parquet",
+            soft_wrap=True,
+        )
+        self._screen.print(
+            f"Picture: {shown / picture.name}, throughput and lag over time", soft_wrap=True
+        )
+        if self._options.keep:
+            self._screen.print(
+                f"Broker:  .venv/bin/orbitmq up --data {shown / 'broker'}, with all its messages",
+                soft_wrap=True,
+            )
+        if self._options.picture is not None and sums.adds_up:
+            self._screen.save_svg(str(self._options.picture), title="make demo")
+        return 0 if sums.adds_up else 1
+
+
+def dead_letters(admin: Admin) -> int:
+    """How many orders the broker has given up."""
+    try:
+        return admin.topics.status(dead_letter_topic(BILLING)).messages
+    except TopicNotFound:
+        return 0

@@ -1,0 +1,61 @@
+"""Spark for the demo: its start, which may be interrupted, and where its words go."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from examples.demo.interrupts import Interrupts
+from orbitmq.spark.session import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Seconds between two looks whether somebody wants the demo to end.
+_BEAT = 0.1
+
+T = TypeVar("T")
+
+
+def start_spark() -> SparkSession:
+    """A session that says nothing."""
+    spark = local_session("orbitmq demo", cores=2, settings={"spark.sql.shuffle.partitions": "2"})
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def in_peace(work: Callable[[], T], interrupts: Interrupts, tell: Callable[[], None]) -> T:
+    """Do work of some seconds that must not be cut off; `tell` is called when it is to be the last.
+
+    It is done in another thread: in the main one, Spark would put a handler of its own in the place
+    of ours, and nobody could be told anything meanwhile.
+    """
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Spark's imports, about other libraries
+        working = pool.submit(work)
+        is_told = False
+        while not wait([working], _BEAT).done:
+            if interrupts.came and not is_told:
+                is_told = True
+                tell()
+        return working.result()
+
+
+@contextmanager
+def words_of_spark_in(log: Path) -> Iterator[None]:
+    """Spark, its Java and its workers say much on the standard error: into a file with it."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
