@@ -77,7 +77,7 @@ def test_every_variable_is_one_that_the_program_knows() -> None:
     for service in COMPOSE["services"].values():
         named |= set(service.get("environment", {}))
     for variant in charts.VARIANTS:
-        for _, container in containers(charts.kept(variant)[1]):
+        for _, container in charts.containers(charts.kept(variant)[1]):
             named |= {variable["name"] for variable in container.get("env", ())}
 
     ours = {name for name in named if name.startswith("ORBITMQ_")}
@@ -308,15 +308,6 @@ def test_no_secret_stands_in_a_file() -> None:
 # ---- the chart
 
 
-def containers(objects: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The pods and the containers that objects start."""
-    for each in objects:
-        if each["kind"] in ("Deployment", "StatefulSet"):
-            pod = each["spec"]["template"]["spec"]
-            for container in pod["containers"]:
-                yield pod, container
-
-
 @pytest.mark.parametrize("variant", charts.VARIANTS)
 def test_what_is_kept_of_the_chart_is_what_it_makes_now(variant: str) -> None:
     made_from, _ = charts.kept(variant)
@@ -326,7 +317,7 @@ def test_what_is_kept_of_the_chart_is_what_it_makes_now(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", charts.VARIANTS)
 def test_every_pod_of_the_chart_has_no_rights_that_it_does_not_need(variant: str) -> None:
-    for pod, container in containers(charts.kept(variant)[1]):
+    for pod, container in charts.containers(charts.kept(variant)[1]):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == 10001
         assert pod["automountServiceAccountToken"] is False
@@ -381,7 +372,7 @@ def test_the_objects_of_the_chart_find_each_other(variant: str) -> None:
 def test_brokers_of_the_chart_keep_their_names_and_their_data() -> None:
     _, objects = charts.kept("everything")
     (broker,) = [each for each in objects if each["kind"] == "StatefulSet"]
-    (pod, container), *_ = containers([broker])
+    (pod, container), *_ = charts.containers([broker])
     variables = {each["name"]: each for each in container["env"]}
 
     assert variables["ORBITMQ_BROKER_NAME"]["valueFrom"] == {

@@ -25,6 +25,10 @@ ECHO = 10
 HOLD = 11
 QUESTION = 13
 
+#: With these a lending lasts until something ends it that the test does: however slow the machine
+#: is, the loop does not take the reading back because no thread has come to read yet.
+LENT_FOR_LONG = ConnectionSettings(reading_look=100 * DEADLINE)
+
 Returned = TypeVar("Returned")
 
 
@@ -95,20 +99,40 @@ async def lent(
     owner: Owner | None = None,
     settings: ConnectionSettings | None = None,
 ) -> AsyncIterator[tuple[Connection, BlockingSide, SharedReading]]:
-    """A connection whose reading was lent to threads by the first answer to one of them."""
+    """A connection whose reading is lent to threads, by the answer to one of them.
+
+    With settings by which the loop looks sooner than `LENT_FOR_LONG`, that is certain only until
+    the test lets the loop go on.
+    """
+    settings = settings or LENT_FOR_LONG
     connection = await connect(server.address, owner=owner, settings=settings)
     side = connection.for_threads()
     reading = connection._reading
     assert reading is not None
     try:
-        assert await in_threads(lambda: ask(side, ECHO, b"first")) == [b"first"]
-        assert reading.is_lent
+        await lend(side, reading)
         yield connection, side, reading
     finally:
         connection.abort()
         async with asyncio.timeout(DEADLINE):
             await connection.wait_closed()
         await until(lambda: reading._descriptor.fileno() == -1, "the end of the descriptor")
+
+
+async def lend(side: BlockingSide, reading: SharedReading) -> None:
+    """Have the reading lent; also if the loop takes it back before this goes on."""
+    async with asyncio.timeout(DEADLINE):
+        while not reading.is_lent:
+            assert await in_threads(lambda: ask(side, ECHO, b"lend")) == [b"lend"]
+
+
+async def until_threads_read(reading: SharedReading, stopped: asyncio.Event) -> None:
+    """Return when threads have read once more, or never will: for a loop that asks, too.
+
+    If it always had a question on its way, nothing would be lent to threads.
+    """
+    reads = reading._reads
+    await until(lambda: reading._reads > reads or stopped.is_set(), "a thread that reads")
 
 
 class Peer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def kept(variant: str) -> tuple[str, list[dict[str, Any]]]:
     """The digest of the chart, and the objects that it made."""
     first, _, text = (KEPT / f"{variant}.yaml").read_text().partition("\n")
     return first.removeprefix(_FIRST_LINE), [each for each in yaml.safe_load_all(text) if each]
+
+
+def containers(objects: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The pods and the containers that objects start."""
+    for each in objects:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            pod = each["spec"]["template"]["spec"]
+            for container in pod["containers"]:
+                yield pod, container
 
 
 def render(helm: str, variant: str) -> str:

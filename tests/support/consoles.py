@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,32 @@ class Browser:
             name, _, value = text.partition(";")[0].partition("=")
             self.cookies[name] = value.strip('"')
         return answer
+
+    @contextlib.asynccontextmanager
+    async def listening(self, path: str) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
+        """A stream that is open; gives what waits until some words were in it, and says all."""
+        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        head = f"GET /api/v1{path} HTTP/1.1\r\nhost: 127.0.0.1:{self.console.port}\r\n"
+        async with asyncio.timeout(DEADLINE):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.console.port)
+        said = bytearray()
+
+        async def until(words: bytes) -> bytes:
+            async with asyncio.timeout(DEADLINE):
+                while words not in said:
+                    more = await reader.read(65536)
+                    assert more, f"it ended without {words!r}: {bytes(said)!r}"
+                    said.extend(more)
+            return bytes(said)
+
+        try:
+            writer.write(f"{head}cookie: {cookies}\r\n\r\n".encode())
+            await until(b"retry: ")
+            yield until
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def get(self, path: str, status: int = 200) -> Any:
         answer = await self.ask("GET", "/api/v1" + path)

@@ -12,8 +12,13 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from orbitmq.spark.pipelines.run import Run
 from orbitmq.spark.session import prepare
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def main(name_server: str, topic: str, copy: str, folder: str) -> None:
@@ -39,6 +44,16 @@ def main(name_server: str, topic: str, copy: str, folder: str) -> None:
         .start()
     )
     query.awaitTermination(60)
+    run = Run(spark, name_server=name_server, checkpoint=str(Path(folder) / "runs"), once=True)
+
+    def both(batch: DataFrame, _number: int) -> None:
+        """In a process of the server, with the session of the batch and no other."""
+        rows = batch.union(run.read(topic)).count()
+        (Path(folder) / f"together-{rows}").touch()
+
+    run.start(
+        run.stream(topic, startingOffsets="latest").writeStream.foreachBatch(both)
+    ).awaitTermination(60)
     print(json.dumps({"kind": type(spark).__module__, "rows": frame.count()}), flush=True)
     spark.stop()
 

@@ -2,8 +2,9 @@
 
     python -m tests.support.sparkguarded NAME_SERVER CERTIFICATE KEY FOLDER < SECRETS
 
-`SECRETS` is JSON: the keys of an account that may do it, and a secret that is wrong. Prints what it
-found as JSON, after everything that Spark and we log.
+`SECRETS` is JSON: the keys of an account that may do it, a secret that is wrong, and the keys of an
+account that may only read, and only without naming a group. Prints what it found as JSON, after
+everything that Spark and we log.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def main(name_server: str, certificate: str, key: str, place: str) -> None:
     }
     allowed = over_tls | {"accessKey": secrets["access"], "secretKey": secrets["secret"]}
     refused = allowed | {"secretKey": secrets["wrong"]}
+    archive = {"group": "archive"}
     found: dict[str, Any] = {}
 
     spark.range(60).selectExpr("CAST(id AS STRING) AS body").write.format("rocketmq").options(
@@ -72,6 +74,9 @@ def main(name_server: str, certificate: str, key: str, place: str) -> None:
     query.awaitTermination(DEADLINE)
     query.explain(extended=True)
     found["progress"] = [progress.json for progress in query.recentProgress]
+    found["without a group"] = attempt(
+        spark, over_tls | dict(zip(("accessKey", "secretKey"), secrets["unnamed"], strict=True))
+    )
     copies = (
         spark.read.format("rocketmq").options(**allowed, subscribe="copies", group="archive").load()
     )
@@ -103,9 +108,10 @@ def main(name_server: str, certificate: str, key: str, place: str) -> None:
     found["refusals"] = {
         name: refusal(lambda options=options: attempt(spark, options))
         for name, options in {
-            "wrong secret": refused,
-            "no account": over_tls,
-            "no TLS": open_to_all,
+            "wrong secret": refused | archive,
+            "no account": over_tls | archive,
+            "no TLS": open_to_all | archive,
+            "no group": allowed,
         }.items()
     }
     spark.stop()
@@ -130,10 +136,9 @@ def logging_of(folder: Path) -> Path:
     return file
 
 
-def attempt(spark: Any, options: dict[str, str]) -> None:
-    spark.read.format("rocketmq").options(
-        **options, subscribe="orders", group="archive"
-    ).load().count()
+def attempt(spark: Any, options: dict[str, str]) -> int:
+    frame = spark.read.format("rocketmq").options(**options, subscribe="orders").load()
+    return int(frame.count())
 
 
 def refusal(act: Any) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangecluster import RangeCluster
+from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, QUIET_DAEMON
 from tests.support.command import Started
 from tests.support.sparking import until
 
@@ -129,7 +130,7 @@ def lag(name_server: str, group: str, topic: str, queues: int = 4) -> int:
 
 
 #: PySpark's, and that of our own sessions.
-_DAEMONS = ("pyspark.daemon", "orbitmq.spark.workerdaemon")
+_DAEMONS = (PYSPARK_DAEMON, QUIET_DAEMON)
 
 
 class _Process(NamedTuple):

@@ -6,8 +6,12 @@
     ```text                         what the command before it prints; `...` stands for anything
 
 The reader's machine has port 9876 to itself; ours may be shared with other clusters, which must
-not be touched. So servers get ports from the system, and the page's address is replaced by theirs.
-Nothing is run unless the server that this very page has started says that it is ready.
+not be touched. So servers get ports from the system, and the page's addresses are replaced by
+theirs. Nothing is run unless the server that this very page has started says that it is ready.
+
+The reader installs the project into an environment of its own; here it is installed already. So pip
+is given the command of the page with this checkout, builds what it needs to know of it, looks
+whether everything that the extras want is there, and stops before it would change something.
 """
 
 from __future__ import annotations
@@ -26,7 +30,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+ROOT = Path(__file__).parents[2]
 SHOWN_ADDRESS = "localhost:9876"
+SHOWN_CONSOLE = "http://localhost:8090"
+SHOWN_CHECKOUT = "/path/to/orbitmq"
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 #: What keeps running is asked for ports of its own, and to say where it is.
 _OWN_PORTS = "--namesrv-port 0 --broker-port 0 --json"
@@ -84,6 +91,7 @@ class Reader:
         self.folder = folder
         self._patience = patience
         self._address: str | None = None
+        self._console: str | None = None
         self._running: list[subprocess.Popen[str]] = []
         #: A file: nobody reads a pipe while the page goes on, and who logs into a full one stands.
         self._log = folder / "servers.log"
@@ -151,6 +159,8 @@ class Reader:
                 break
             if said["role"] == "name server":
                 self._address = said["address"]
+            if said["role"] == "console":
+                self._console = said["address"].rstrip("/")
         else:
             raise AssertionError(f"{words}: {self._log.read_text()}")
         assert self._address is not None
@@ -166,10 +176,21 @@ class Reader:
             too_late.cancel()
 
     def _run_script(self, script: str) -> str:
-        if self._address is None:
-            # Without a server of the page's own, only what needs none may be run.
-            assert script.startswith("pip install "), f"no server was started before: {script}"
+        if script.startswith("pip install "):
+            return self._look_at_install(script)
+        assert self._address is not None, f"no server was started before: {script}"
         return self._run(["bash", "-e", "-c", self._with_address(script)])
+
+    def _look_at_install(self, script: str) -> str:
+        careful = "pip install --dry-run --no-index --no-build-isolation"
+        script = script.replace("pip install", careful).replace(SHOWN_CHECKOUT, str(ROOT))
+        said = self._run(["bash", "-e", "-c", f"{{ {script.strip()}; }} 2>&1"])
+        # It only warns of an extra that there is not.
+        assert "WARNING" not in said, said
+        assert set(re.findall(r"^Would install (\S+)-\S+$", said, re.MULTILINE)) == {"orbitmq"}, (
+            said
+        )
+        return said
 
     def _run(self, words: list[str], *, told: str = "") -> str:
         process = subprocess.Popen(
@@ -191,15 +212,15 @@ class Reader:
         return out
 
     def _with_address(self, text: str) -> str:
-        return text.replace(SHOWN_ADDRESS, self._address) if self._address else text
+        for shown, found in ((SHOWN_ADDRESS, self._address), (SHOWN_CONSOLE, self._console)):
+            text = text.replace(shown, found) if found else text
+        return text
 
     def _environment(self) -> Mapping[str, str]:
         kept = {name: text for name, text in os.environ.items() if not name.startswith("ORBITMQ_")}
         mine = {
             **kept,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
-            # What is installed here must be enough: nothing is fetched.
-            "PIP_NO_INDEX": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "COLUMNS": "100",
         }

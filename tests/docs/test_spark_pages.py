@@ -1,0 +1,169 @@
+"""What pages show of Spark is run, one page after the other, as one program with one session.
+
+Their blocks build on each other, as for somebody who types them into a notebook. What a block makes
+is used behind it, so that lazy frames are computed, streams take something and end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.walkthrough import ROOT, SHOWN_ADDRESS, Reader, blocks, expected
+
+DECLARATIVE = ROOT / "examples" / "pipelines" / "declarative" / "transformations" / "orders.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a test does before and behind a block."""
+
+    before: str = ""
+    behind: str = ""
+
+
+AS_IT_IS = Use()
+#: It is the text of an example, which tests/spark/test_declarative.py runs by Spark's own command.
+AN_EXAMPLE = Use()
+
+ONE_MORE = """
+with Producer("orders-svc", name_server="localhost:9876") as producer:
+    producer.send("orders", '{"cents": %d}', tags="paid", keys="order-%d")
+"""
+#: When all is done. (Spark has an idea of its own of Ctrl-C, which cancels all jobs.)
+END_IT = """
+import os, signal, threading
+from orbitmq import Admin
+
+def end_it():
+    with Admin(name_server="localhost:9876") as admin:
+        for _ in range(1200):
+            if not admin.groups.progress("billing").lag:
+                break
+            threading.Event().wait(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=end_it, daemon=True).start()
+"""
+ASK_THE_CONSOLE = """
+import json, urllib.request
+for _ in range(1200):
+    with urllib.request.urlopen("http://localhost:8090/api/v1/pipelines", timeout=60) as answer:
+        told = {each["name"]: each for each in json.load(answer)["pipelines"]}
+    if told.get("pipeline", {}).get("rows"):
+        break
+    threading.Event().wait(0.1)
+print("the console has rows:", told["pipeline"]["rows"] > 0)  # the console has rows: True
+"""
+
+#: The pages, and for each of their blocks what it takes to see that it works.
+PAGES: dict[str, list[Use]] = {
+    "README.md": [AS_IT_IS],
+    "docs/howto/exactly-once.md": [
+        AS_IT_IS,
+        Use(behind="print(stored.count(), before)  # 20 20"),
+    ],
+    "docs/spark.md": [
+        AS_IT_IS,
+        Use(
+            before=ONE_MORE % (-1, 2),
+            behind="""
+print(orders.columns)  # ['keys', 'body', 'storeTimestamp']
+print(sorted(row.keys for row in orders.collect()))  # ['order-1', 'order-2']
+""",
+        ),
+        Use(
+            behind="""
+query.processAllAvailable()
+query.stop()
+print(spark.read.parquet("billed").count(), "billed")  # 1 billed
+from orbitmq.spark import dead_letters
+letters = dead_letters(spark, "billing", name_server="localhost:9876")
+print([row.reason for row in letters.collect()])  # ['a negative amount']
+"""
+        ),
+        Use(
+            before=ONE_MORE % (7, 3) + END_IT,
+            behind="""
+with Admin(name_server="localhost:9876") as admin:
+    print("left to do:", admin.groups.progress("billing").lag)  # left to do: 0
+""",
+        ),
+        AS_IT_IS,
+        Use(behind="print(spark.sparkContext.master[:6])  # local["),
+    ],
+    "docs/scaling.md": [AS_IT_IS],
+    "docs/reference/errors.md": [AS_IT_IS],
+    "docs/pipelines.md": [
+        Use(
+            behind="""
+query.processAllAvailable()
+print(spark.read.parquet("lake/orders").count(), "archived")  # 3 archived
+"""
+            + ASK_THE_CONSOLE
+            + "query.stop()"
+        ),
+        Use(
+            behind="""
+query = run.start(pipeline(run, path=Path("countries")), "countries", once=True)
+print("ended:", query.awaitTermination(120))  # ended: True
+print(spark.read.parquet("countries").count(), "kept")  # 3 kept
+"""
+        ),
+        AN_EXAMPLE,
+    ],
+}
+
+
+@pytest.mark.feature("P7")
+@pytest.mark.timeout(400)
+def test_what_pages_show_of_spark_runs_as_one_program(reader: Reader) -> None:
+    program = "\n".join(
+        f"{use.before}\n{text}\n{use.behind}"
+        for page, uses in PAGES.items()
+        for text, use in zip(shown(page), uses, strict=True)
+        if use is not AN_EXAMPLE
+    )
+
+    # Who comes to Spark in the README has sent an order before.
+    reader.run_program(first_order())
+    said = reader.run_program(program)
+
+    assert said.splitlines() == expected(program)
+    assert list((reader.folder / "orders").glob("*.parquet"))
+
+
+def test_what_a_page_shows_of_declarative_pipelines_is_the_example() -> None:
+    (text,) = [
+        text
+        for page, uses in PAGES.items()
+        for text, use in zip(shown(page), uses, strict=True)
+        if use is AN_EXAMPLE
+    ]
+
+    # Behind what the file says of itself.
+    assert DECLARATIVE.read_text().partition('"""\n\n')[2] == text
+
+
+def test_no_page_shows_something_of_spark_that_is_not_run() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        if any(block.language == "py" for block in blocks(path))
+    }
+    assert found == PAGES.keys()
+
+
+def shown(page: str) -> list[str]:
+    return [block.text for block in blocks(ROOT / page) if block.language == "py"]
+
+
+def first_order() -> str:
+    """The example of the README that sends one."""
+    return next(
+        block.text
+        for block in blocks(Path(ROOT / "README.md"))
+        if block.language == "python" and SHOWN_ADDRESS in block.text
+    )
