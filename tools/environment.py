@@ -8,6 +8,7 @@ leaves behind how many are installed; all of it is kept in `.venv/setup.log`.
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import re
 import shutil
@@ -15,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import venv
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +27,13 @@ STEPS = 4
 PACE = 0.2
 #: Without a terminal, a step says how far it is each time that this share of it is done.
 SHARE = 0.25
+#: Seconds within which a Python that works says which pip it has.
+PATIENCE = 60.0
 #: Lines of pip that are shown when it fails.
 LAST = 15
 _NAME = r"([A-Za-z0-9][A-Za-z0-9._-]*)"
 _FETCHED = re.compile(rf"(?:Collecting|Requirement already satisfied:) {_NAME}")
+_DOWNLOAD = re.compile(rf"\s+Downloading {_NAME} \(([ -~]+)\)")
 _PINNED = re.compile(rf"^{_NAME}==", re.MULTILINE)
 
 
@@ -59,34 +62,71 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def set_up(folder: Path, lock: Path, display: Display) -> None:
     """Make the environment if there is none, and bring it to what the lock says."""
-    wanted = {_normal(name) for name in _PINNED.findall(lock.read_text())}
+    try:
+        display.begin(1, f"a virtual environment in {folder}")
+        if not is_usable(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            _make(folder)
+        _install(folder, lock, display)
+    except OSError as error:
+        raise SetupFailed(f"set-up failed: {error}; the next make tries again") from error
+    display.finish()
+
+
+def is_usable(folder: Path) -> bool:
+    """Whether the environment can be worked with; if not, it is made anew.
+
+    Its Python may be gone, after an upgrade of the machine's; it may have no pip, if that Python
+    had none to give; and if the checkout has been moved, its commands call a Python that is not
+    there any more. Raises `SetupFailed` when nobody can tell: to make it anew takes minutes.
+    """
     pip = folder / "bin" / "pip"
+    try:
+        # A long path has it in the second line.
+        calls = b"".join(pip.read_bytes().splitlines()[:2])
+        if os.fsencode(pip.absolute().parent) not in calls:
+            return False
+        tried = subprocess.run(
+            [*_pip(folder), "--version"], capture_output=True, timeout=PATIENCE, check=False
+        )
+    except OSError:
+        return False
+    except subprocess.TimeoutExpired as error:
+        raise SetupFailed(f"{error}; if that happens again, remove {folder}") from error
+    return tried.returncode == 0
 
-    display.begin(1, f"a virtual environment in {folder}")
-    # One without pip (a system Python without ensurepip) is made anew instead of failing for ever.
-    if not pip.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            venv.create(folder, with_pip=True, symlinks=True)
-        except subprocess.CalledProcessError as error:
-            raise SetupFailed(
-                f"{sys.executable} cannot make a virtual environment with pip ({error}); on Debian "
-                "and Ubuntu the package python3-venv is missing"
-            ) from error
 
+def _make(folder: Path) -> None:
+    try:
+        import venv  # noqa: PLC0415  # some systems have it in a package of its own
+
+        venv.create(folder, with_pip=True, symlinks=True)
+    except (ImportError, OSError, subprocess.CalledProcessError) as error:
+        raise SetupFailed(
+            f"{sys.executable} cannot make a virtual environment with pip in {folder} ({error}); "
+            "on Debian and Ubuntu this happens when the package python3-venv is missing"
+        ) from error
+
+
+def _pip(folder: Path) -> tuple[Path | str, ...]:
+    return (folder / "bin" / "python", "-m", "pip")
+
+
+def _install(folder: Path, lock: Path, display: Display) -> None:
+    wanted = {_normal(name) for name in _PINNED.findall(lock.read_text(encoding="utf-8"))}
     log = folder / "setup.log"
     log.write_text("")
     fetched: set[str] = set()
     display.begin(2, "fetching packages", of=len(wanted))
-    install = (pip, "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
-    steps = _Steps(install, log)
+    quietly = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    steps = _Steps((*_pip(folder), "install", *quietly), log)
     for line in steps.run("--require-hashes", "-r", lock):
         if line.startswith("Installing collected packages"):
             display.begin(3, "installing packages", of=len(wanted))
         if (match := _FETCHED.match(line)) and _normal(match[1]) in wanted:
             fetched.add(_normal(match[1]))
             display.at(len(fetched), match[1])
-        elif match := re.match(r"\s+Downloading (\S+) \((.+)\)", line):
+        elif match := _DOWNLOAD.match(line):
             display.at(len(fetched), f"{match[1].partition('-')[0]}, {match[2]}")
         elif display.step == 3:
             display.at(len(wanted & _installed(folder)))
@@ -95,7 +135,6 @@ def set_up(folder: Path, lock: Path, display: Display) -> None:
     display.begin(4, "installing OrbitMQ itself")
     for _ in steps.run("--no-deps", "--no-build-isolation", "-e", "."):
         display.tick()
-    display.finish()
 
 
 @dataclass(slots=True)
@@ -109,12 +148,13 @@ class _Steps:
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         last: deque[str] = deque(maxlen=LAST)
         with (
-            self.log.open("a") as log,
+            self.log.open("a", encoding="utf-8") as log,
             subprocess.Popen(
                 [*self.command, *words],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
+                errors="replace",  # what a compiler says may be in any encoding
             ) as process,
         ):
             assert process.stdout is not None  # noqa: S101  # asked for above
@@ -140,9 +180,11 @@ class _Steps:
 
 
 def _read(source: TextIO, lines: queue.SimpleQueue[str | None]) -> None:
-    for line in source:
-        lines.put(line)
-    lines.put(None)
+    try:
+        for line in source:
+            lines.put(line)
+    finally:
+        lines.put(None)  # whoever waits for the next one is never left waiting
 
 
 def _installed(folder: Path) -> set[str]:

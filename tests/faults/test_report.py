@@ -29,9 +29,11 @@ from tools.chaos.history import Assigned, Event, Fault, Invoked, Read, Value, no
 from tools.chaos.plan import Part
 from tools.chaos.promises import PROMISES
 from tools.chaos.report import Outcome, Run, as_markdown, by_rows, last, put_into_docs, write
-from tools.chaos.scenarios.backlog import steady_rates
+from tools.chaos.scenarios.backlog import deviation, steady_rates
+from tools.chaos.scenarios.killing import CALM, deaths_of_both
 from tools.chaos.scenarios.later import punctuality
 from tools.chaos.scenarios.rebalancing import are_shared
+from tools.chaos.scenarios.soak import allowed_growth
 from tools.chaos.suites import SUITES, Suite, have_all_passed, run_suite
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +183,7 @@ def test_a_row_of_which_nothing_was_judged_has_no_mark() -> None:
 
 def test_scenarios_have_names_of_their_own_and_a_usual_run_fits_its_time() -> None:
     names = [each.name for each in SCENARIOS] + [each.name for each in SUITES]
-    scenarios = sum(each.seconds(1.0) + each.beside for each in SCENARIOS)
+    scenarios = sum(each.takes(each.seconds(1.0)) for each in SCENARIOS)
     suites = sum(each.seconds(1.0) for each in SUITES if not each.is_extra)
 
     assert len(set(names)) == len(names)
@@ -228,6 +230,29 @@ def test_a_part_of_a_backlog_counts_by_the_middle_of_its_readings() -> None:
 
     assert steady_rates(disturbed, 110) == pytest.approx([110, 100, 110])
     assert steady_rates(slow_each_time, 110) == pytest.approx([110, 55])
+
+
+def test_the_part_of_a_backlog_that_is_farthest_from_the_others_is_told() -> None:
+    assert deviation([100.0, 90.0, 100.0, 105.0]) == pytest.approx(0.1)
+    assert deviation([100.0, 100.0, 130.0]) == pytest.approx(0.3)
+
+
+def test_memory_that_allocators_keep_is_allowed_for_in_short_runs_only() -> None:
+    mib = 1024 * 1024
+
+    assert allowed_growth(60 * mib, 120.0) == 12 * mib
+    assert allowed_growth(400 * mib, 120.0) == 20 * mib
+    assert allowed_growth(60 * mib, 3600.0) == 3 * mib
+
+
+@pytest.mark.parametrize(("seconds", "deaths"), [(5, 0), (20, 1), (100, 1), (180, 3), (1800, 30)])
+def test_a_time_without_faults_takes_nothing_from_the_time_with_faults(
+    seconds: float, deaths: int
+) -> None:
+    scenario = next(each for each in SCENARIOS if each.name == "kill-sync")
+
+    assert deaths_of_both(seconds) == deaths
+    assert scenario.takes(seconds) == seconds + deaths * CALM + scenario.beside
 
 
 def test_the_time_of_a_process_is_counted_while_it_works_and_not_while_it_waits() -> None:

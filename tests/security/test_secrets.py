@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import AccessSettings, HttpSettings, OutwardSettings
+from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.queue import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.api import routes
 from orbitmq.console.settings import ConsoleSettings
+from orbitmq.console.views import VIEWS
 from orbitmq.remoting.dialing import connect
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.acl import Credentials, sign
@@ -22,7 +27,8 @@ from tests.security.test_request_codes import BROKER, Right, all_fields, signed_
 from tests.support.access import account
 from tests.support.broker import small_settings
 from tests.support.client import quick_settings
-from tests.support.consoles import console_of
+from tests.support.client_admin import World
+from tests.support.consoles import Browser, console_of
 
 ADMIN = account("admin-key", "s3cr3t-of-the-admin")
 OTHER = account("other-key", "s3cr3t-of-another")
@@ -30,6 +36,7 @@ OUTWARD = "s3cr3t-for-the-master"
 PASSWORD = "s3cr3t-of-the-console"  # noqa: S105  # made up here
 TOKEN = "s3cr3t-of-pipelines"  # noqa: S105  # made up here
 MARK = "s3cr3t"
+QUEUE = Queue("orders", "broker-a", 0)
 
 ACCOUNTS = f"""
 [[accounts]]
@@ -132,28 +139,100 @@ def test_settings_do_not_show_their_secrets(tmp_path: Path) -> None:
         assert MARK not in str(each)
 
 
+#: What those addresses of the console are asked for that want to be told.
+QUERIES = {
+    "/messages": "topic=orders",
+    "/messages/one": "topic=orders&id={id}",
+    "/messages/body": "topic=orders&id={id}",
+    "/messages/track": "topic=orders&id={id}",
+    "/charts": "series=cluster.in",
+}
+#: They go on for as long as somebody listens.
+STREAMS = {"/events", "/messages/tail"}
+
+
 async def test_no_page_and_no_address_of_the_console_has_a_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "orbitmq")
-    addresses = [
-        f"{routes.PREFIX}{route.path}"
-        for route in routes._ROUTES
-        if "GET" in (route.methods or ()) and "{" not in route.path and route.path != "/events"
-    ]
-    async with AsyncEmbeddedCluster() as cluster:
-        client = quick_settings(cluster.name_server)
-        guarded = ClientSettings(name_servers=client.name_servers, credentials=ADMIN)
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        world = World(cluster, admin)
+        stack.push_async_callback(world.close)
+        await cluster.create_topic("orders", queues=1)
+        await world.consumer("client-1", subscriptions={"orders": "*"})
+        await world.die(QUEUE, b"a body", "ValueError: bad amount")
+        sent = await world.send(QUEUE, b"a body")
+        guarded = replace(quick_settings(cluster.name_server), credentials=ADMIN)
         async with console_of(cluster, client=guarded, password=PASSWORD, token=TOKEN) as browser:
-            before = [await browser.ask("GET", path) for path in ("/", "/topics", *addresses)]
+            names = {"/replays/{id}": "/replays/none", "{id}": sent.msg_id}
+            before = {path: await browser.ask("GET", path) for path in addresses(names)}
             wrong = await browser.ask("POST", "/api/v1/login", {"password": f"{PASSWORD}?"})
             login = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
-            after = [await browser.ask("GET", path) for path in ("/", "/topics", *addresses)]
+            await browser.begin()
+            heard = await listened(browser, world)
+            replay = await browser.post("/dead-letters/billing/replay", {"dry_run": True}, 202)
+            names["/replays/{id}"] = f"/replays/{replay['id']}"
+            after = [await browser.ask("GET", path) for path in addresses(names)]
 
     assert login.status == 200, login.body
     assert wrong.status in (401, 403)
-    assert {answer.status for answer in after} & {200}
-    for answer in (*before, wrong, login, *after):
+    told = [path for path, each in before.items() if each.status != 401]
+    # The page itself, which is the same for everybody, and that there is a password.
+    assert told == [*addresses(names)[: len(VIEWS)], "/api/v1/me?"]
+    # An address that does not answer shows nothing, and would prove nothing.
+    assert [each.body for each in after if each.status != 200] == []
+    assert len(after) > 40
+    for answer in (*before.values(), wrong, login, *after):
         assert MARK.encode() not in answer.body
         assert MARK not in repr(dict(answer.headers))
+    assert MARK.encode() not in heard
     assert MARK not in caplog.text + repr([record.__dict__ for record in caplog.records])
+
+
+def addresses(names: Mapping[str, str]) -> list[str]:
+    """Every view, and every address that tells something, with names of what is there."""
+    known = {
+        **names,
+        "{topic}": "orders",
+        "{group}": "billing",
+        "{client}": "client-1",
+        "{name}": "nightly",
+        "{name:path}": "nightly",
+    }
+
+    def filled(path: str) -> str:
+        for name, text in known.items():
+            path = path.replace(name, text)
+        return path
+
+    asked = [
+        f"{routes.PREFIX}{route.path}?{QUERIES.get(route.path, '')}"
+        for route in routes._ROUTES
+        if "GET" in (route.methods or ()) and route.path not in STREAMS
+    ]
+    return [filled(path) for path in (*VIEWS, *asked)]
+
+
+async def listened(browser: Browser, world: World) -> bytes:
+    """What streams tell: of a look, of a pipeline, of what somebody does, of a message."""
+    async with (
+        browser.listening("/events") as events,
+        browser.listening("/messages/tail?topic=orders") as tail,
+    ):
+        reported = await browser.ask(
+            "POST",
+            "/api/v1/pipelines/nightly",
+            {"state": "running", "batch": 1},
+            headers={"authorization": f"Bearer {TOKEN}"},
+        )
+        assert reported.status == 204, reported.body
+        await browser.post("/topics", {"name": "invoices", "queues": 1})
+        await tail(b"event: command")
+        await world.send(QUEUE, b"another")
+        for kind in (b"event: sample", b"event: pipeline", b"event: audit"):
+            heard = await events(kind)
+        return heard + await tail(b"event: message")

@@ -10,20 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from tools.environment import Display, SetupFailed, main, set_up
+from tools.environment import Display, SetupFailed, is_usable, main, set_up
 
 PACKAGES = ("alpha", "beta_more", "gamma", "delta")
 LOCK = "# exact versions\n" + "".join(
     f"{name.replace('_', '-')}==1.0 \\\n    --hash=sha256:00\n" for name in PACKAGES
 )
-#: Says what pip says, and leaves behind what pip leaves behind.
-PIP = """#!{python}
+#: A Python that says what pip says, and leaves behind what pip leaves behind.
+PYTHON = """#!{python}
 import pathlib, sys
+assert sys.argv[1:3] == ["-m", "pip"]
+if "--version" in sys.argv:
+    sys.exit({is_without_pip})
 if "-e" in sys.argv:
     print("Successfully installed orbitmq")
     sys.exit()
 names = {names}
-print("Requirement already satisfied: somebody-else in elsewhere")
+print("Requirement already satisfied: somebody-else in elsewhere", flush=True)
+sys.stdout.buffer.write({said})
 for name in names:
     print(f"Collecting {{name.replace('_', '-')}}==1.0 (from -r lock.txt (line 1))", flush=True)
     print(f"  Downloading {{name}}-1.0-py3-none-any.whl (12 kB)", flush=True)
@@ -46,13 +50,42 @@ def lock(tmp_path: Path) -> Path:
     return path
 
 
-def environment(folder: Path, *, fails: bool = False) -> Path:
+def environment(
+    folder: Path, *, fails: bool = False, says: bytes = b"", is_without_pip: bool = False
+) -> Path:
     """One that is there already, with a pip that fetches nothing."""
-    pip = folder / ".venv" / "bin" / "pip"
-    pip.parent.mkdir(parents=True)
-    pip.write_text(PIP.format(python=sys.executable, names=PACKAGES, fails=fails))
-    pip.chmod(0o755)
+    commands = folder / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    python = commands / "python"
+    python.write_text(
+        PYTHON.format(
+            python=sys.executable,
+            names=PACKAGES,
+            fails=fails,
+            said=says,
+            is_without_pip=int(is_without_pip),
+        )
+    )
+    python.chmod(0o755)
+    (commands / "pip").write_text(f"#!{python}\nimport pip\n")
     return folder / ".venv"
+
+
+def remade(
+    folder: Path, lock: Path, monkeypatch: pytest.MonkeyPatch, *, error: Exception | None = None
+) -> bool:
+    """Whether set-up makes the environment anew."""
+    made: list[Path] = []
+
+    def create(place: Path, **_: object) -> None:
+        if error is not None:
+            raise error
+        assert not place.exists()
+        made.append(environment(place.parent))
+
+    monkeypatch.setattr("venv.create", create)
+    set_up(folder, lock, Display(io.StringIO(), is_terminal=False))
+    return bool(made)
 
 
 def test_without_a_terminal_a_line_tells_of_every_step_and_quarter(
@@ -94,6 +127,83 @@ def test_a_failure_shows_the_last_words_of_pip_and_keeps_all(tmp_path: Path, loc
 
     assert (folder / "setup.log").read_text().count("Collecting") == len(PACKAGES)
     assert main(["--venv", str(folder), "--lock", str(lock)]) == 1
+
+
+def test_an_environment_that_works_is_kept(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not remade(environment(tmp_path), lock, monkeypatch)
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = environment(tmp_path)
+    (folder / "bin" / "python").unlink()
+    (folder / "bin" / "python").symlink_to("/no/python3.10")  # as after an upgrade
+
+    assert remade(folder, lock, monkeypatch)
+
+
+def test_an_environment_without_pip_is_made_anew(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert remade(environment(tmp_path, is_without_pip=True), lock, monkeypatch)
+
+
+def test_the_environment_of_a_checkout_that_was_moved_is_made_anew(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its commands (mypy, pytest) call a Python at the old place, also where that one still works.
+    environment(tmp_path / "before")
+    (tmp_path / "before").rename(tmp_path / "after")
+
+    assert remade(tmp_path / "after" / ".venv", lock, monkeypatch)
+
+
+def test_the_environment_that_runs_this_is_usable() -> None:
+    """What is looked at is really there in one that venv has made."""
+    folder = Path(sys.prefix)
+    if not (folder / "pyvenv.cfg").exists() or not (folder / "bin" / "pip").exists():
+        pytest.skip("this is run without an environment that set-up has made")
+
+    assert is_usable(folder)
+
+
+@pytest.mark.parametrize("error", [ImportError("no ensurepip"), OSError(28, "No space left")])
+def test_what_hinders_an_environment_is_told_in_a_sentence(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with pytest.raises(SetupFailed, match=f"{error.args[-1]}.*python3-venv"):
+        remade(tmp_path / ".venv", lock, monkeypatch, error=error)
+
+
+def test_a_python_without_venv_is_told_what_is_missing(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "venv", None)  # an import of it fails
+
+    with pytest.raises(SetupFailed, match="python3-venv"):
+        set_up(tmp_path / ".venv", lock, Display(io.StringIO(), is_terminal=False))
+
+
+def test_a_lock_that_is_not_there_is_told_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--venv", str(environment(tmp_path)), "--lock", str(tmp_path / "absent.txt")]
+
+    assert main(words) == 1
+    assert "absent.txt" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+def test_what_pip_says_may_be_in_any_encoding(tmp_path: Path, lock: Path) -> None:
+    said = "  Downloading grün-1.0.whl (1 kB)\nfür\n".encode("latin-1")
+    folder = environment(tmp_path, says=said)
+
+    set_up(folder, lock, Display(io.StringIO(), is_terminal=False))
+
+    assert "f\ufffdr" in (folder / "setup.log").read_text(encoding="utf-8")
 
 
 def test_it_needs_nothing_that_is_not_in_python_itself() -> None:

@@ -105,7 +105,7 @@ def _of_scenario(scenario: Scenario, wanted: argparse.Namespace) -> Part:
             return scenario.run(stage, Effort(faults(scale), wanted.seed))
 
     def seconds(scale: float) -> float:
-        return faults(scale) + scenario.beside
+        return scenario.takes(faults(scale))
 
     return Part(scenario.name, scenario.rows, scenario.about, False, seconds, run)
 

@@ -37,16 +37,35 @@ class Scenario:
     usual: float  #: seconds of faults at scale 1
     least: float = 5.0  #: with which it still says something
     beside: float = 10.0  #: seconds to set up, to drain and to judge, about
+    calm: Callable[[float], float] = lambda _: 0.0  #: seconds between so many seconds of faults
 
     def seconds(self, scale: float) -> float:
         """How long its faults go on."""
         return max(self.least, self.usual * scale)
 
+    def takes(self, faults: float) -> float:
+        """Seconds that all of it takes with so many seconds of faults, about."""
+        return faults + self.calm(faults) + self.beside
+
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("kill-sync", "R1 R5", "kill -9 of the broker, sync flush", killing.kill_sync, 180, 20),
     Scenario(
-        "kill-async", "R2 R5", "kill -9 of the broker, async flush", killing.kill_async, 100, 20
+        "kill-sync",
+        "R1 R5",
+        "kill -9 of the broker, sync flush",
+        killing.kill_sync,
+        180,
+        20,
+        calm=killing.calm_beside,
+    ),
+    Scenario(
+        "kill-async",
+        "R2 R5",
+        "kill -9 of the broker, async flush",
+        killing.kill_async,
+        100,
+        20,
+        calm=killing.calm_beside,
     ),
     Scenario(
         "consumers", "R5 R6", "consumers start, stop, die, pause", consumers.consumer_chaos, 110, 20

@@ -15,8 +15,13 @@ from tools.chaos.timing import latencies, quantile, recoveries
 _PRODUCERS = 4
 _QUEUES = 16
 _GIB = 1024**3
-#: Seconds of a run in which a consumer dies once together with the broker.
-_WITH_CONSUMER = 20.0
+#: Seconds of a run in which a consumer dies once together with the broker, and a first one in
+#: every run that is not shorter than this.
+_WITH_CONSUMER = 60.0
+_SHORTEST = 20.0
+#: Seconds without a fault before that, in which progress is saved. They are no time of faults, and
+#: make the run longer.
+CALM = UNSAVED + 1.0
 
 
 def kill_sync(stage: Stage, effort: Effort) -> list[Figure]:
@@ -59,7 +64,7 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
 
     def kill_with_consumer() -> None:
         """Whoever follows knows of progress what the broker has saved; it gets the time to."""
-        pass_time(UNSAVED + 1.0)
+        pass_time(CALM)
         broker.kill()
         stage.kill(consumers.pop(chance.randrange(len(consumers))))
         starts.append(broker.restart())
@@ -69,7 +74,7 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
 
     pauses = with_consumers = 0
     deadline = now() + effort.seconds
-    planned = int(effort.seconds // _WITH_CONSUMER)
+    planned = deaths_of_both(effort.seconds)
     while now() < deadline:
         pass_time(chance.uniform(0.3, 3.0))
         if chance.random() < 0.1:
@@ -83,6 +88,7 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         if with_consumers < planned and (not with_consumers or chance.random() < 0.3):
             kill_with_consumer()
             with_consumers += 1
+            deadline += CALM
         else:
             kill_and_restart(chance.uniform(0.0, 2.0) if chance.random() < 0.3 else 0.0)
         if chance.random() < 0.3:  # once more, while it may still be repairing
@@ -134,3 +140,13 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         told(row, "end to end p99, outages included", quantile(times, 0.99) * 1000, "ms"),
         none_of(row, "complaints in logs", stage.complaints()),
     ]
+
+
+def calm_beside(seconds: float) -> float:
+    """Seconds without faults that a run with so many seconds of them has as well."""
+    return CALM * deaths_of_both(seconds)
+
+
+def deaths_of_both(seconds: float) -> int:
+    """How often a consumer dies together with the broker in so many seconds of faults."""
+    return int(seconds // _WITH_CONSUMER) or int(seconds >= _SHORTEST)
