@@ -84,7 +84,8 @@ def is_usable(folder: Path) -> bool:
     try:
         # A long path has it in the second line.
         calls = b"".join(pip.read_bytes().splitlines()[:2])
-        if os.fsencode(pip.absolute().parent) not in calls:
+        # As venv writes it: `resolve` would follow links.
+        if os.fsencode(os.path.abspath(pip.parent)) not in calls:  # noqa: PTH100
             return False
         tried = subprocess.run(
             [*_pip(folder), "--version"], capture_output=True, timeout=PATIENCE, check=False

@@ -1,9 +1,11 @@
-"""Revenue by country and segment, kept by the stream: running totals that are exact.
+"""Revenue by country and segment, kept by the stream as running totals.
 
 Every batch adds what it billed to the totals of the batch before, and writes the sums into a folder
 of its own, `upto=<batch>`. So a batch that Spark repeats, after whatever has ended it, begins with
 the same totals and replaces its own folder: nothing is added twice. An order that fails is added
-by the batch in which it succeeds, and one that is given up by none.
+by the batch in which it succeeds, and one that is given up by none. (One that was given back by a
+batch which is then repeated comes again twice, as messages may; totals for the books would look at
+`order` as well.)
 """
 
 from __future__ import annotations

@@ -592,11 +592,17 @@ class ProgressModel(RuleBasedStateMachine):
         offset=offsets,
         by=st.sampled_from(("one", "two")),
         way=st.sampled_from(list(Way)),
+        asked=offsets,
     )
-    def commits(self, topic: str, group: str, queue: int, offset: int, by: str, way: Way) -> None:
+    def commits(
+        self, topic: str, group: str, queue: int, offset: int, by: str, way: Way, asked: int
+    ) -> None:
         key = (topic, group, queue)
         before = self.stored.get(key)
         owner, at = self.owner.get(key, (None, 0.0))
+        asked = asked if way is Way.PULL else 0
+        if key in self.reach and before is not None and offset > before:
+            self.reach[key] = max(self.reach[key], asked)
         is_from_before = before is not None and offset > max(before, self.reach.get(key, offset))
         is_stored = key not in self.resets and (
             way is Way.REQUEST
@@ -609,15 +615,15 @@ class ProgressModel(RuleBasedStateMachine):
             )
         )
 
-        outcome = self.table.commit(topic, group, queue, offset, by=by, way=way, now=self.now)
+        outcome = self.table.commit(
+            topic, group, queue, offset, by=by, way=way, now=self.now, asked=asked
+        )
 
         assert (outcome in (Outcome.STORED, Outcome.MOVED_BACK)) == is_stored
         if is_stored:
             assert (outcome is Outcome.MOVED_BACK) == (before is not None and offset < before)
             self.stored[key] = offset
             self.owner[key] = (by, self.now)
-            if key in self.reach:
-                self.reach[key] = max(self.reach[key], offset)
 
     @rule(topic=topics, group=groups, queue=queues, offset=offsets)
     def is_reset(self, topic: str, group: str, queue: int, offset: int) -> None:

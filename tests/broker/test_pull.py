@@ -733,6 +733,20 @@ async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there
     assert found.ext_fields["offset"] == "7"
 
 
+async def test_progress_of_who_goes_on_elsewhere_after_a_reset_is_stored_while_the_pull_is_held(
+    broker: Broker, client: RawClient
+) -> None:
+    """A consumer that seeks to the end, where nothing comes for long."""
+    await fill(client, 10)
+    broker.parts.progress.reset("orders", GROUP, 0, 3)
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+    await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+
+    await client.pull("orders", 0, 10, sys_flag=flag, commit_offset=10)
+
+    assert broker.parts.progress.stored("orders", GROUP, 0) == 10
+
+
 @pytest.mark.parametrize(
     ("reset", "offset", "reported", "is_moved"),
     [

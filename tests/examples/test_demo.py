@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -374,3 +376,22 @@ def revenue_by_seed(sent: int) -> dict[Place, Revenue]:
             paid = order.cents if tag == "paid" else 0
             found[place] = Revenue(before.orders + 1, before.cents + paid)
     return found
+
+
+def test_who_asks_a_third_time_ends_what_hangs() -> None:
+    program = (
+        "import signal; from examples.demo.interrupts import Interrupts; taken = Interrupts(); "
+        "taken.take(); [signal.raise_signal(signal.SIGINT) for _ in range(2)]; "
+        "print(taken.came, flush=True); signal.raise_signal(signal.SIGINT); print('still here')"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "True\n")

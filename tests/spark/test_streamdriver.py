@@ -742,9 +742,25 @@ def test_a_topic_that_a_query_has_given_up_is_a_loss(
     assert [each for part in batch for each in part] == [
         QueueRange(Queue("kept", "broker-a", 0), 3, 10)
     ]
-    # Should it be read again, it is from where it was left.
-    assert after == at("kept", 10) | at("left", 4)
+    assert after == at("kept", 10)
+    with driver(orbit_cluster, "kept") as stream:  # The loss was told once, and accepted.
+        assert stream.latest_offset(after, limit=None) == after
     assert caplog.text.count("topics of the checkpoint are not read any more: left") == 1
+
+
+def test_the_progress_of_a_topic_that_was_given_up_is_left_alone(
+    orbit_cluster: EmbeddedCluster,
+) -> None:
+    """Somebody else of the group may go on with it."""
+    for topic in ("kept", "left"):
+        orbit_cluster.create_topic(topic, queues=1)
+        fill(orbit_cluster.broker_addresses[0], topic, numbered(10))
+
+    with driver(orbit_cluster, "kept", group="billing", failOnDataLoss="false") as stream:
+        stream.finished(at("kept", 3) | at("left", 4))
+
+    assert orbit_cluster.progress("billing", "kept") == {("broker-a", 0): 3}
+    assert orbit_cluster.progress("billing", "left") == {}
 
 
 def test_a_topic_of_a_pattern_may_be_gone_without_being_given_up(

@@ -7,8 +7,8 @@ pull of that queue takes the pending one (`take_reset`), queries answer it and c
 swallowed: they speak about the time before the reset. Afterwards clients still report what they had
 before, some until they have consumed something at the new place (the C++ client does, with pulls
 and by reports); stored, that would undo a reset to an earlier place for a client that dies
-meanwhile. But nobody has consumed what no pull was given since: members' commits beyond the place
-that pulls have been answered to (`reach`) are dropped. What is told by a request that waits for its
+meanwhile. But nobody has consumed what no pull has asked for since: members' commits beyond the
+place that pulls asked for or were answered to (`reach`) are dropped. What is told by a request that waits for its
 answer is meant, and stored. This ends when the group is sent to a slave, where nobody here sees how
 far it reads. Pending resets and `reach` are in memory only; the stored offset is not: after a
 restart of the broker reports from before a reset are believed again.
@@ -89,8 +89,12 @@ class ProgressTable:
         by: Hashable,
         way: Way,
         now: float,
+        asked: int = 0,
     ) -> Outcome:
-        """Store a group's progress. `by` names the client: its id, or else its connection."""
+        """Store a group's progress. `by` names the client: its id, or else its connection.
+
+        `asked` is the place of the pull that carries it.
+        """
         if offset < 0:
             return Outcome.REFUSED
         key = (topic, group)
@@ -105,10 +109,10 @@ class ProgressTable:
             queue = queues[queue_id] = QueueProgress(offset)
             self.revision += 1
         elif offset > queue.offset:
-            if queue.reach is not None and offset > queue.reach:
-                if way is not Way.REQUEST:
+            if queue.reach is not None:
+                queue.reach = max(queue.reach, asked)
+                if offset > queue.reach and way is not Way.REQUEST:
                     return Outcome.BEFORE_RESET
-                queue.reach = offset
             queue.offset = offset
             self.revision += 1
         elif offset < queue.offset:

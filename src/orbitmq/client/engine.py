@@ -11,7 +11,7 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
@@ -108,6 +108,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
         self._heartbeat_timer: Periodic | None = None
+        self._guard: AsyncGenerator[None] | None = None
 
     # ---- life
 
@@ -139,17 +140,25 @@ class Engine:
         self.every(settings.route_refresh, self.routes.refresh, name="refresh routes")
         self._heartbeat_timer = self.every(settings.heartbeat, self._beat, name="heartbeat")
         self.routes.on_change(self._route_changed)
-        self.spawn(self._outlast_nothing(), "watch the end of the loop")
+        self._guard = self._outlast_nothing()
+        await anext(self._guard)
 
-    async def _outlast_nothing(self) -> None:
-        """Close the connections when a program ends its loop, with all tasks, and stops nothing."""
+    async def _outlast_nothing(self) -> AsyncGenerator[None]:
+        """Closes the connections when a program ends its loop and stops nothing.
+
+        Loops finish their asynchronous generators when all tasks are done, those of the program
+        that still stop clients in order among them; a task would be cancelled beside them.
+        """
         try:
-            await self._stopped.wait()
+            yield
         finally:
-            if self._state is _State.RUNNING:
-                self._state = _State.STOPPED
+            if self._state is not _State.STOPPED and self._check_process.is_same:
                 self._channels.abandon()
-                self._stopped.set()
+                self._has_stopped()
+
+    def _has_stopped(self) -> None:
+        self._state = _State.STOPPED
+        self._stopped.set()
 
     async def stop(self) -> None:
         """Tell brokers, end all tasks, close all connections. Bounded; may be called again."""
@@ -174,12 +183,17 @@ class Engine:
             await self._end()
 
     async def _end(self) -> None:
-        await self._background.end(self.settings.stop_timeout)
-        await self.routes.stop()
-        await self._serving.dispatcher.stop()
-        await self._channels.close()
-        self._state = _State.STOPPED
-        self._stopped.set()
+        try:
+            await self._background.end(self.settings.stop_timeout)
+            await self.routes.stop()
+            await self._serving.dispatcher.stop()
+            await self._channels.close()
+        finally:
+            # A stop that is cancelled leaves nothing behind either, and nobody waiting for it.
+            self._channels.abort()
+            self._has_stopped()
+            if self._guard is not None:
+                await self._guard.aclose()
 
     @property
     def is_running(self) -> bool:

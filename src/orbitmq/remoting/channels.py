@@ -164,8 +164,15 @@ class Channels:
             connection.abort("closed here")
             await connection.wait_closed()
 
+    def abort(self) -> None:
+        """Close everything without waiting for it. Who waits for an answer is told."""
+        self._is_closed = True
+        self._sweep.stop()
+        for connection in self._open_connections():
+            connection.abort("closed here")
+
     def abandon(self) -> None:
-        """Close everything without waiting for it: the loop is about to end."""
+        """Close everything because the loop is about to end, and nobody waits on it any more."""
         self._is_closed = True
         self._sweep.stop()
         for connection in self._open_connections():

@@ -152,8 +152,12 @@ class StreamDriver:
     # ---- whose checkpoint it is
 
     def _own(self, offset: Json) -> dict[Queue, int]:
-        """The positions that an offset of this query stands for."""
-        positions, read = from_json(offset), self._options.read
+        """The positions of an offset, without those of topics that the query reads no more.
+
+        They are neither reported, since others may go on there, nor kept: one batch with
+        `failOnDataLoss` false forgets them.
+        """
+        read = self._options.read
         others = tuple(topic for topic in offset if not read.subscription.names(topic))
         if others and len(others) == len(offset):
             raise CheckpointOfOtherTopics(others, read.subscription.text)
@@ -165,7 +169,10 @@ class StreamDriver:
         if others and others != self._given_up:
             self._given_up = others
             log.warning("topics of the checkpoint are not read any more: %s", ", ".join(others))
-        return positions
+        positions = from_json(offset)
+        if not others:
+            return positions
+        return {queue: at for queue, at in positions.items() if queue.topic not in others}
 
     # ---- where batches end
 

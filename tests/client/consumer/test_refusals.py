@@ -108,6 +108,7 @@ def test_nothing_can_be_pulled_when_every_queue_is_refused(refusals: Refusals) -
 
     assert refusals.of_all([ONE, OTHER]) is not None
     assert refusals.of_all([ONE, TWO, OTHER]) is None
+    assert refusals.of_all([]) is None  # All are paused: nobody is in the way.
 
 
 def test_a_topic_counts_as_served_for_ever(refusals: Refusals) -> None:

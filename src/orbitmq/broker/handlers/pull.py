@@ -124,6 +124,7 @@ class Pulling:
                 by=peer_of(connection).name,
                 way=Way.PULL,
                 now=began,
+                asked=header.queue_offset,
             )
         code, remark, result = self._look(header, header.queue_offset, wanted)
         if (

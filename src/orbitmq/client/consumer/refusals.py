@@ -74,11 +74,12 @@ class Refusals:
         return tuple(self._standing.values())
 
     def of_all(self, queues: Iterable[Queue]) -> GroupRefused | None:
-        """One of them, if none of these queues is left that was not refused."""
-        if not self._standing:
+        """One of them, if there are queues and all of them were refused."""
+        wanted = set(queues)
+        if not self._standing or not wanted:
             return None
         refused = set().union(*self._queues.values())
-        return next(iter(self._standing.values())) if refused.issuperset(queues) else None
+        return next(iter(self._standing.values())) if refused.issuperset(wanted) else None
 
     def _leave(self, queue: Queue, *, but: Address | None = None) -> None:
         """A queue may have been refused at another address of its broker before."""
