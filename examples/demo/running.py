@@ -6,6 +6,8 @@ import logging
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -164,7 +166,8 @@ class Demo:
         is_early = False
         phase = "Orders come in."
         told = -LINE_EVERY
-        with Live(console=self._screen, refresh_per_second=4, transient=False) as live:
+        live = Live(console=self._screen, refresh_per_second=4, transient=False)
+        with live, self._unrecorded():
             while True:
                 self._note(parts, dead_letters(admin))
                 passed = monotonic() - self._began
@@ -195,6 +198,15 @@ class Demo:
                 if ended_at is not None and passed - ended_at > PATIENCE:
                     return f"not everything was handled within {PATIENCE:g} s"
                 threading.Event().wait(BEAT)
+
+    @contextmanager
+    def _unrecorded(self) -> Iterator[None]:
+        """Of a live view the picture of the screen gets what was shown last."""
+        is_recorded, self._screen.record = self._screen.record, False
+        try:
+            yield
+        finally:
+            self._screen.record = is_recorded
 
     def _note(self, parts: Parts, dead: int) -> None:
         self._history.moments.append(

@@ -13,6 +13,7 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli import sparkchecks
+from orbitmq.cli.doctor import _not_asked_anyway
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.pipelines import LOST_AFTER
@@ -277,3 +278,19 @@ def test_a_machine_without_java_is_found(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     assert found.text.startswith("Spark needs Java")
     assert "install" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "is_named"),
+    [
+        ("127.0.0.1:9876", {}, False),
+        ("ns1:9876", {}, True),
+        ("ns1:9876", {"NAMESRV_ADDR": "ns1:9876"}, False),
+        ("127.0.0.1:9876", {"NAMESRV_ADDR": "ns1:9876"}, True),
+        ("127.0.0.1:9876", {"ORBITMQ_NAME_SERVER": "", "NAMESRV_ADDR": "ns1:9876"}, True),
+    ],
+)
+def test_commands_name_the_cluster_unless_the_environment_leads_there(
+    asked: str, environment: dict[str, str], is_named: bool
+) -> None:
+    assert bool(_not_asked_anyway((asked,), environment)) is is_named

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from dataclasses import replace
 
 from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.console.checks.faults import Check
 from orbitmq.console.samples import STALLED_AFTER
-from orbitmq.testing import EmbeddedCluster
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from orbitmq.wire.bodies.stats import ProcessQueueInfo
+from tests.support.client_admin import World
 from tests.support.doctor import QUICK, consume, findings
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
@@ -135,6 +141,27 @@ def test_a_watch_that_is_too_short_says_so_instead_of_calling_a_group_stalled(
     assert about["stuck queues"] == "1 group, 1 not judged, which takes --watch 10s"
     assert about["falling behind"] == "1 group, 1 not judged, which takes --watch 30s"
     assert about["dead letters"] == "1 group"
+
+
+async def test_an_unbalanced_group_is_not_judged_by_a_short_watch(nursery: Nursery) -> None:
+    queues = [Queue("orders", "broker-a", number) for number in range(4)]
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
+    ):
+        await cluster.create_topic("orders", queues=4)
+        cli = Cli(cluster.name_server, nursery)
+        world = World(cluster, admin)
+        try:
+            await world.consumer("client-1", owns={each: ProcessQueueInfo() for each in queues})
+            await world.consumer("client-2")
+            record = await asyncio.to_thread(cli.record, "doctor", *QUICK)
+        finally:
+            await world.close()
+
+    about = {each["check"]: each["about"] for each in record["checks"]}
+    assert about[Check.UNBALANCED] == "1 group, 1 not judged, which takes --watch 90s"
+    assert record["is_well"]
 
 
 def test_one_group_is_looked_at_alone_and_has_to_be_there(

@@ -13,7 +13,7 @@ from orbitmq.client.admin.membervalues import GroupSubscription, OwnedQueueInfo
 from orbitmq.client.consumer.allocation import NAMED, share
 from orbitmq.client.queue import Queue
 from orbitmq.clock import Clock
-from orbitmq.console.checks.balance import UNEVEN_AFTER, Uneven, uneven_topics
+from orbitmq.console.checks.balance import UNEVEN_AFTER, UNEVEN_LOOKS, Uneven, uneven_topics
 from orbitmq.console.checks.examining import examine
 from orbitmq.console.checks.faults import Check
 from orbitmq.console.checks.seen import find_faults
@@ -162,7 +162,17 @@ async def test_it_is_a_fault_when_it_lasts_and_is_gone_when_it_is_mended() -> No
             at_first = handlers.inside["billing"].uneven
             clock.passed = UNEVEN_AFTER
             await handlers.ask()
+            in_two_looks = handlers.inside["billing"].uneven
+            await handlers.ask()
             later = handlers.inside["billing"].uneven
+            # Uneven in another way: they share anew, and the time begins again.
+            greedy.owns, idle.owns = dict(holding(*QUEUES[:3])), dict(holding(*QUEUES[3:]))
+            for _ in range(UNEVEN_LOOKS):
+                await handlers.ask()
+            otherwise = handlers.inside["billing"].uneven
+            clock.passed += UNEVEN_AFTER
+            await handlers.ask()
+            lasting = handlers.inside["billing"].uneven
             # Who has come meanwhile and was not asked may have the rest.
             clients["billing"] = ("client-1",)
             await handlers.ask()
@@ -174,7 +184,8 @@ async def test_it_is_a_fault_when_it_lasts_and_is_gone_when_it_is_mended() -> No
         finally:
             await world.close()
 
-    assert at_first == unknown == mended == ()
+    assert at_first == in_two_looks == otherwise == unknown == mended == ()
+    assert lasting == (Uneven("orders", (("client-1", 3), ("client-2", 1))),)
     assert later == (Uneven("orders", (("client-1", 4), ("client-2", 0))),)
     assert handlers.uneven == {}
 
@@ -190,8 +201,8 @@ async def test_the_doctor_finds_it_too_when_it_watches_for_long_enough() -> None
             await world.consumer("client-1", owns=holding(*QUEUES))
             await world.consumer("client-2")
             engine = admin._engine
-            long = await examine(engine, admin, cluster.clock, watch=0.05, patience=0.05)
-            short = await examine(engine, admin, cluster.clock, watch=0.0, patience=3600.0)
+            long = await examine(engine, admin, cluster.clock, watch=0.06, uneven_after=0.05)
+            short = await examine(engine, admin, cluster.clock, watch=0.0)
         finally:
             await world.close()
 

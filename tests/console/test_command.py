@@ -7,14 +7,21 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orbitmq.cli.console import ConsoleService
+from orbitmq.cli.errors import CommandError, PortTaken
+from orbitmq.cli.serving import Listening
+from orbitmq.cli.withconsole import WithConsole
+from orbitmq.client.settings import ClientSettings
+from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 
 DEADLINE = 40.0
@@ -112,3 +119,67 @@ async def test_the_password_comes_from_the_environment_and_is_never_printed() ->
 
     assert me == {"login": True, "version": None}
     assert secret.encode() not in output + error
+
+
+class Serving:
+    """A cluster that runs already, as what a console is started beside."""
+
+    def __init__(self, name_server: str) -> None:
+        self._name_server = name_server
+        self.is_up = False
+
+    async def start(self) -> None:
+        self.is_up = True
+
+    async def stop(self) -> None:
+        self.is_up = False
+
+    def listening(self) -> Sequence[Listening]:
+        return (Listening("name server", "name server", self._name_server),)
+
+    async def until_failed(self) -> CommandError:
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+async def test_a_broken_history_does_not_stop_the_cluster_that_a_console_is_started_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_folder: bool
+) -> None:
+    file = tmp_path / "console.sqlite"
+    if is_folder:
+        file.mkdir()
+    else:
+        file.write_text("this is no database, and too long for an empty one" * 20)
+    async with AsyncEmbeddedCluster() as cluster, asyncio.timeout(DEADLINE):
+        serving = Serving(cluster.name_server)
+        both = WithConsole(serving, 0, history=file)
+        await both.start()
+        was_up, places = serving.is_up, [each.role for each in both.listening()]
+        await both.stop()
+
+    assert was_up
+    assert places == ["name server", "console"]
+    (warning,) = [each for each in caplog.messages if "in memory only" in each]
+    assert str(file) in warning
+
+
+async def test_only_what_cannot_be_listened_on_is_said_to_be_a_matter_of_the_port(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    client = ClientSettings(name_servers=("127.0.0.1:1",))
+    # Its folder is a file, which is an error of the system as a taken port is.
+    history = tmp_path / "file" / "console.sqlite"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with asyncio.timeout(DEADLINE):
+            with pytest.raises(PortTaken, match="--port"):
+                await ConsoleService(ConsoleSettings(client=client, port=port)).start()
+            settings = ConsoleSettings(client=client, port=0, history=history)
+            with pytest.raises(CommandError, match=r"console\.sqlite") as refused:
+                await ConsoleService(settings).start()
+
+    assert not isinstance(refused.value, PortTaken)

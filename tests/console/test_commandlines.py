@@ -25,7 +25,6 @@ CHOICE = DeadLetterFilter(
     ids=("7F00",),
 )
 #: Whom commands ask that are told nothing.
-DEFAULT = [DEFAULT_NAME_SERVER]
 TEXTS = [
     lines.create_topic("orders", queues=8, permission="rw"),
     lines.create_topic("orders", write_queues=4, read_queues=8, ordered=True, is_new=False),
@@ -103,8 +102,14 @@ def test_the_command_line_takes_it_for_another_cluster_too(text: str) -> None:
         assert elsewhere.replace(f" {told}", "", 1) == text
 
 
-def test_nothing_is_said_of_the_cluster_that_is_asked_anyway() -> None:
-    assert lines.aimed("orbitmq topic list", DEFAULT) == "orbitmq topic list"
+def test_the_cluster_is_named_even_if_it_is_the_one_that_a_bare_shell_asks() -> None:
+    # The shell that a command is pasted into may have another one in its environment.
+    aimed = lines.aimed("orbitmq topic list", [DEFAULT_NAME_SERVER])
+
+    assert aimed == f"orbitmq topic list --name-server {DEFAULT_NAME_SERVER}"
+
+
+def test_nothing_is_said_where_no_cluster_is_given_or_asked() -> None:
     assert lines.aimed("orbitmq topic list", []) == "orbitmq topic list"
     assert lines.aimed("timedatectl set-ntp true", ["ns1:9876"]) == "timedatectl set-ntp true"
 

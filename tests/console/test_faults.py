@@ -95,23 +95,30 @@ def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> 
     assert text(9, 0, 2) == (
         "2 messages died in the last hour and wait for somebody; 9 dead letters are open"
     )
-    assert text(9, 5, 1) == (
+    assert text(9, 5, 1, 1) == (
         "1 message died in the last hour and waits for somebody; 4 dead letters are open, "
         "5 were sent again"
     )
-    assert text(9, 7, 0) == ""
+    assert text(9, 7, 0, 2) == ""
 
 
-def test_dead_letters_that_nobody_has_looked_up_are_no_fault_and_make_counts_a_lower_bound() -> (
-    None
-):
+def test_dead_letters_that_nobody_has_looked_up_are_a_fault_and_make_counts_a_lower_bound() -> None:
     def sample(*counts: int) -> GroupSample:
         return group("dies", dead_letters=5000, dead_last_hour=2, resent=Resent(*counts))
 
     (fault,) = faults_of(sample(100, 1, 1))
+    (blind,) = faults_of(sample())
+    (half,) = faults_of(sample(100, 100, 0, 1))
 
-    assert faults_of(sample()) == ()
-    assert faults_of(sample(100, 100, 0)) == ()
+    # Those of the last hour are all sent again, whatever is not known of older ones.
+    assert faults_of(sample(100, 100, 0, 2)) == ()
+    assert blind.text == (
+        "2 messages died in the last hour, and it is not known whether they were sent again"
+    )
+    assert half.text == (
+        "1 message died in the last hour, and it is not known whether it was sent again"
+    )
+    assert fault.text.startswith("at least 1 message died in the last hour and waits for somebody")
     assert (sample(100, 1, 1).unknown_letters, sample(5000, 1, 1).unknown_letters) == (4900, 0)
     assert fault.text.endswith("at least 99 dead letters are open, at least 1 was sent again")
 

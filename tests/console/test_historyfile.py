@@ -83,6 +83,76 @@ async def test_there_is_a_bound_whatever_is_kept_and_the_oldest_goes_first() -> 
         assert each[0][0] > 0
 
 
+async def test_what_stays_the_same_is_written_again_when_its_point_had_to_go_early() -> None:
+    history = HistoryFile(None, most=1000)
+    await history.open()
+    for stretch in range(200):
+        values = {f"group/{number}/lag": float(stretch) for number in range(20)}
+        await history.add(float(stretch * STEP), values | {"level": 7.0})
+    level = await history.since("level", 0.0)
+    lag = await history.since("group/0/lag", 0.0)
+    await history.close()
+
+    assert {value for _, value in level} == {7.0}
+    # In the stretch after the cut, and so on.
+    assert level[0][0] <= lag[0][0] + 7 * 3600
+
+
+async def test_series_that_have_no_points_any_more_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite"
+    history = HistoryFile(path)
+    await history.open()
+    for at in (0.0, STEP, KEEP + 2.0 * STEP, KEEP + 3.0 * STEP):
+        await history.add(at, {"gone": 1.0} if at == 0.0 else {"stays": at})
+    await history.close()
+    with sqlite3.connect(path) as reader:
+        names = [name for (name,) in reader.execute("SELECT name FROM series")]
+    reader.close()
+
+    assert names == ["stays"]
+
+
+async def test_two_consoles_may_have_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite"
+    one, other = HistoryFile(path), HistoryFile(path)
+    await one.open()
+    await other.open()
+    for stretch in range(3):
+        await one.add(float(stretch * STEP), {"x": float(stretch), "one": 1.0})
+        await other.add(float(stretch * STEP), {"x": float(stretch), "other": 2.0})
+    points = [await each.since(name, 0.0) for each in (one, other) for name in ("x", "one")]
+    await one.close()
+    await other.close()
+
+    assert points == [[(0.0, 0.0), (float(STEP), 1.0)], [(0.0, 1.0)]] * 2
+
+
+async def test_a_stretch_that_could_not_be_written_leaves_nothing_half_done(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "history.sqlite"
+    history = HistoryFile(path)
+    await history.open()
+    with sqlite3.connect(path) as other:
+        other.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON points BEGIN SELECT RAISE(FAIL, 'full'); END"
+        )
+        other.commit()
+        await history.add(0.0, {"x": 1.0})
+        await history.add(float(STEP), {"x": 1.0})
+        left = list(other.execute("SELECT name FROM series"))
+        other.execute("DROP TRIGGER full")
+        other.commit()
+    other.close()
+    await history.add(2.0 * STEP, {"x": 1.0})
+    points = await history.since("x", 0.0)
+    await history.close()
+
+    assert left == []
+    # It has not changed since; but that was not written.
+    assert points == [(float(STEP), 1.0)]
+
+
 async def test_the_audit_has_a_bound_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(historyfile, "MOST_LINES", 5)
     history = HistoryFile(None)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin, BrokerNode
+from orbitmq.client.admin.resent import LetterTrace
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.queue import Queue
@@ -104,7 +105,7 @@ async def test_letters_have_their_turn_in_several_looks_and_are_not_called_open_
     # Of six questions two are for the sizes of topics.
     assert [(each.looked, each.count) for each, _ in counts] == [(4, 4), (8, 8), (12, 12), (12, 12)]
     assert all(each.open == each.open_last_hour == 0 for each, _ in counts)
-    assert (quiet, asked) == (Resent(12, 12, 0), 0)
+    assert (quiet, asked) == (Resent(12, 12, 0, 12), 0)
 
 
 async def test_open_letters_are_looked_up_again_when_a_topic_has_grown_that_could_have_a_copy(
@@ -129,8 +130,8 @@ async def test_open_letters_are_looked_up_again_when_a_topic_has_grown_that_coul
     # Only the topic that has grown is looked into.
     assert asked_retry == 4 + 4 * 2
     assert asked_origin == 4 + 3 * 2
-    assert resent == grown == Resent(4, 1, 3)
-    assert origin == Resent(4, 2, 2)
+    assert resent == grown == Resent(4, 1, 3, 1)
+    assert origin == Resent(4, 2, 2, 2)
 
 
 async def test_a_look_takes_no_more_than_its_budget_however_many_are_open_and_topics_grow(
@@ -190,7 +191,7 @@ async def test_what_brokers_have_deleted_is_forgotten(office: Office) -> None:
     await office.die(QUEUE)
     anew, _ = await office.look(letters)
 
-    assert before == Resent(4, 2, 2)
+    assert before == Resent(4, 2, 2, 2)
     assert after["billing"] == Resent(1, 0, 1)
     assert anew == Resent(1, 0, 1)
 
@@ -212,7 +213,7 @@ async def test_only_so_many_letters_are_remembered_and_those_are_the_newest(
 
     assert first == Resent(3, 0, 3)
     assert later[-1] == Resent(3, 0, 2)
-    assert last == Resent(3, 3, 0)
+    assert last == Resent(3, 3, 0, 2)
 
 
 async def test_letters_that_died_earlier_are_left_out_where_only_the_last_hour_counts(
@@ -245,6 +246,67 @@ async def test_a_letter_that_cannot_be_looked_up_stays_unknown_and_is_tried_agai
 
     assert blind == Resent()
     assert found == Resent(2, 0, 2)
+
+
+async def test_letters_that_cannot_be_looked_up_keep_newer_ones_from_nothing(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await office.die(*[QUEUE] * 8)
+    letters = ResentLetters(office.admin, office.tables, most=6)
+    usual, since = LetterTrace.copy, office.now - 0.5  # stored times are whole milliseconds
+
+    async def fail_for_old_ones(self: LetterTrace, *words: Any, **options: Any) -> Any:
+        if self.died_at < since:
+            raise BrokerUnavailable("broker-a", "it is away")
+        return await usual(self, *words, **options)
+
+    monkeypatch.setattr(LetterTrace, "copy", fail_for_old_ones)
+    blind = [(await office.look(letters, since))[0] for _ in range(4)]
+    await office.die(OTHER, OTHER)
+    found = [(await office.look(letters, since))[0] for _ in range(4)]
+
+    assert blind == [Resent()] * 4
+    assert found[-1] == Resent(2, 0, 2)
+
+
+async def test_a_topic_whose_size_nobody_tells_keeps_letters_of_others_from_nothing(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await office.world.cluster.create_topic("sealed", queues=1)
+    await office.die(QUEUE, *[Queue("sealed", "broker-a", 0)] * 3)
+    letters = ResentLetters(office.admin, office.tables, most=20)
+    usual = BrokerTables.content
+
+    async def refuse(self: BrokerTables, broker: Any, topic: str) -> Any:
+        if topic == "sealed":
+            raise BrokerUnavailable("broker-a", "it does not tell")
+        return await usual(self, broker, topic)
+
+    monkeypatch.setattr(BrokerTables, "content", refuse)
+    found, _ = await office.look(letters)
+
+    assert found == Resent(1, 0, 1)
+
+
+async def test_what_is_known_of_a_broker_outlives_a_look_that_it_does_not_answer(
+    office: Office,
+) -> None:
+    await office.die(*[QUEUE, OTHER] * 3)
+    await office.admin.dead_letters.resend("billing")
+    letters = ResentLetters(office.admin, office.tables, most=40)
+    before, _ = await office.look(letters)
+    everybody, bounds = office.nodes, await office.bounds()
+
+    first = [node for node in everybody if node.broker == "broker-a"]
+    left = {queue: at for queue, at in bounds.items() if queue.broker == "broker-a"}
+    away = await letters.look({"billing": left}, first, 0.0)
+    asked = office.asked[0]
+    back = await letters.look({"billing": bounds}, everybody, 0.0)
+
+    assert before == back["billing"] == Resent(6, 6, 0, 6)
+    assert away["billing"] == Resent(3, 3, 0, 3)
+    # Nothing had to be looked up again.
+    assert office.asked[0] == asked
 
 
 async def test_a_group_without_letters_has_none(office: Office) -> None:

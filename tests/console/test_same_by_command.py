@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -170,7 +171,9 @@ async def test_a_copied_command_asks_this_cluster_wherever_it_is_run(
 async def test_a_pipeline_is_taken_off_the_list_by_both(desk: Desk, cli: Cli) -> None:
     page = desk.browser
     await page.post("/pipelines/by%2Fcity", {"state": "stopped"}, 204)
-    command = (await page.get("/pipelines/by%2Fcity"))["commands"]["forget"]
+    shown = (await page.get("/pipelines/by%2Fcity"))["commands"]["forget"]
+    asked = f"/pipelines/by%2Fcity?console={quote(page.console.url, safe='')}"
+    command = (await page.get(asked))["commands"]["forget"]
 
     (planned,) = await run(cli, command, "--dry-run")
     assert (await page.get("/pipelines/by%2Fcity"))["state"] == "stopped"
@@ -179,7 +182,8 @@ async def test_a_pipeline_is_taken_off_the_list_by_both(desk: Desk, cli: Cli) ->
     assert (planned["result"], done["result"]) == ("would be forgotten", "forgotten")
     await page.get("/pipelines/by%2Fcity", 404)
     (line,) = (await page.get("/audit"))["lines"]
-    assert (line["command"], line["outcome"]) == (command, "taken off the list")
+    assert (line["command"], line["outcome"]) == (shown, "taken off the list")
+    assert shown == "orbitmq pipeline forget by/city --console URL"
     # There is none any more, and a console that only shows takes none off.
     await page.post("/pipelines/by%2Ftown", {"state": "stopped"}, 204)
     assert await run(cli, command, code=1) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +28,13 @@ from orbitmq.cli.declaring import section
 from orbitmq.cli.errors import CommandError, PortTaken, SettingRefused
 from orbitmq.cli.logs import set_up_logging
 from orbitmq.cli.serving import Listening, serve
-from orbitmq.console.errors import ConsoleError
+from orbitmq.console.errors import CannotListen, ConsoleError, HistoryUnusable
 from orbitmq.console.serving import Console
 from orbitmq.console.settings import ConsoleSettings, is_loopback
 from orbitmq.errors import SettingError
 from orbitmq.spark.consolelink import TOKEN_VARIABLE
+
+log = logging.getLogger(__name__)
 
 app = section("The web console.")
 
@@ -146,17 +150,34 @@ def console(
 class ConsoleService:
     """A console by itself."""
 
-    def __init__(self, settings: ConsoleSettings, port_option: str = "--port") -> None:
-        """`port_option` is the flag that chooses its port."""
+    def __init__(
+        self,
+        settings: ConsoleSettings,
+        port_option: str = "--port",
+        *,
+        needs_history: bool = True,
+    ) -> None:
+        """`port_option` is the flag that chooses its port.
+
+        Unless it `needs_history`, a file that cannot be opened is left alone, with a warning.
+        """
         self._console = Console(settings)
         self._port_option = port_option
+        self._needs_history = needs_history
 
     async def start(self) -> None:
         try:
-            await self._console.start()
+            try:
+                await self._console.start()
+            except HistoryUnusable as error:
+                if self._needs_history:
+                    raise
+                log.warning("the console keeps its history in memory only: %s", error)
+                self._console = Console(replace(self._console.settings, history=None))
+                await self._console.start()
+        except CannotListen as error:
+            raise PortTaken(error, self._port_option) from error
         except ConsoleError as error:
-            if isinstance(error.__cause__, OSError):
-                raise PortTaken(error, self._port_option) from error
             raise CommandError(str(error)) from error
 
     async def stop(self) -> None:

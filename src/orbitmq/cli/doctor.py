@@ -12,6 +12,7 @@ import typer
 
 from orbitmq.cli import sparkchecks
 from orbitmq.cli.choosing import seconds
+from orbitmq.cli.connecting import DEFAULT_NAME_SERVER
 from orbitmq.cli.consoleasking import ConsoleAddress, checked_address, reported_pipelines
 from orbitmq.cli.declaring import command, section
 from orbitmq.cli.diagnosis import Diagnosis, DiagnosisRecord, FindingRecord
@@ -24,6 +25,7 @@ from orbitmq.client.admin.topicvalues import NOT_LISTED
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.settings import NAME_SERVER_VARIABLES, split_name_servers
 from orbitmq.console import commandlines
+from orbitmq.console.checks.balance import UNEVEN_AFTER
 from orbitmq.console.checks.examining import PATIENCE, Examination, examine
 from orbitmq.console.checks.faults import Check, Fault, Weight
 from orbitmq.console.checks.groups import OF_GROUPS
@@ -138,23 +140,24 @@ async def _look_at_cluster(
     diagnosis.made(groups, *(check for check in Check if check in OF_GROUPS))
     if snapshot.dead_letters:
         diagnosis.made(f"{groups}: {_letters_seen(snapshot)}", Check.DEAD_LETTERS)
-    for check, needed, watched in (
-        (Check.STUCK_QUEUES, PATIENCE, found.watched),
-        (Check.UNBALANCED, PATIENCE, found.uneven),
-        (Check.FALLING_BEHIND, WINDOW, found.watched),
+    for check, needed, watched, lasted in (
+        (Check.STUCK_QUEUES, PATIENCE, found.watched, found.seconds),
+        # Nobody looks several times who does not mean to watch for so long.
+        (Check.UNBALANCED, UNEVEN_AFTER, found.uneven, watch),
+        (Check.FALLING_BEHIND, WINDOW, found.watched, found.seconds),
     ):
-        if watched and found.seconds < needed:
+        if watched and lasted < needed:
             short = f"{len(watched)} not judged, which takes --watch {needed:g}s"
             diagnosis.made(f"{groups}, {short}", check)
-    servers = _not_asked_anyway(session, os.environ)
+    asked = tuple(map(str, session.engine.name_servers))
+    servers = _not_asked_anyway(asked, os.environ)
     diagnosis.found(find_faults(replace(found.seen, name_servers=servers)))
 
 
-def _not_asked_anyway(session: Session, environment: Mapping[str, str]) -> tuple[str, ...]:
+def _not_asked_anyway(asked: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, ...]:
     """The name servers, unless commands that are run here next ask them without being told."""
-    asked = tuple(map(str, session.engine.name_servers))
-    named = next(filter(None, map(environment.get, NAME_SERVER_VARIABLES)), None)
-    return () if named is not None and split_name_servers(named) == asked else asked
+    named = next(filter(None, map(environment.get, NAME_SERVER_VARIABLES)), DEFAULT_NAME_SERVER)
+    return () if split_name_servers(named) == asked else asked
 
 
 def _topics_seen(snapshot: Snapshot) -> str:

@@ -96,6 +96,7 @@ def _maker(
     def make(name_server: str) -> ConsoleService:
         client = ClientSettings(name_servers=(name_server,), tls=tls)
         settings = ConsoleSettings(client=client, port=port, history=history)
-        return ConsoleService(settings, "--console-port")
+        # A cluster must not stay down because its console cannot remember.
+        return ConsoleService(settings, "--console-port", needs_history=False)
 
     return make

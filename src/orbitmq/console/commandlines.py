@@ -1,7 +1,7 @@
 """The `orbitmq` command that does what a button does: shown beside every action.
 
-The one place where the console spells commands; words are quoted for a shell. They are spelled as
-for the cluster that a command asks by itself; `aimed` names another one.
+The one place where the console spells commands; words are quoted for a shell. They are spelled
+without a cluster; `aimed` names it, because nobody knows which one the shell asks that runs them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from orbitmq.client.durations import epoch
 from orbitmq.client.queue import Queue
 
 ALL = DeadLetterFilter()
-#: Whom commands ask that are told nothing.
-DEFAULT_NAME_SERVERS = ("127.0.0.1:9876",)
 #: Commands that ask no cluster, or say themselves which.
 _ASK_NOBODY = ("up", "namesrv", "broker", "pipeline status", "pipeline forget")
 
@@ -25,11 +23,11 @@ _ASK_NOBODY = ("up", "namesrv", "broker", "pipeline status", "pipeline forget")
 def aimed(text: str, name_servers: Iterable[str]) -> str:
     """The same command for the cluster of these name servers, wherever it is run.
 
-    What is no command of ours, or asks no cluster, stays as it is.
+    What is no command of ours, or asks no cluster, stays as it is; and so does any without servers.
     """
     words, servers = shlex.split(text), tuple(name_servers)
     asks = " ".join(words[1:3])
-    if words[0] != "orbitmq" or not servers or servers == DEFAULT_NAME_SERVERS:
+    if words[0] != "orbitmq" or not servers:
         return text
     if any(asks == each or asks.startswith(f"{each} ") for each in _ASK_NOBODY):
         return text
@@ -252,7 +250,7 @@ def show_pipeline(name: str, console: str = "URL") -> str:
     return command("pipeline", "status", name, console=console)
 
 
-def forget_pipeline(name: str, console: str) -> str:
+def forget_pipeline(name: str, console: str = "URL") -> str:
     return command("pipeline", "forget", name, console=console)
 
 

@@ -13,6 +13,14 @@ class ConsoleError(OrbitError):
     status: ClassVar[int] = 400
 
 
+class CannotListen(ConsoleError):
+    """Its address is taken, or none of this machine's."""
+
+
+class HistoryUnusable(ConsoleError):
+    """The file that keeps the history cannot be opened."""
+
+
 class BadInput(ConsoleError):
     """A request that cannot be meant."""
 

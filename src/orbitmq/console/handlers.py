@@ -21,7 +21,7 @@ from orbitmq.client.admin.findings import (
 from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.names import is_retry_topic
 from orbitmq.clock import Clock
-from orbitmq.console.checks.balance import UNEVEN_AFTER, Uneven, uneven_topics
+from orbitmq.console.checks.balance import UNEVEN_AFTER, UNEVEN_LOOKS, Uneven, uneven_topics
 from orbitmq.console.checks.groups import Inside
 from orbitmq.console.rotation import Rotation
 from orbitmq.errors import OrbitError
@@ -61,6 +61,17 @@ class HandlerTimes:
     longest: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """Since when something was the same in every look, and in how many."""
+
+    since: float
+    looks: int = 0
+
+    def seen_again(self) -> _Lasting:
+        return _Lasting(self.since, self.looks + 1)
+
+
 class Handlers:
     """Asks consumers in turn."""
 
@@ -74,12 +85,12 @@ class Handlers:
         budget: int,
         members: int = MOST_MEMBERS,
         every: float = 5.0,
-        patience: float = UNEVEN_AFTER,
+        uneven_after: float = UNEVEN_AFTER,
     ) -> None:
         """`behind` names the groups that messages wait for: only their queues can be stuck.
 
-        `members` is how many consumers of a group are asked, each once in its turn. `patience` is
-        for how many seconds queues must be shared unevenly before that is worth a word.
+        `members` is how many consumers of a group are asked, each once in its turn. `uneven_after`
+        is for how many seconds queues must be shared unevenly before that is worth a word.
         """
         self._admin = admin
         self._clients = clients
@@ -87,14 +98,14 @@ class Handlers:
         self._clock = clock
         self._members = members
         self._every = every
-        self._patience = patience
+        self._uneven_after = uneven_after
         self._free = asyncio.Semaphore(_CONSUMERS_AT_ONCE)
         self._turn = Rotation(budget)
         self.times: dict[str, HandlerTimes] = {}
         #: What is wrong inside of groups.
         self.inside: dict[str, Inside] = {}
-        #: Topics of groups that are shared unevenly, and since when.
-        self.uneven: dict[str, dict[str, float]] = {}
+        #: Topics of groups that are shared unevenly, each in the same way since when.
+        self.uneven: dict[str, dict[Uneven, _Lasting]] = {}
 
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
@@ -151,9 +162,13 @@ class Handlers:
             self.uneven.pop(group, None)
             return ()
         now, before = self._clock.monotonic(), self.uneven.get(group, {})
-        since = {each.topic: before.get(each.topic, now) for each in found}
-        self.uneven[group] = since
-        return tuple(each for each in found if now - since[each.topic] >= self._patience)
+        lasting = {each: before.get(each, _Lasting(now)).seen_again() for each in found}
+        self.uneven[group] = lasting
+        return tuple(
+            each
+            for each, so_far in lasting.items()
+            if so_far.looks >= UNEVEN_LOOKS and now - so_far.since >= self._uneven_after
+        )
 
     async def _are_all(self, group: str, running: Mapping[str, RunningInfo]) -> bool:
         """Whether these are all members, and share queues at all."""

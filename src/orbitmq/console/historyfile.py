@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from orbitmq.console.errors import ConsoleError
+from orbitmq.console.errors import HistoryUnusable
 
 T = TypeVar("T")
 
@@ -55,19 +55,18 @@ class HistoryFile:
         self._most = most
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="console-history")
         self._database: sqlite3.Connection | None = None
-        self._ids: dict[str, int] = {}
         #: The highest value of the stretch that is under way, and the last one that was written.
         self._highest: dict[str, float] = {}
         self._written: dict[str, tuple[float, int]] = {}
         self._stretch: int | None = None
 
     async def open(self) -> None:
-        """Raises `ConsoleError` when it is no file of ours."""
+        """Raises `HistoryUnusable` when it is no file of ours."""
         try:
             await self._run(self._open)
         except (sqlite3.Error, OSError) as error:
             self._thread.shutdown(wait=False)
-            raise ConsoleError(f"the history {self._path} cannot be opened: {error}") from error
+            raise HistoryUnusable(f"the history {self._path} cannot be opened: {error}") from error
 
     async def close(self) -> None:
         """Write what is under way, and let go of the file."""
@@ -111,7 +110,6 @@ class HistoryFile:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=NORMAL")
             database.executescript(_SCHEMA)
-            self._ids = dict(database.execute("SELECT name, id FROM series"))
         except BaseException:
             database.close()
             raise
@@ -122,46 +120,67 @@ class HistoryFile:
         if database is None or stretch is None:
             return
         highest, self._highest = self._highest, {}
-        rows = []
+        rows: list[tuple[str, int, float]] = []
+        written = dict(self._written)
         for name, value in highest.items():
-            before, at = self._written.get(name, (None, 0))
+            before, at = written.get(name, (None, 0))
             # What never changes must not be forgotten when its only point is a week old.
             if before == value and stretch - at < _LEVEL:
                 continue
-            identity = self._identity(database, name)
-            if before not in (None, value):
+            if before is not None and before != value:
                 # Where the rest ended, so that a line is level up to it.
-                rows.append((identity, stretch - STEP, before))
-            rows.append((identity, stretch, value))
-            self._written[name] = (value, stretch)
-        database.execute("BEGIN")
-        database.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?)", rows)
-        self._cut(database, stretch - KEEP)
-        database.execute("COMMIT")
+                rows.append((name, stretch - STEP, before))
+            rows.append((name, stretch, value))
+            written[name] = (value, stretch)
+        # At once for writing: another console may have the same file.
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            self._insert(database, rows)
+            oldest = self._cut(database, stretch - KEEP)
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+        # Whose last point was cut has to be written again, although it has not changed.
+        self._written = {name: each for name, each in written.items() if each[1] >= oldest}
 
-    def _cut(self, database: sqlite3.Connection, oldest: int) -> None:
-        """Forget what is older, and as much more as there is too much of."""
+    def _insert(self, database: sqlite3.Connection, rows: list[tuple[str, int, float]]) -> None:
+        database.executemany(
+            "INSERT OR IGNORE INTO series (name) VALUES (?)", {(name,) for name, _, _ in rows}
+        )
+        # Not remembered: who else has the file may have deleted a series and made it anew.
+        identities: dict[str, int] = dict(database.execute("SELECT name, id FROM series"))
+        database.executemany(
+            "INSERT OR REPLACE INTO points VALUES (?, ?, ?)",
+            [(identities[name], at, value) for name, at, value in rows],
+        )
+
+    def _cut(self, database: sqlite3.Connection, oldest: int) -> int:
+        """Forget what is older, and as much more as there is too much of; what is now oldest."""
         database.execute("DELETE FROM points WHERE at < ?", (oldest,))
         while True:
             (count, first), *_ = database.execute("SELECT COUNT(*), MIN(at) FROM points")
             if count <= self._most:
                 break
-            database.execute("DELETE FROM points WHERE at < ?", (first + _CUT,))
+            oldest = first + _CUT
+            database.execute("DELETE FROM points WHERE at < ?", (oldest,))
+        database.execute(
+            "DELETE FROM series "
+            "WHERE NOT EXISTS (SELECT 1 FROM points WHERE points.series = series.id)"
+        )
         database.execute(
             "DELETE FROM audit WHERE rowid <= (SELECT MAX(rowid) FROM audit) - ?", (MOST_LINES,)
         )
-
-    def _identity(self, database: sqlite3.Connection, name: str) -> int:
-        identity = self._ids.get(name)
-        if identity is None:
-            found = database.execute("INSERT INTO series (name) VALUES (?) RETURNING id", (name,))
-            identity = self._ids[name] = found.fetchone()[0]
-        return identity
+        return oldest
 
     def _since(self, name: str, start: float) -> list[tuple[float, float]]:
-        identity = self._ids.get(name)
-        if self._database is None or identity is None:
+        if self._database is None:
             return []
+        row = self._database.execute("SELECT id FROM series WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return []
+        identity = row[0]
         before = self._database.execute(
             "SELECT at, value FROM points WHERE series = ? AND at < ? ORDER BY at DESC LIMIT 1",
             (identity, start),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from orbitmq.client.admin import AsyncAdmin, BrokerNode, Topic, TopicKind
@@ -77,8 +77,7 @@ class Questions:
         self._letters = ResentLetters(
             admin, tables, most=budget.letters, older=budget.older_letters
         )
-        #: The queues of a group's dead letters, from the first to the next offset.
-        self._dead_bounds: dict[str, dict[Queue, tuple[int, int]]] = {}
+        self._dead_counted: dict[str, _Counted] = {}
         self._contents_turn = Rotation(budget.topics)
 
     def age(self, pair: Pair) -> float | None:
@@ -202,7 +201,7 @@ class Questions:
     ) -> None:
         """How many there are, how many died in the last hour, and which were sent again.
 
-        Without `resent` what is known of that stays as it is.
+        Without `resent` nobody is asked about the last.
         """
         dying = [
             group
@@ -211,6 +210,7 @@ class Questions:
             and (group := topic.name.removeprefix(dead_letter_topic(""))) in groups
         ]
         since = self._clock.now() - _HOUR
+        names = frozenset(node.broker for node in brokers)
 
         async def ask(group: str) -> None:
             count = recent = 0
@@ -225,21 +225,28 @@ class Questions:
                 if found.last_stored_at is None or found.last_stored_at >= since:
                     recent += await self._tables.stored_since(node.address, topic, since)
             self.dead[group] = (count, recent)
-            self._dead_bounds[group] = bounds
+            self._dead_counted[group] = _Counted(bounds, names, since)
 
         await self._each(self._dead_turn.next(dying), ask)
         for gone in self.dead.keys() - set(dying):
             del self.dead[gone]
-            self._dead_bounds.pop(gone, None)
+            self._dead_counted.pop(gone, None)
             self.resent.pop(gone, None)
             self._letters.forget(gone)
-        if not resent:
-            return
-        recent = [group for group, (_, recent) in self.dead.items() if recent]
-        some = [group for group, (count, _) in self.dead.items() if count]
-        chosen = self._resent_turn.next(some if self._budget.older_letters else recent, recent)
-        looked = {group: self._dead_bounds[group] for group in chosen}
-        self.resent |= await self._letters.look(looked, brokers, since)
+        if resent:
+            recent = [group for group, (_, recent) in self.dead.items() if recent]
+            some = [group for group, (count, _) in self.dead.items() if count]
+            chosen = self._resent_turn.next(some if self._budget.older_letters else recent, recent)
+            looked = {
+                group: counted.bounds
+                for group in chosen
+                # Counted at others, it has its turn when it is counted again.
+                if (counted := self._dead_counted[group]).brokers == names
+            }
+            await self._letters.look(looked, brokers, since)
+        # Of the same hour and brokers as the numbers that these are compared with.
+        for group, counted in self._dead_counted.items():
+            self.resent[group] = self._letters.known(group, counted.since, counted.brokers)
 
     async def ask_contents(self, brokers: Collection[BrokerNode], topics: Iterable[Topic]) -> None:
         """What is in topics."""
@@ -297,6 +304,18 @@ class Questions:
 
         await asyncio.gather(*map(tried, keys))
         return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """How the dead letters of a group were counted last."""
+
+    #: Its queues, from the first to the next offset.
+    bounds: Mapping[Queue, tuple[int, int]]
+    #: Who was asked.
+    brokers: frozenset[str]
+    #: When the hour began.
+    since: float
 
 
 def _is_behind(queues: Mapping[Queue, Place]) -> bool:

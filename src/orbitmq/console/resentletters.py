@@ -2,14 +2,15 @@
 
 Each letter is a question to every broker, so letters have a budget: what does not fit into one look
 has its turn in a later one. Until then nothing is known of a letter, and it counts neither as open
-nor as sent again.
+nor as sent again. One that cannot be looked up stays so, and keeps no other from its turn.
 
 A letter that was sent again stays so, and is not asked about any more. One that was not can only
 have been sent since if a topic that its copy would be in has grown. So a cluster in which nothing
 happens is asked for the sizes of a few topics, however many letters are open.
 
 Of each queue one stretch has been read. Below it lie older letters, which are read from the newest
-on, and above it those that died since. What brokers delete goes at its lower end.
+on, and above it those that died since. What brokers delete goes at its lower end. What is known of
+a broker's letters is kept while it does not answer, and not counted.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Resent:
     looked: int = 0  #: letters that were looked up
     count: int = 0  #: of these, sent again
     open_last_hour: int = 0  #: of the others, those that died in the last hour
+    resent_last_hour: int = 0  #: of those sent again, likewise
 
     @property
     def open(self) -> int:
@@ -73,8 +75,12 @@ class ResentLetters:
     async def look(
         self, groups: Mapping[str, Bounds], brokers: Collection[BrokerNode], since: float
     ) -> dict[str, Resent]:
-        """What is known of these groups after one more look; `since` is when the hour began."""
+        """What is known of these groups after one more look; `since` is when the hour began.
+
+        `brokers` are those that have told the bounds: what they have not named is not there.
+        """
         self._turn += 1
+        answered = frozenset(node.broker for node in brokers)
         sizes = _Sizes(self._tables, brokers)
         left = self._most
         found: dict[str, Resent] = {}
@@ -82,14 +88,19 @@ class ResentLetters:
             # What one does not need is left for those after it.
             share = -(-left // waiting)
             group = self._groups.setdefault(name, _Group(name))
-            group.cut(bounds)
+            group.cut(bounds, answered)
             try:
                 left -= await self._look_at(group, bounds, share, sizes, since)
             except OrbitError as error:
                 log.debug("dead letters of %s were not looked up: %s", name, error)
                 left -= share
-            found[name] = group.counts(since)
+            found[name] = group.counts(since, answered)
         return found
+
+    def known(self, group: str, since: float, brokers: Collection[str]) -> Resent:
+        """What is known of a group's letters at these brokers, without a look."""
+        found = self._groups.get(group)
+        return Resent() if found is None else found.counts(since, brokers)
 
     def forget(self, group: str) -> None:
         """There is no such group any more."""
@@ -100,7 +111,11 @@ class ResentLetters:
     ) -> int:
         """Use up to `share` questions for a group; how many were used."""
         if (fresh := group.fresh) < share:
-            await self._read(group, bounds, share - fresh, since)
+            try:
+                await self._read(group, bounds, share - fresh, since)
+            except OrbitError as error:
+                # Those that were read before have their turn all the same.
+                log.debug("dead letters of %s were not read: %s", group.name, error)
         chosen: list[tuple[_Letter, list[str]]] = []
         spent = 0
         for letter in group.in_turn():
@@ -110,6 +125,8 @@ class ResentLetters:
                 continue
             letter.turn = self._turn
             spent += await sizes.measure(letter.trace.topics)
+            if not sizes.has(letter.trace.topics):
+                continue
             grown = [each for each in letter.trace.topics if letter.sizes.get(each) != sizes[each]]
             if grown:
                 chosen.append((letter, grown))
@@ -209,8 +226,8 @@ class _Group:
 
     @property
     def fresh(self) -> int:
-        """Letters that were read and never looked up."""
-        return sum(not each.is_known for each in self._waiting.values())
+        """Letters that were read and had no turn yet."""
+        return sum(not each.turn and not each.is_known for each in self._waiting.values())
 
     @property
     def oldest(self) -> float:
@@ -230,14 +247,27 @@ class _Group:
         del self._waiting[letter.place]
         self._resent[letter.place] = letter.trace.died_at
 
-    def counts(self, since: float) -> Resent:
-        known = [each for each in self._waiting.values() if each.is_known]
-        recent = sum(each.trace.died_at >= since for each in known)
-        return Resent(len(known) + len(self._resent), len(self._resent), recent)
+    def counts(self, since: float, brokers: Collection[str]) -> Resent:
+        """What is known of the letters of these brokers."""
+        known = [
+            each.trace.died_at
+            for each in self._waiting.values()
+            if each.is_known and each.place[0].broker in brokers
+        ]
+        resent = [at for (queue, _), at in self._resent.items() if queue.broker in brokers]
+        return Resent(
+            len(known) + len(resent),
+            len(resent),
+            sum(at >= since for at in known),
+            sum(at >= since for at in resent),
+        )
 
-    def cut(self, bounds: Bounds) -> None:
-        """Forget what brokers have deleted."""
+    def cut(self, bounds: Bounds, brokers: Collection[str]) -> None:
+        """Forget what these brokers have deleted."""
         for queue, (start, end) in list(self.read.items()):
+            if queue.broker not in brokers:
+                # It may be starting again, and has its letters still.
+                continue
             low, high = bounds.get(queue, (0, 0))
             if high < end:
                 # It was deleted as a whole, or is another that has the name.
@@ -274,14 +304,24 @@ class _Sizes:
         self.brokers = brokers
         self._tables = tables
         self._found: dict[str, _Size] = {}
+        self._failed: set[str] = set()
+
+    def has(self, topics: Iterable[str]) -> bool:
+        """Whether brokers have told the sizes of all of these."""
+        return all(topic in self._found for topic in topics)
 
     def __getitem__(self, topic: str) -> _Size:
         return self._found[topic]
 
     async def measure(self, topics: Iterable[str]) -> int:
         """Ask for those that nobody has asked for yet; how many these were."""
-        new = [topic for topic in topics if topic not in self._found]
+        new = [each for each in topics if each not in self._found and each not in self._failed]
         for topic in new:
-            parts = [await self._tables.content(each.address, topic) for each in self.brokers]
+            try:
+                parts = [await self._tables.content(each.address, topic) for each in self.brokers]
+            except OrbitError as error:
+                log.debug("the size of topic %s is not known: %s", topic, error)
+                self._failed.add(topic)
+                continue
             self._found[topic] = tuple(-1 if part is None else part.total for part in parts)
         return len(new)

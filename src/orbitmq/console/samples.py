@@ -96,8 +96,14 @@ class GroupSample:
 
     @property
     def unknown_letters(self) -> int:
-        """Dead letters that had no turn yet: nobody knows whether they were sent again."""
+        """Dead letters that were not looked up: nobody knows whether they were sent again."""
         return max(0, self.dead_letters - self.resent.looked)
+
+    @property
+    def unknown_last_hour(self) -> int:
+        """Of these, those that died in the last hour."""
+        looked = self.resent.open_last_hour + self.resent.resent_last_hour
+        return max(0, self.dead_last_hour - looked)
 
     @property
     def in_rate(self) -> float:
@@ -195,6 +201,10 @@ class Snapshot:
     @property
     def open_last_hour(self) -> int:
         return sum(group.open_last_hour for group in self.groups.values())
+
+    @property
+    def unknown_last_hour(self) -> int:
+        return sum(group.unknown_last_hour for group in self.groups.values())
 
     @property
     def dead_letters(self) -> int:

@@ -13,7 +13,7 @@ import uvicorn
 
 from orbitmq.clock import Clock
 from orbitmq.console.app import make_app
-from orbitmq.console.errors import ConsoleError
+from orbitmq.console.errors import CannotListen, ConsoleError
 from orbitmq.console.settings import ConsoleSettings
 
 #: Seconds that open requests get at a stop.
@@ -140,5 +140,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ConsoleError(f"the console cannot listen on {host}:{port}: {error}") from error
+        raise CannotListen(f"the console cannot listen on {host}:{port}: {error}") from error
     return listener

@@ -109,7 +109,13 @@ async def groups(request: Request) -> Response:
     """The groups that have dead letters."""
     found = [group_row(each) for each in parts_of(request).snapshot.groups.values()]
     rows = [row for row in found if row["dead_letters"]]
-    rows.sort(key=lambda row: (-row["open_last_hour"], -row["open_letters"], row["name"]))
+    rows.sort(
+        key=lambda row: (
+            -row["open_last_hour"] - row["unknown_last_hour"],
+            -row["open_letters"],
+            row["name"],
+        )
+    )
     return answer({"rows": rows})
 
 

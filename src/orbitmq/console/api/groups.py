@@ -55,6 +55,8 @@ def group_row(group: GroupSample) -> dict[str, Any]:
         "dead_last_hour": group.dead_last_hour,
         "open_letters": group.open_letters,
         "open_last_hour": group.open_last_hour,
+        "unknown_letters": group.unknown_letters,
+        "unknown_last_hour": group.unknown_last_hour,
         "resent": group.resent.count,
         "still": group.still,
     }

@@ -45,7 +45,11 @@ def now_content(parts: Parts) -> dict[str, object]:
     )
     dying = sorted(
         (group for group in snapshot.groups.values() if group.dead_letters),
-        key=lambda group: (-group.open_last_hour, -group.open_letters, group.name),
+        key=lambda group: (
+            -group.open_last_hour - group.unknown_last_hour,
+            -group.open_letters,
+            group.name,
+        ),
     )
     busy = sorted(snapshot.topics.values(), key=lambda topic: (-topic.in_rate, topic.name))
     return {
@@ -64,6 +68,8 @@ def now_content(parts: Parts) -> dict[str, object]:
         "dead_last_hour": snapshot.dead_last_hour,
         "open_last_hour": snapshot.open_last_hour,
         "open_letters": snapshot.open_letters,
+        "unknown_letters": snapshot.unknown_letters,
+        "unknown_last_hour": snapshot.unknown_last_hour,
         "dead_letters": snapshot.dead_letters,
         "topics": sum(topic.topic.kind not in NOT_LISTED for topic in snapshot.topics.values()),
         "groups": len(snapshot.groups),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.console import commandlines
-from orbitmq.console.answers import LARGEST, answer
+from orbitmq.console.answers import LARGEST, answer, text
 from orbitmq.console.checks.pipelines import of_pipelines
 from orbitmq.console.checks.seen import aimed
 from orbitmq.console.errors import BadInput
@@ -67,7 +67,9 @@ async def pipeline(request: Request) -> Response:
     """One query, as it reported last."""
     parts = parts_of(request)
     found = parts.pipelines.get(request.path_params["name"])
-    commands = {"forget": _forgetting(request, found.name)}
+    # Only the page knows by which address it has reached this console, with a proxy in between.
+    console = text(request, "console") or "URL"
+    commands = {"forget": commandlines.forget_pipeline(found.name, console)}
     return answer(shown_pipeline(found, parts) | {"commands": commands})
 
 
@@ -88,16 +90,11 @@ async def forget(request: Request) -> Response:
     """Take one off the page; it comes back with its next report."""
     parts = parts_of(request)
     name = request.path_params["name"]
-    command = _forgetting(request, name)
+    command = commandlines.forget_pipeline(name)
     parts.check_write(command)
     parts.pipelines.forget(name)
     await parts.audit.note(who(request), command, "taken off the list")
     return Response(status_code=204)
-
-
-def _forgetting(request: Request, name: str) -> str:
-    """The command that takes one off the list; this console is where it was asked for."""
-    return commandlines.forget_pipeline(name, f"{request.url.scheme}://{request.url.netloc}")
 
 
 routes = [

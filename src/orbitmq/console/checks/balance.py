@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from orbitmq.client.admin.membervalues import RunningInfo
 from orbitmq.client.names import is_retry_topic
 
-#: Seconds that it must last: members that come and go are noticed within 20 s at the latest.
-UNEVEN_AFTER = 30.0
+#: Seconds that it must last. Members that come and go are noticed within 20 s at the latest; but
+#: who consumes in order gets the queues of one that died only when its locks are 60 s old.
+UNEVEN_AFTER = 90.0
+#: Looks in which all members must have had the same numbers of queues, the first and the last too:
+#: who shares anew meanwhile is not stuck.
+UNEVEN_LOOKS = 3
 #: How strategies are called by members, and by Java's as the name of a class.
 _STRATEGY = "allocateMessageQueueStrategy"
 _EVEN = ("avg", "averagely")

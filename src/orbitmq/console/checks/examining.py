@@ -17,6 +17,7 @@ from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.errors import GroupNotFound
 from orbitmq.client.engine import Engine
 from orbitmq.clock import Clock
+from orbitmq.console.checks.balance import UNEVEN_AFTER, UNEVEN_LOOKS
 from orbitmq.console.checks.clocks import compare_clocks
 from orbitmq.console.checks.seen import Seen
 from orbitmq.console.collecting import Collector
@@ -61,12 +62,14 @@ async def examine(
     watch: float,
     only: Collection[str] = (),
     patience: float = PATIENCE,
+    uneven_after: float = UNEVEN_AFTER,
 ) -> Examination:
     """Look at everything; `watch` is how long groups that seem to stand still are looked at.
 
-    Who has watched for less than `patience` calls no group stalled, and for less than
-    `rates.WINDOW`, none falling behind. `only` names the groups to look at, all by default. Raises
-    `GroupNotFound` for one that no broker knows, and `OrbitError` when no name server answers.
+    Who has watched for less than `patience` calls no group stalled, for less than `rates.WINDOW`
+    none falling behind, and who does not watch for `uneven_after` none unbalanced. `only` names the
+    groups to look at, all by default. Raises `GroupNotFound` for one that no broker knows, and
+    `OrbitError` when no name server answers.
     """
     budget = Budget(
         ages=_EVERYTHING,
@@ -91,21 +94,22 @@ async def examine(
         clock,
         budget=_EVERYTHING,
         members=_EVERYTHING,
-        patience=patience,
+        uneven_after=uneven_after,
     )
     began = clock.monotonic()
     await handlers.ask()
     skews = await compare_clocks(admin, _sampled(snapshot), clock)
     still = frozenset(name for name, group in snapshot.groups.items() if _seems_still(group))
     uneven = frozenset(handlers.uneven)
-    if still or uneven:
+    if uneven and watch >= uneven_after:
         # What members said last began when they were asked, and not before.
-        watched = 0.0 if uneven else clock.monotonic() - began
-        await asyncio.sleep(max(0.0, watch - watched))
+        for _ in range(UNEVEN_LOOKS):
+            await asyncio.sleep(watch / UNEVEN_LOOKS)
+            await handlers.ask(uneven)
+    elif still:
+        await asyncio.sleep(max(0.0, watch - (clock.monotonic() - began)))
     if still:
         snapshot = _chosen(await collector.look(resent=False), only)
-    if uneven:
-        await handlers.ask(uneven)
     seen = Seen(
         snapshot=_patient(snapshot, handlers.times),
         now=clock.now(),

@@ -223,6 +223,21 @@ def dead_letters(group: GroupSample) -> str:
     return f"{said}, {least}{several(resent.count, 'was', 'were')} sent again"
 
 
+def _died(group: GroupSample) -> str:
+    """`2 messages died in the last hour and wait for somebody`, as far as that is known."""
+    waiting, unknown = group.open_last_hour, group.unknown_last_hour
+    if not waiting:
+        were = "it was" if unknown == 1 else "they were"
+        died = several(unknown, "message")
+        return f"{died} died in the last hour, and it is not known whether {were} sent again"
+    least = "at least " if unknown else ""
+    wait = "waits" if waiting == 1 else "wait"
+    return (
+        f"{least}{several(waiting, 'message')} died in the last hour and {wait} for somebody; "
+        f"{dead_letters(group)}"
+    )
+
+
 _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.STUCK_QUEUES,
@@ -276,12 +291,9 @@ _RULES: tuple[_Rule, ...] = (
         Check.DEAD_LETTERS,
         "dead letters",
         Weight.WARN,
-        lambda group: group.open_last_hour > 0,
-        lambda group: (
-            f"{several(group.open_last_hour, 'message')} died in the last hour and "
-            f"{'waits' if group.open_last_hour == 1 else 'wait'} for somebody; "
-            f"{dead_letters(group)}"
-        ),
+        # Whatever is not known to be sent again waits for somebody, who may be the one to find out.
+        lambda group: group.open_last_hour + group.unknown_last_hour > 0,
+        _died,
         "see why they died, mend that, and send some of them again",
         lambda group: commandlines.count_dead_letters(group.name),
         "dead-letters",

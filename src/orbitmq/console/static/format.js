@@ -18,6 +18,12 @@ export function exact(value) {
   return value === null || value === undefined ? "–" : whole.format(value);
 }
 
+/** 5 · at least 5 · not known: a number that so many unknown ones may add to. */
+export function least(value, unknown, format = exact) {
+  if (!unknown) return format(value);
+  return value ? `at least ${format(value)}` : "not known";
+}
+
 export function rate(value) {
   if (value === null || value === undefined) return "–";
   if (value > 0 && value < 0.005) return "<0.01";

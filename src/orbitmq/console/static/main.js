@@ -112,7 +112,7 @@ function tell(content) {
   f.sync(content.at);
   const isBad = (content.faults ?? []).some((kind) => kind.weight === "bad");
   mark("/", content.fault_count, isBad ? "bad" : "warn");
-  mark("/dead-letters", content.open_last_hour, "warn");
+  mark("/dead-letters", content.open_last_hour + content.unknown_last_hour, "warn");
   const failed = content.pipelines.filter((each) => ILL.includes(each.state)).length;
   mark("/pipelines", failed || content.pipelines.length, failed ? "bad" : "");
 }

@@ -17,8 +17,8 @@ export async function deadLetterGroups() {
       head("Dead letters", { sub: "Messages that a group gave up: looked at by reason, mended, and sent again." }),
       h("section", { class: "card" }, table([
         ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
-        ["Open, last hour", (row) => h("span", { class: row.open_last_hour ? "warn-text" : "" }, f.exact(row.open_last_hour)), "n"],
-        ["Open", (row) => f.exact(row.open_letters), "n"],
+        ["Open, last hour", (row) => h("span", { class: row.open_last_hour || row.unknown_last_hour ? "warn-text" : "" }, f.least(row.open_last_hour, row.unknown_last_hour)), "n"],
+        ["Open", (row) => f.least(row.open_letters, row.unknown_letters), "n"],
         ["Sent again", (row) => f.exact(row.resent), "n opt"],
         ["In all", (row) => f.exact(row.dead_letters), "n opt"],
         ["Topics", (row) => h("span", { class: "muted" }, row.topics.join(", ")), "name opt"],

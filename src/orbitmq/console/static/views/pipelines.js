@@ -34,7 +34,7 @@ export async function pipelines() {
 /** One query. */
 export async function pipeline({ params, go }) {
   const names = ["rows", "lag", "failed"].map((each) => `pipeline/${params.name}/${each}`);
-  const load = () => Promise.all([get(path("pipelines", params.name)), get("/charts", { series: names, minutes: 60 })]);
+  const load = () => Promise.all([get(path("pipelines", params.name), { console: location.origin }), get("/charts", { series: names, minutes: 60 })]);
   let [content, curves] = await load();
   let asked = null;
   let isForgotten = false;
