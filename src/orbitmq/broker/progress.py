@@ -8,10 +8,10 @@ swallowed: they speak about the time before the reset. Afterwards clients still 
 before, some until they have consumed something at the new place (the C++ client does, with pulls
 and by reports); stored, that would undo a reset to an earlier place for a client that dies
 meanwhile. But nobody has consumed what no pull has asked for since: members' commits beyond the
-place that pulls asked for or were answered to (`reach`) are dropped. What is told by a request that waits for its
-answer is meant, and stored. This ends when the group is sent to a slave, where nobody here sees how
-far it reads. Pending resets and `reach` are in memory only; the stored offset is not: after a
-restart of the broker reports from before a reset are believed again.
+place that pulls asked for or were answered to (`reach`) are dropped. What is told by a request that
+waits for its answer is meant, and stored. This ends when the group is sent to a slave, where nobody
+here sees how far it reads. Pending resets and `reach` are in memory only; the stored offset is not:
+after a restart of the broker reports from before a reset are believed again.
 
 **Cost.** A commit is made for every pull: two dictionary lookups and a comparison. An offset that
 does not differ changes nothing, so a table of idle groups is not written again (`revision`).
