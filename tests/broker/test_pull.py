@@ -21,6 +21,7 @@ from orbitmq.store.settings import ReadSettings
 from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode, Serialization
+from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.pull import PullFlag, PullMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
@@ -677,14 +678,23 @@ async def test_progress_is_taken_from_a_pull_whatever_it_finds(
     assert broker.parts.progress.stored("orders", GROUP, 0) == 3
 
 
+async def carrying(client: RawClient, offset: int, progress: int) -> Command:
+    """A pull that says how far its group has come."""
+    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+    return await client.pull("orders", 0, offset, sys_flag=flag, commit_offset=progress)
+
+
+async def sent_back(broker: Broker, client: RawClient) -> Command:
+    """The answer that sends a group, which is at 8 of 10, to where a reset wants it: to 3."""
+    await fill(client, 10)
+    broker.parts.progress.reset("orders", GROUP, 0, 3)
+    return await carrying(client, 8, 8)
+
+
 async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(
     broker: Broker, client: RawClient
 ) -> None:
-    await fill(client, 10)
-    broker.parts.progress.reset("orders", GROUP, 0, 3)
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
-
-    moved = await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+    moved = await sent_back(broker, client)
     then = await client.pull("orders", 0, 3)
 
     assert (moved.code, moved.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
@@ -698,14 +708,11 @@ async def test_progress_from_before_a_reset_does_not_undo_it(
     broker: Broker, client: RawClient
 ) -> None:
     """The C++ client goes to where it is sent, and still carries what it had before."""
-    await fill(client, 10)
-    broker.parts.progress.reset("orders", GROUP, 0, 3)
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
-    await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+    await sent_back(broker, client)
 
-    await client.pull("orders", 0, 3, sys_flag=flag, commit_offset=8)
+    await carrying(client, 3, 8)
     stale = broker.parts.progress.stored("orders", GROUP, 0)
-    await client.pull("orders", 0, 7, sys_flag=flag, commit_offset=6)
+    await carrying(client, 7, 6)
 
     assert stale == 3
     assert broker.parts.progress.stored("orders", GROUP, 0) == 6
@@ -716,13 +723,10 @@ async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there
 ) -> None:
     broker = await start_broker(pull=PullSettings(slave_read_enable=True))
     client = await open_client(broker)
-    await fill(client, 10)
     config = SubscriptionGroupConfig(group_name=GROUP, broker_id=1)
     broker.parts.groups.update(config, now=0.0)
-    broker.parts.progress.reset("orders", GROUP, 0, 3)
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
 
-    moved = await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+    moved = await sent_back(broker, client)
     client.connection.notify(
         RequestCode.UPDATE_CONSUMER_OFFSET,
         extra={"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "commitOffset": "7"},
@@ -733,16 +737,13 @@ async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there
     assert found.ext_fields["offset"] == "7"
 
 
-async def test_progress_of_who_goes_on_elsewhere_after_a_reset_is_stored_while_the_pull_is_held(
+async def test_a_pull_that_goes_on_elsewhere_after_a_reset_counts_before_it_is_answered(
     broker: Broker, client: RawClient
 ) -> None:
     """A consumer that seeks to the end, where nothing comes for long."""
-    await fill(client, 10)
-    broker.parts.progress.reset("orders", GROUP, 0, 3)
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
-    await client.pull("orders", 0, 8, sys_flag=flag, commit_offset=8)
+    await sent_back(broker, client)
 
-    await client.pull("orders", 0, 10, sys_flag=flag, commit_offset=10)
+    await carrying(client, 10, 10)
 
     assert broker.parts.progress.stored("orders", GROUP, 0) == 10
 
