@@ -11,7 +11,7 @@ from orbitmq.message.errors import MessageIdInvalid
 from orbitmq.message.hosts import pack_host
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.stored import decode_message
-from orbitmq.store.errors import NoSuchRecord, SettingError
+from orbitmq.store.errors import NoSuchRecord, SettingError, StoreClosed
 from orbitmq.store.settings import FlushPolicy, FlushSettings, ReadSettings, StoreSettings
 from tests.support.store import SMALL, HandClock, put, with_policy
 
@@ -123,6 +123,35 @@ def test_keys_with_the_same_hash_are_told_apart(open_store: OpenStore) -> None:
     found = [decode_message(record).body for record in store.lookup("T", "Aa", 3)]
 
     assert found == [b"30", b"20", b"10"]
+
+
+def test_a_look_up_in_rounds_finds_the_same_as_one_in_one_go(open_store: OpenStore) -> None:
+    store = open_store(replace(SMALL, file_size=1 << 20))
+    for number in range(40):
+        body = bytes(200_000) if number == 20 else b"%d" % number
+        put(store, "T", 0, body, {"KEYS": "Aa" if number % 10 == 0 else "BB"})
+    store.write()
+
+    rounds = list(store.looking_up("T", "Aa"))
+
+    assert [record for record in rounds if record is not None] == store.lookup("T", "Aa")
+    # Those with another key, a read of the index at least, and a long message counts twice.
+    assert rounds.count(None) >= 36 + 1 + 1
+
+
+def test_a_look_up_in_rounds_ends_with_the_store(open_store: OpenStore) -> None:
+    store = open_store()
+    for number in range(3):
+        put(store, "T", 0, b"%d" % number, {"KEYS": "k"})
+    store.write()
+    rounds = (record for record in store.looking_up("T", "k") if record is not None)
+
+    first = decode_message(next(rounds)).body
+    store.close()
+
+    assert first == b"2"
+    with pytest.raises(StoreClosed):
+        next(rounds)
 
 
 def test_a_message_that_waits_for_the_disk_is_not_found(open_store: OpenStore) -> None:

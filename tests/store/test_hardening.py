@@ -34,6 +34,7 @@ from tests.support.store import (
     put,
     with_policy,
 )
+from tests.support.tries import shortest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,19 +351,24 @@ def test_a_start_does_not_read_the_empty_rest_of_a_large_file(
     def open_large() -> Store:
         return Store(tmp_path / "store", StoreSettings(file_size=1 << 30), background=False)
 
+    def leave(store: Store) -> None:
+        if is_clean:
+            store.close()
+        else:
+            store.abandon()
+
+    def start() -> float:
+        began = time.process_time()
+        store = open_large()
+        took = time.process_time() - began
+        assert bodies(store, "T", 0) == [b"kept"]
+        leave(store)
+        return took
+
     store = open_large()
     put(store, "T", 0, b"kept")
     store.write()
-    if is_clean:
-        store.close()
-    else:
-        store.abandon()
+    leave(store)
 
-    began = time.process_time()
-    store = open_large()
-    took = time.process_time() - began
-
-    assert bodies(store, "T", 0) == [b"kept"]
-    store.close()
     # A gigabyte of zeros takes more than a second to look through.
-    assert took < 0.5
+    assert shortest_of(start, 0.5) < 0.5

@@ -259,6 +259,67 @@ def test_a_window_of_time_spans_files(tmp_path: Path) -> None:
     index.close()
 
 
+class CountingFiles(DiskFiles):
+    """Counts what is read."""
+
+    reads = 0
+
+    def pread(self, fd: int, size: int, at: int) -> bytes:
+        self.reads += 1
+        return super().pread(fd, size, at)
+
+
+def test_a_walk_along_a_chain_can_be_interrupted_at_every_read(tmp_path: Path) -> None:
+    files = CountingFiles()
+    settings = IndexSettings(slots=3, entries=2000)
+    index = KeyIndex.open(tmp_path, settings=settings, files=files, clock=StandingClock())
+    append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(1500)])
+    files.reads = 0
+
+    found, reads = [], []
+    for offset in index.candidates("T", "k", START, START + 1000):
+        if offset is None:
+            reads.append(files.reads)
+        else:
+            found.append(offset)
+
+    assert found == [10, 0]
+    assert reads == list(range(8))
+    index.close()
+
+
+def test_a_file_that_begins_after_the_time_asked_for_is_not_read(tmp_path: Path) -> None:
+    files = CountingFiles()
+    index = KeyIndex.open(tmp_path, settings=TINY, files=files, clock=StandingClock())
+    append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)])
+    files.reads = 0
+
+    before = index.lookup("T", "k", end_ms=START - 1)
+    unread = files.reads
+    oldest = index.lookup("T", "k", end_ms=START + 5000)
+
+    assert index.file_count == 4
+    assert (before, unread) == ([], 0)
+    assert oldest == [50, 40, 30, 20, 10, 0]
+    assert files.reads == 2  # the oldest one's slot and its entries
+    index.close()
+
+
+def test_a_walk_ends_at_files_that_were_deleted_meanwhile(tmp_path: Path) -> None:
+    index = open_tiny(tmp_path)
+    append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)])
+    walk = (offset for offset in index.candidates("T", "k", 0, 2**63 - 1) if offset is not None)
+    found = [next(walk) for _ in range(3)]
+
+    index.delete_below(220)
+    append(index, [Put(1000, START + 90_000, "T", None, "k")])
+    found += walk
+
+    assert index.file_count == 2
+    assert found == [n * 10 for n in range(39, 21, -1)]
+    index.close()
+
+
 def test_a_chain_that_leads_in_a_circle_ends(tmp_path: Path) -> None:
     index = open_tiny(tmp_path)
     append(index, [Put(n * 10, START, "T", None, "k") for n in range(5)])

@@ -20,6 +20,7 @@ from orbitmq.store.reading import ReadStatus
 from orbitmq.store.settings import RetentionSettings
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
+from tests.support.tries import shortest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,6 +156,93 @@ def test_old_bytes_behind_a_cut_do_not_come_back(open_store: OpenStore) -> None:
     found = content(open_store())
     before["T", 0] = [*before["T", 0], b"torn" * 700]
     assert found == before
+
+
+#: Large enough for a record whose size takes three bytes.
+LARGE = replace(SMALL, file_size=1 << 18)
+
+
+def end_before_a_page(store: Store, room: int, pages: int = 1) -> int:
+    """Write a record that ends `room` bytes before a page does, some pages on; where it begins."""
+    at, _ = put(store, "T", 0, b"")
+    size = store.write() - at
+    begin = at + size
+    page_end = begin - begin % 4096 + 4096 * pages
+    put(store, "T", 0, b"x" * (page_end - room - begin - size))
+    assert store.write() == page_end - room
+    return begin
+
+
+@pytest.mark.parametrize("pages", [1, 2, 3])
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_a_lost_page_is_known_though_it_holds_the_zeros_that_the_next_record_begins_with(
+    open_store: OpenStore, room: int, pages: int
+) -> None:
+    store = open_store(LARGE)
+    fill(store, 8)
+    lost = end_before_a_page(store, room, pages)
+    before = [message for message in places(store) if message.physical_offset < lost]
+    put(store, "T", 0, b"behind")
+    store.write()
+    store.abandon()
+    last_page = (lost // 4096 + pages - 1) * 4096
+    first_lost = max(lost, last_page)
+    with log_files(store.root)[0].open("r+b") as file:
+        file.seek(first_lost)
+        file.write(bytes(last_page + 4096 - first_lost))
+
+    store = open_store(LARGE)
+
+    assert store.recovery.damage == ()
+    assert store.recovery.end == lost
+    assert places(store) == before
+
+
+@pytest.mark.parametrize(("room", "size"), [(2, 70_000), (3, 300)])
+def test_a_lost_page_is_known_though_it_holds_but_the_first_bytes_of_a_size(
+    open_store: OpenStore, room: int, size: int
+) -> None:
+    store = open_store(LARGE)
+    fill(store, 8)
+    end_before_a_page(store, room)
+    before = places(store)
+    lost = store.statistics().log_end
+    put(store, "T", 0, b"y" * size)
+    put(store, "T", 0, b"behind")
+    store.write()
+    store.abandon()
+    with log_files(store.root)[0].open("r+b") as file:
+        file.seek(lost)
+        file.write(bytes(room))
+
+    store = open_store(LARGE)
+
+    assert store.recovery.damage == ()
+    assert store.recovery.end == lost
+    assert places(store) == before
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_zeros_that_a_record_begins_with_before_the_end_of_a_page_do_not_excuse_damage(
+    open_store: OpenStore, room: int
+) -> None:
+    store = open_store(LARGE)
+    fill(store, 8)
+    end_before_a_page(store, room)
+    damaged = store.statistics().log_end
+    put(store, "T", 0, b"y" * 100)
+    put(store, "T", 0, b"behind")
+    store.write()
+    before = places(store)
+    store.abandon()
+    with log_files(store.root)[0].open("r+b") as file:
+        file.seek(damaged + 120)
+        file.write(b"?")
+
+    store = open_store(LARGE)
+
+    assert [each.offset for each in store.recovery.damage] == [damaged]
+    assert places(store) == [each for each in before if each.physical_offset != damaged]
 
 
 def test_files_behind_the_end_are_deleted(open_store: OpenStore) -> None:
@@ -446,14 +534,16 @@ def test_many_bad_records_do_not_make_a_start_slow(open_store: OpenStore, clock:
         for offset in offsets[100:12_100:100]:
             file.seek(offset + 90)
             file.write(b"?")
-    begun = time.process_time()
-    open_store(settings).abandon()
-    spent = time.process_time() - begun
 
-    store = open_store(settings)
+    def start() -> float:
+        begun = time.process_time()
+        store = open_store(settings)
+        spent = time.process_time() - begun
+        assert len(store.recovery.damage) == 120
+        store.abandon()
+        return spent
 
-    assert len(store.recovery.damage) == 120
-    assert spent < 3
+    assert shortest_of(start, 3) < 3
 
 
 # ---- refusals
@@ -818,7 +908,7 @@ def test_a_message_removed_by_hand_is_told_as_removed(open_store: OpenStore) -> 
 
 
 def test_recovery_is_quick_enough_for_large_logs(open_store: OpenStore) -> None:
-    """Two seconds per GiB are the aim; the bound here allows for a busy machine."""
+    """Two seconds per GiB are the aim, as one of several tries shows on a busy machine."""
     settings = replace(SMALL, file_size=64 << 20, queue_file_entries=300_000, index=False)
     store = open_store(settings)
     body = bytes(1024)
@@ -828,10 +918,13 @@ def test_recovery_is_quick_enough_for_large_logs(open_store: OpenStore) -> None:
             store.write()
     size = store.write()
     store.abandon()
-    begun = time.process_time()
 
-    store = open_store(settings)
+    def seconds_for_a_gibibyte() -> float:
+        begun = time.process_time()
+        store = open_store(settings)
+        spent = time.process_time() - begun
+        assert store.recovery.records == 40_000
+        store.abandon()
+        return spent / (size / (1 << 30))
 
-    spent = time.process_time() - begun
-    assert store.recovery.records == 40_000
-    assert spent / (size / (1 << 30)) < 10
+    assert shortest_of(seconds_for_a_gibibyte, 10) < 10

@@ -42,6 +42,7 @@ from orbitmq.store.errors import (
     WriteRefused,
 )
 from orbitmq.store.files import is_full
+from orbitmq.store.lostpages import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -136,6 +137,8 @@ class Appender:
         number = queue.next_offset if has_entry else 0
         at = self._position
         try:
+            if 0 in properties:
+                properties = distinct(properties)
             body_size, properties_length = len(body), len(properties)
             size = fixed + body_size + queue.topic_size + properties_length
             if at + size > self._limit or size > self._max_record:
@@ -237,7 +240,8 @@ class Appender:
         arrivals: list[Placed] = []
         properties = b""
         try:
-            for body, flag, properties in elements:
+            for body, flag, given in elements:
+                properties = distinct(given) if 0 in given else given
                 body_size, properties_length = len(body), len(properties)
                 size = fixed + body_size + topic_size + properties_length
                 if size > max_record:

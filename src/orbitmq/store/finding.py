@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.message.ids import decode_offset_id
@@ -12,7 +13,7 @@ from orbitmq.store.errors import DamagedRecord, NoSuchRecord
 from orbitmq.store.scanning import store_time, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from orbitmq.store.commitlog import CommitLog
     from orbitmq.store.indexing import Indexing
@@ -21,6 +22,8 @@ _read_head = struct.Struct(">ii12xqq").unpack_from
 _ALWAYS: Final = (1 << 63) - 1
 #: The index knows whole seconds only.
 _INDEX_STEP_MS = 1000
+#: Bytes of a message that are checked in the time of a round.
+_ROUND_BYTES = 128 * 1024
 
 
 class Finding:
@@ -67,36 +70,45 @@ class Finding:
 
         They are found up to where the index has come when it was given its chance to catch up.
         """
-        if self._indexing is None:
-            return []
-        self._indexing.advance(self._visible_end(), self._catch_up)
-        found: list[memoryview] = []
-        wanted = max_results
-        while True:
-            candidates = self._indexing.index.lookup(
-                topic, key, wanted, max(begin_ms - _INDEX_STEP_MS, 0), end_ms
-            )
-            found = [
-                record
-                for offset in candidates
-                if (record := self._matching(offset, topic, key, begin_ms, end_ms)) is not None
-            ]
-            # Different keys may share a hash: ask for more as long as there may be more.
-            if len(found) >= max_results or len(candidates) < wanted:
-                return found[:max_results]
-            wanted *= 4
+        found = (
+            record for record in self.looking_up(topic, key, begin_ms, end_ms) if record is not None
+        )
+        return list(islice(found, max(max_results, 0)))
 
-    def _matching(
-        self, offset: int, topic: str, key: str, begin_ms: int, end_ms: int
-    ) -> memoryview | None:
-        try:
-            record = self.message_at(offset)
-        except (NoSuchRecord, DamagedRecord):
-            return None
-        if not begin_ms <= store_time(record) <= end_ms:
-            return None
-        message = decode_message(record)
-        if message.topic != topic:
-            return None
-        is_meant = message.unique_id == key or key in (message.keys or "").split(" ")
-        return record if is_meant else None
+    def looking_up(
+        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _ALWAYS
+    ) -> Iterator[memoryview | None]:
+        """The same one by one, in rounds that take a fraction of a millisecond each.
+
+        A key may be on millions of messages that were stored at another time, and different keys
+        may share a hash. So what may take long is divided: a None says that a round was in vain.
+        """
+        if self._indexing is None:
+            return iter(())
+        self._indexing.advance(self._visible_end(), self._catch_up)
+        return self._looking_up(self._indexing, topic, key, begin_ms, end_ms)
+
+    def _looking_up(
+        self, indexing: Indexing, topic: str, key: str, begin_ms: int, end_ms: int
+    ) -> Iterator[memoryview | None]:
+        earliest = max(begin_ms - _INDEX_STEP_MS, 0)
+        for offset in indexing.index.candidates(topic, key, earliest, end_ms):
+            if offset is None:
+                yield None
+                continue
+            try:
+                record = self.message_at(offset)
+            except (NoSuchRecord, DamagedRecord):
+                yield None
+                continue
+            is_meant = begin_ms <= store_time(record) <= end_ms and _has_key(record, topic, key)
+            yield record if is_meant else None
+            # Checking a long one took as long as many rounds.
+            yield from repeat(None, len(record) // _ROUND_BYTES)
+
+
+def _has_key(record: memoryview, topic: str, key: str) -> bool:
+    message = decode_message(record)
+    return message.topic == topic and (
+        message.unique_id == key or key in (message.keys or "").split(" ")
+    )

@@ -129,6 +129,7 @@ class IndexFile:
         self._slots: NDArray[np.int32] | None = None
         self._changed = np.zeros(-(-settings.slots // _GROUP), np.bool_)
         self._flushed_header = header
+        self._is_closed = False
 
     @classmethod
     def create(
@@ -167,6 +168,10 @@ class IndexFile:
             files.close(fd)
             raise
         return loaded
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def is_full(self) -> bool:
@@ -211,16 +216,23 @@ class IndexFile:
         )
         return count
 
-    def find(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+    def find(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
         """Offsets of the entries with this hash in a span of time, newest first.
 
-        Times are whole seconds after the begin of the file, rounded down.
+        Times are whole seconds after the begin of the file, rounded down. A chain may have
+        millions of entries, so every read of the file is announced by a None: whoever has others
+        to serve may do so then. It ends early when the file is closed meanwhile.
         """
         settings, file_begin_ms = self._settings, self.header.begin_ms
+        if end_ms < file_begin_ms:
+            return  # all of its entries are later
         number = self._newest(hashed % settings.slots)
         window, window_first = b"", number + 1
         while 0 < number < self.header.next_entry:
             if number < window_first:
+                yield None
+                if self._is_closed:
+                    return
                 window_first = max(1, number - _WINDOW + 1)
                 window = self._files.pread(
                     self._fd,
@@ -270,6 +282,7 @@ class IndexFile:
 
     def close(self) -> None:
         """Close without flushing: the disk keeps what the last flush left."""
+        self._is_closed = True
         self._files.close(self._fd)
         self._slots = None
 

@@ -13,13 +13,14 @@ where the log has to be fed again:
 files rather than that of the last one: were the clock set back between two files, the last one's
 would condemn the one before it.
 
-An entry holds a hash, not a key: `lookup` returns candidates, and the caller compares their keys.
+An entry holds a hash, not a key: what is found are candidates, and the caller compares their keys.
 """
 
 from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -150,13 +151,23 @@ class KeyIndex:
 
         Times in the index are in whole seconds, rounded down: ask from a second earlier.
         """
-        found: dict[int, None] = {}
-        if max_results > 0:
-            for offset in self._find(index_hash(topic, key), begin_ms, end_ms):
-                found[offset] = None
-                if len(found) >= max_results:
-                    break
-        return list(found)
+        found = (
+            offset for offset in self.candidates(topic, key, begin_ms, end_ms) if offset is not None
+        )
+        return list(islice(found, max(max_results, 0)))
+
+    def candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """The same one by one, each once, with a None before every read of a file.
+
+        The index may change between two of them: what is appended later is not among them.
+        """
+        seen: set[int] = set()
+        for offset in self._find(index_hash(topic, key), begin_ms, end_ms):
+            if offset is None:
+                yield None
+            elif offset not in seen:
+                seen.add(offset)
+                yield offset
 
     def flush(self) -> int:
         """Bring everything to the disk; the new `durable_until_ms`."""
@@ -233,11 +244,14 @@ class KeyIndex:
         entries = entries.only(entries.offsets >= last)
         wanted = np.ones(len(entries), np.bool_)
         for at in np.flatnonzero(entries.offsets == last).tolist():
-            wanted[at] = next(self._find(int(entries.hashes[at]), *_ALWAYS), None) != last
+            found = self._find(int(entries.hashes[at]), *_ALWAYS)
+            wanted[at] = next((each for each in found if each is not None), None) != last
         return entries.only(wanted)
 
-    def _find(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        for file in reversed(self._index_files):
+    def _find(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        for file in self._index_files[::-1]:
+            if file.is_closed:
+                return  # its messages were deleted meanwhile, and so were those before
             yield from file.find(hashed, begin_ms, end_ms)
             if file.header.begin_ms < begin_ms:
                 return

@@ -8,6 +8,13 @@ So recovery, readers and the index find what they would find on the master, and 
 goes on where its log ends. A record that has not come as a whole waits in memory (it is bounded by
 the size of a log file); Apache's slave stores pieces, and cuts them off after a crash.
 
+That the log is such a prefix cannot be seen from where it ends. A master that lost what it had not
+flushed writes other records to the same offsets, and one of them may end where the lost ones did.
+So the last record that is here has to come once more, as it is here: a record tells its offset, its
+number in the queue and when it was stored, and no later one at its place has the same bytes. As the
+master's log only grows at its end, everything before it is the same then, too. (Apache's slave
+compares offsets alone.)
+
 Queue entries are made from the records, as recovery makes them. A number that does not continue its
 queue is believed, because the master gave it: a queue whose beginning the master no longer has
 begins where it does there, and one that begins anew was deleted and made again. Messages of a topic
@@ -29,7 +36,7 @@ import numpy as np
 from orbitmq.message.record import END_OF_FILE_SIZE, RecordFault
 from orbitmq.store.consumequeue import SCHEDULE_TOPIC
 from orbitmq.store.errors import StoreError, TopicRefused, WriteRefused
-from orbitmq.store.scanning import TopicNumbers, scan_log, tag_codes_of
+from orbitmq.store.scanning import TopicNumbers, find_last_record, scan_log, tag_codes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -126,6 +133,33 @@ class Mirroring:
     def expected(self) -> int:
         """The offset of the first byte that has not come yet."""
         return self._log.end + self._waiting
+
+    @property
+    def last_record(self) -> int:
+        """Where the last record begins, which the master must have too; the end without one."""
+        end = self._log.end
+        file = self._log.file_of(end - 1)
+        if file is None or end <= file.base:
+            return end
+        at = find_last_record(file.view[: end - file.base], file.base)
+        # Without a good record in it, all of the file is compared.
+        return file.base + (at or 0)
+
+    def compare(self, offset: int, data: bytes) -> bytes:
+        """What goes beyond this log of the master's from `offset` on; all before must be here.
+
+        Raises `MirrorRefused` when it is not, or is something else.
+        """
+        size = min(self._log.end - offset, len(data))
+        if size <= 0:
+            return data
+        mine = self._log.view(offset, size)
+        if mine is None or bytes(mine) != data[:size]:
+            raise MirrorRefused(
+                f"what the master has as its log from {offset} on is not what is here: "
+                "the logs have parted, empty this folder to copy it anew"
+            )
+        return data[size:]
 
     def forget_rest(self) -> None:
         """Forget the beginning of a record: it will come again, as a whole."""

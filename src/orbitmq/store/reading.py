@@ -1,13 +1,19 @@
 """Reading a queue: which messages one pull gets, and where the next pull begins.
 
 The rules are those of Apache's broker, because clients count on them. Of the entries from the
-asked offset on, at most 800 are looked at (more if more messages are asked for), all in one queue
-file. They are taken in order until the answer is full: by the number asked for, or by the limits
-for messages in memory or on the disk. "In memory" is an estimate by the distance to the end of the
-log. The first message is returned however large it is.
+asked offset on, at most 800 are looked at (more if more messages are asked for; see below), all in
+one queue file. They are taken in order until the answer is full: by the number asked for, or by
+the limits for messages in memory or on the disk. "In memory" is an estimate by the distance to the
+end of the log. The first message is returned however large it is.
 
 Messages are views of the mapped log; nothing is copied. If they lie side by side, as those of a
 lightly mixed log do, one view spans them all.
+
+What is asked for has a limit where Apache's has none, because a read holds up everybody else: a
+filter that has to look into the messages never gets more than the 800 entries, any other one
+never more than `MOST_ENTRIES`. And 800 messages take milliseconds to look into. So such a read can
+be done in parts (`judge`): the result has then a `rest`, which goes on where the part before ended,
+and the last part is what one read in one go would have given.
 
 Most reads have no filter and want what was written lately: `nearreading` answers those by itself.
 
@@ -54,6 +60,10 @@ log = logging.getLogger(__name__)
 _FEW = 16
 #: One in so many entries is expected to match a filter by tag; all are looked at if it is fewer.
 _ONE_OF = 8
+#: Entries that are looked at, however many messages are asked for: one by one, 2 ms.
+MOST_ENTRIES = 16_384
+#: Bytes of messages that a part may check: as long as it takes to look into some dozens.
+_CHECKED_BYTES = 1024 * 1024
 #: An answer is never limited to less than this by its asker.
 LEAST_BYTES = 100
 _BLANK_SIZE = 0x7FFFFFFF
@@ -90,6 +100,8 @@ class ReadResult:
     pieces: Sequence[memoryview] = ()  #: the messages' bytes; one piece may hold several
     suggest_replica: bool = False  #: so far behind that a replica should serve
     damaged: tuple[int, ...] = ()  #: queue offsets of messages that the disk destroyed
+    judged: int = 0  #: messages that a filter had to look into, in this part
+    rest: Rest | None = None  #: what a read in parts has not looked at yet
 
 
 def read_queue(
@@ -100,8 +112,12 @@ def read_queue(
     max_messages: int,
     wanted: MessageFilter | None,
     max_bytes: int,
+    judge: int = 0,
 ) -> ReadResult:
-    """The messages of a queue from `offset` on that a filter lets pass."""
+    """The messages of a queue from `offset` on that a filter lets pass.
+
+    If the filter has to look into them, into no more than `judge`, if given; then there is a rest.
+    """
     if queue is None:
         return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
     low, high = queue.min_offset, queue.max_offset
@@ -113,7 +129,10 @@ def read_queue(
         return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
     if offset > high:
         return ReadResult(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
-    scope = needed = max(-(-settings.scan_bytes // ENTRY_SIZE), max_messages)
+    scope = needed = -(-settings.scan_bytes // ENTRY_SIZE)
+    if wanted is None or not wanted.needs_properties:
+        scope = needed = max(scope, min(max_messages, MOST_ENTRIES))
+        judge = 0
     if isinstance(wanted, TagFilter):
         # Fewer entries are usually enough.
         most = min(max_messages, max(settings.memory_count, settings.disk_count))
@@ -145,8 +164,23 @@ def read_queue(
             raw = queue.entries(offset, scope) or raw
             if reading.take_at_once(raw, wanted):
                 return result
-    reading.take_one_by_one(raw, wanted)
+    reading.take_one_by_one(raw, wanted, judge)
     return result
+
+
+class Rest:
+    """What a read in parts has not looked at yet."""
+
+    __slots__ = ("_raw", "_reading", "_wanted")
+
+    def __init__(self, reading: Reading, raw: bytes, wanted: MessageFilter | None) -> None:
+        self._reading = reading
+        self._raw = raw
+        self._wanted = wanted
+
+    def go_on(self, judge: int) -> None:
+        """Do the next part: the result is completed, and has another rest or none."""
+        self._reading.take_one_by_one(self._raw, self._wanted, judge)
 
 
 def _take_only(
@@ -187,6 +221,7 @@ class Reading:
     """
 
     __slots__ = (
+        "_checked",
         "_log",
         "_max_bytes",
         "_max_messages",
@@ -210,6 +245,7 @@ class Reading:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._result = result
+        self._checked = 0  #: bytes of messages, in this part
 
     # ---- the usual case
 
@@ -281,16 +317,24 @@ class Reading:
 
     # ---- the rule
 
-    def take_one_by_one(self, raw: bytes, wanted: MessageFilter | None) -> None:
-        """Look at one entry after the other until the answer is full or the scope ends."""
+    def take_one_by_one(self, raw: bytes, wanted: MessageFilter | None, judge: int = 0) -> None:
+        """Look at one entry after the other until the answer is full or the scope ends.
+
+        Or until a part is done, of `judge` entries.
+        """
         result = self._result
-        number = result.next_offset
-        pieces: list[memoryview] = []
-        damaged: list[int] = []
+        first = number = result.next_offset
+        pieces = list(result.pieces)
+        damaged = list(result.damaged)
         last = 0
         skip_to = -1
+        self._checked = 0
+        result.rest = None
         for offset, size, code in iter_unpack(">qiq", raw):
             if pieces and self._is_full(len(pieces), result.size, offset, size):
+                break
+            if judge and (number - first >= judge or self._checked >= _CHECKED_BYTES):
+                result.rest = Rest(self, raw[(number - first) * ENTRY_SIZE :], wanted)
                 break
             last = offset
             number += 1
@@ -327,6 +371,8 @@ class Reading:
             result.size += size
             result.status = ReadStatus.FOUND
             skip_to = -1
+        if wanted is not None and wanted.needs_properties:
+            result.judged = number - first
         result.next_offset = number
         result.pieces = pieces
         result.count = len(pieces)
@@ -347,6 +393,7 @@ class Reading:
         is_near = self._log.end - offset <= self._settings.memory_distance
         if not self._settings.check_crc or (number >= self._queue.trusted_from and is_near):
             return True
+        self._checked += len(record)
         try:
             verify(record, offset, number, self._queue.topic_field)
         except DamagedRecord:

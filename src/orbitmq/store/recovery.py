@@ -29,16 +29,22 @@ damage is reported, and whoever reads the lost messages is told so. What tells t
 The last line rests on this: nothing but zeros lies behind the end of the log, because what is cut
 or taken back is wiped. So a record with its own offset, found at its place behind a bad one, was
 written there by this log, and a page that was lost with the power reads as it was before, which is
-as zeros from some record's end to the end of the page. Where no page between looks like that, all
-of them reached the disk, and bytes have changed afterwards. The flushed offset of a checkpoint can
-be a second old, and messages above may have been acknowledged; a doubt is therefore decided for
-damage. (Then a message may be kept that nobody was promised, behind one that is reported lost. That
-harms nobody.)
+as zeros from some record's end to the end of the page. (A page may be lost though the next good
+record begins in its last bytes: the size of a record begins with zeros.) Where no page between
+looks like that, all of them reached the disk, and bytes have changed afterwards. The flushed offset
+of a checkpoint can be a second old, and messages above may have been acknowledged; a doubt is
+therefore decided for damage. (Then a message may be kept that nobody was promised, behind one that
+is reported lost. That harms nobody.)
+
+A record can also be the tail though it looks good: a lost page may have held nothing but a part of
+its topic or properties, which no checksum covers. Such a record ends the log as a bad one does, if
+the last run did not end properly and the record is above the flushed offset: see `lostpages`.
 
 Without a checkpoint of ours the flushed offset is not known, and Apache's broker does not wipe:
 behind a new record there may be the rest of an old one, and behind that old records in their
 places. Then a record behind a bad one proves damage if it was stored later than the last good one
-and, after a crash, early enough to have been flushed.
+and, after a crash, early enough to have been flushed; and one that looks good is the tail only if
+it was stored too late for that. (If no time is known, it is good.)
 
 What is cut is wiped in the file, too, and later files are deleted.
 """
@@ -50,13 +56,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orbitmq.message.record import RecordFault, check_record
+from orbitmq.message.scan import ScanResult
 from orbitmq.store.damage import Damage, Losses
 from orbitmq.store.errors import StoreDamaged
+from orbitmq.store.lostpages import first_torn, has_lost_page
 from orbitmq.store.rebuilding import QueueGap, Rebuilding
 from orbitmq.store.scanning import (
     find_end_of_file,
     find_record,
-    has_lost_page,
     is_record,
     scan_log,
     store_time,
@@ -269,7 +276,8 @@ class Recovery:
 
     def _walk_good_records(self, file: LogFile, walk: _Walk) -> RecordFault | None:
         """Walk to the first place without a good record; why there is none, None at the end."""
-        for block in scan_log(file.view, file.base, start=walk.position - file.base):
+        for found in scan_log(file.view, file.base, start=walk.position - file.base):
+            block = self._without_torn(file, found)
             records = block.records
             if len(records):
                 walk.rebuilding.add(file.view, file.base, records)
@@ -279,7 +287,27 @@ class Recovery:
             if walk.position - walk.filled >= self._chunk:
                 walk.rebuilding.fill_queues()
                 walk.filled = walk.position
+            if block.fault is not None:
+                break
         return block.fault
+
+    def _without_torn(self, file: LogFile, block: ScanResult) -> ScanResult:
+        """The records of a block up to the first that lost a page with the power."""
+        records = block.records
+        if self._was_clean:
+            return block
+        if self._hint is not None:
+            is_doubtful = records.starts + file.base >= self._hint.flushed
+        elif self._checkpoint.physical_ms > 0:
+            is_doubtful = records.store_ms > self._checkpoint.physical_ms - _MARGIN_MS
+        else:
+            # How old the record is cannot be known, nor how much would be cut with it.
+            return block
+        torn = first_torn(file.view, records, is_doubtful)
+        if torn is None:
+            return block
+        stopped_at = int(records.starts[torn])
+        return ScanResult(records.rows(slice(torn)), stopped_at, RecordFault.LOST_PAGE)
 
     def _keep_place(self, file: LogFile, at: int, walk: _Walk) -> None:
         """Keep the number of a lost message if its head can be read, so that no other gets it."""
@@ -293,6 +321,8 @@ class Recovery:
         self, file: LogFile, at: int, fault: RecordFault | None, walk: _Walk
     ) -> int | None:
         """Where good records go on behind a bad one; None when the log just ends there."""
+        if fault is RecordFault.LOST_PAGE:
+            return None
         if self._hint is not None:
             return self._behind_damage_of_ours(file, at, self._hint.flushed)
         if fault is not RecordFault.EMPTY:

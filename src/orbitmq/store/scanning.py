@@ -37,15 +37,15 @@ _read_int = struct.Struct(">i").unpack_from
 _read_short = struct.Struct(">h").unpack_from
 _BORN_V6 = 0x10
 
-#: How much is searched at a time behind damage.
+#: How much is searched at a time.
 _WINDOW: Final = 1 << 20
+#: What the magic codes of both kinds of records begin with.
+_MAGIC_BEGINS: Final = MAGIC_V1.to_bytes(4, "big", signed=True)[:2]
 #: Topics that all records of a block are compared with before the rest is looked up one by one.
 _ROUNDS: Final = 12
 #: Letters of a tag that are hashed by columns; a longer one is hashed by itself.
 _TAG_LETTERS: Final = 32
 _VALUE_END: Final = 2
-#: What a disk, or the kernel, writes as a whole.
-_PAGE: Final = 4096
 _SIZE_FIELD: Final = 4
 
 
@@ -182,6 +182,23 @@ def find_record(view: memoryview, base: int, at: int, end: int) -> int | None:
     return None
 
 
+def find_last_record(view: memoryview, base: int) -> int | None:
+    """The last position where a record of this log begins; its checksum is not looked at."""
+    places = overlapping(view, ">i8")
+    end = len(view)
+    while end > 0:
+        at = max(0, end - _WINDOW)
+        starts = find_pairs(view, _MAGIC_BEGINS, at + 4, min(end + 5, len(view))) - 4
+        # By columns: a body may be full of magic codes.
+        starts = starts[starts + 28 < len(places)]
+        starts = starts[places[starts + 28] == starts + base]
+        for start in reversed(starts.tolist()):
+            if isinstance(check_record(view, start, len(view), check_crc=False), int):
+                return int(start)
+        end = at
+    return None
+
+
 def find_end_of_file(view: memoryview, at: int, end: int, written: int) -> int | None:
     """The first position in `[at, written)` of a record that fills the file up to its `end`."""
     magic = END_OF_FILE_MAGIC.to_bytes(4, "big", signed=True)
@@ -202,20 +219,6 @@ def was_end_of_file(view: memoryview, at: int) -> bool:
     size: int = _read_int(view, at)[0]
     magic: int = _read_int(view, at + 4)[0]
     return size == len(view) - at or magic == END_OF_FILE_MAGIC
-
-
-def has_lost_page(view: memoryview, at: int, end: int) -> bool:
-    """Whether a page that was never written explains why no record begins at `at`.
-
-    Such a page is zero from where it was last written on, which is not before `at`, to its end.
-    """
-    page_end = at - at % _PAGE + _PAGE
-    # A record begins with its size: zeros where it should be say that it was not written.
-    if page_end <= end and page_end - at >= _SIZE_FIELD and not any(view[at:page_end]):
-        return True
-    return any(
-        not any(view[page : page + _PAGE]) for page in range(page_end, end - _PAGE + 1, _PAGE)
-    )
 
 
 def is_record(view: memoryview, base: int, at: int) -> bool:

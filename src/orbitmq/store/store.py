@@ -38,7 +38,7 @@ from orbitmq.store.settings import FlushPolicy, StoreSettings
 from orbitmq.store.statistics import QueueState, StoreStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from orbitmq.clock import Clock
@@ -176,8 +176,13 @@ class Store:
         max_bytes: int = _UNLIMITED,
         *,
         in_bulk: bool = False,
+        judge: int = 0,
     ) -> ReadResult:
-        """The messages of a queue from `offset` on that the filter lets pass."""
+        """The messages of a queue from `offset` on that the filter lets pass.
+
+        A filter that has to look into messages looks into `judge` at a time, if that is given:
+        the result may have a `rest` then, to go on with.
+        """
         if not self._parts.is_open:
             raise StoreClosed(self.root)
         queue = self._queues.by_key.get((topic, queue_id))
@@ -188,7 +193,9 @@ class Store:
                 near := read_near(queue, self._log, settings, offset, max_messages, max_bytes)
             ):
                 return near
-        return read_queue(queue, self._log, settings, offset, max_messages, wanted, max_bytes)
+        return read_queue(
+            queue, self._log, settings, offset, max_messages, wanted, max_bytes, judge
+        )
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset that can be read; 0 for an unknown queue."""
@@ -258,6 +265,21 @@ class Store:
         """
         self._check_open()
         return self._finding.lookup(topic, key, max_results, begin_ms, end_ms)
+
+    def looking_up(
+        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _UNLIMITED
+    ) -> Iterator[memoryview | None]:
+        """The same in short rounds, with None for those that found nothing.
+
+        Others may use the store between two rounds; if it is closed, the next one raises.
+        """
+        self._check_open()
+        return self._while_open(self._finding.looking_up(topic, key, begin_ms, end_ms))
+
+    def _while_open(self, rounds: Iterator[memoryview | None]) -> Iterator[memoryview | None]:
+        for found in rounds:
+            yield found
+            self._check_open()
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         self._check_open()

@@ -1,0 +1,205 @@
+"""Records that a lost page took a part of, though no checksum says so; and whole ones with zeros.
+
+The oracle is what was written: a walk has to end before the first record that is not as it was, and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orbitmq.message.errors import RecordRefused
+from orbitmq.message.properties import decode_properties
+from orbitmq.message.stored import StoredMessage
+from orbitmq.store.lostpages import PAGE, distinct, first_torn
+from orbitmq.store.scanning import scan_log
+
+Fields = dict[str, Any]
+
+V6 = ("2001:db8::1", 10911)
+#: Behind the properties there are three pages at least.
+FILE = 16 * PAGE
+
+#: Zeros in every place where a record may have them, and no page of them in the properties.
+SHAPES: dict[str, Fields] = {
+    "usual": {"topic": "T", "stored_body": b"body", "properties": b"TAGS\x01A\x02KEYS\x01k\x02"},
+    "no properties": {"topic": "orders", "stored_body": b"body"},
+    "nothing but a topic": {"topic": "T", "stored_body": b""},
+    "body of zeros": {"topic": "T", "stored_body": bytes(40), "properties": b"TAGS\x01A\x02"},
+    "wide hosts": {
+        "topic": "T",
+        "stored_body": b"body",
+        "properties": b"k\x01v\x02",
+        "born_host": V6,
+        "store_host": V6,
+    },
+    "long topic": {"topic": "t" * 256, "stored_body": b"b", "properties": b"k\x01v\x02"},
+    "round length": {"topic": "T", "stored_body": b"b", "properties": b"k\x01" + b"v" * 254},
+    "zeros at the end": {"topic": "T", "stored_body": b"b", "properties": b"k\x01" + bytes(60)},
+    "zeros in the name": {"topic": "T", "stored_body": b"b", "properties": bytes(60) + b"\x01v"},
+}
+
+#: Records of several pages, by what may be lost in their middle.
+LARGE: dict[str, Fields] = {
+    "properties": {"topic": "T", "stored_body": b"b", "properties": b"k\x01" + b"v" * 12_000},
+    "zeros in them": {
+        "topic": "T",
+        "stored_body": b"b",
+        "properties": b"k\x01" + (bytes(PAGE - 2) + b"v") * 3,
+    },
+    "topic": {"topic": "t" * 12_000, "stored_body": b"b"},
+    "body": {"topic": "T", "stored_body": b"b" * 12_000, "properties": b"k\x01v\x02"},
+    "body of zeros": {"topic": "T", "stored_body": bytes(12_000), "properties": b"k\x01v\x02"},
+}
+
+
+def place(records: list[Fields], begin: int) -> tuple[bytes, list[int]]:
+    """A log file with these records from `begin` on, as the store writes them; where each ends."""
+    data = bytearray(StoredMessage.build(topic="F", stored_body=b"f" * (begin - 92)).encode())
+    ends = [len(data)]
+    assert ends == [begin]
+    for each in records:
+        raw = each.get("properties", b"")
+        fields = each | {"properties": distinct(raw) if 0 in raw else raw}
+        data += StoredMessage.build(**fields, physical_offset=len(data)).encode()
+        ends.append(len(data))
+    assert len(data) < FILE
+    return bytes(data).ljust(FILE, b"\0"), ends
+
+
+def walk(data: bytes, flushed: int) -> int:
+    """Where the first record begins that is not good, or lost a page."""
+    view = memoryview(data)
+    for block in scan_log(view, 0, start=0):
+        torn = first_torn(view, block.records, block.records.starts >= flushed)
+        if torn is not None:
+            return int(block.records.starts[torn])
+    return block.stopped_at
+
+
+def first_changed(before: bytes, after: bytes, ends: list[int]) -> int:
+    """Where the first record begins that is not as it was; the end of the log without one."""
+    begin = 0
+    for end in ends:
+        if before[begin:end] != after[begin:end]:
+            return begin
+        begin = end
+    return begin
+
+
+def lose(data: bytes, page: int, since: int) -> bytes:
+    """The file without what was written to a page since the log ended at `since`."""
+    begin, end = max(page, since), page + PAGE
+    return data[:begin] + bytes(max(0, end - begin)) + data[max(begin, end) :]
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["at the end", "with good ones behind"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_record_is_cut_if_a_page_was_lost_that_begins_at_any_byte_of_it(
+    shape: str, is_last: bool
+) -> None:
+    behind = [] if is_last else [{"topic": "T", "stored_body": b"b" * 5000}, SHAPES["usual"]]
+    size = len(StoredMessage.build(**SHAPES[shape]).encode()) + 1
+
+    for room in range(1, size + 1, 1 if is_last else 3):
+        begin = 2 * PAGE - room
+        data, ends = place([SHAPES[shape], *behind], begin)
+        assert walk(data, begin) == ends[-1]
+        torn = lose(data, 2 * PAGE, begin)
+        assert walk(torn, begin) == first_changed(data, torn, ends), room
+
+
+@pytest.mark.parametrize("shape", LARGE)
+def test_a_page_that_was_lost_inside_a_record_is_known_though_later_ones_were_kept(
+    shape: str,
+) -> None:
+    for room in range(1, PAGE, 97):
+        begin = 2 * PAGE - room
+        data, ends = place([LARGE[shape], SHAPES["usual"]], begin)
+        assert walk(data, begin) == ends[-1]
+        for page in (2 * PAGE, 3 * PAGE, 4 * PAGE):
+            torn = lose(data, page, begin)
+            assert walk(torn, begin) == first_changed(data, torn, ends), (room, page)
+
+
+def test_a_record_is_cut_if_all_that_was_lost_is_the_length_of_its_topic() -> None:
+    # Without it the topic is read as the length of the properties, and everything adds up.
+    size = int.from_bytes(b"TS")
+    record = {"topic": "T", "stored_body": bytes(5000), "properties": b"k\x01".ljust(size, b"v")}
+    begin = 3 * PAGE - 1 - 88 - 5000
+    data, ends = place([record, SHAPES["usual"]], begin)
+    torn = lose(data, 2 * PAGE, begin)
+    assert [*scan_log(memoryview(torn), 0, start=0)][-1].stopped_at == ends[-1]
+
+    assert walk(data, begin) == ends[-1]
+    assert walk(torn, begin) == begin
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_pages_are_lost_the_log_ends_before_the_first_record_that_lacks_something(
+    seed: int,
+) -> None:
+    dice = random.Random(seed)
+    shapes = [*SHAPES.values(), *LARGE.values()]
+    records = [dice.choice(shapes) for _ in range(dice.randrange(2, 6))]
+    data, ends = place(records[:4], dice.randrange(92, PAGE))
+    flushed = dice.choice(ends)
+    torn = data
+    for page in range(flushed - flushed % PAGE, ends[-1], PAGE):
+        if dice.random() < 0.3:
+            # The kernel may have written it before, as it was at the end of any record.
+            torn = lose(torn, page, dice.choice([end for end in ends if end >= flushed]))
+
+    end = walk(torn, flushed)
+
+    assert end == first_changed(data, torn, ends)
+
+
+def test_what_was_flushed_is_not_taken_for_torn() -> None:
+    size = len(StoredMessage.build(**SHAPES["usual"]).encode())
+    data, ends = place([SHAPES["usual"]], 2 * PAGE - size + 5)
+    torn = lose(data, 2 * PAGE, 0)
+
+    assert walk(torn, ends[0]) == ends[0]
+    assert walk(torn, ends[1]) == ends[1]
+
+
+def test_only_doubtful_records_are_looked_at_whatever_lies_around_them() -> None:
+    size = len(StoredMessage.build(**SHAPES["usual"]).encode())
+    data, _ = place([SHAPES["usual"]] * 2, 2 * PAGE - size + 5)
+    records = next(scan_log(memoryview(data), 0, start=0)).records
+    torn = memoryview(lose(data, 2 * PAGE, 0))
+    assert len(records) == 3
+
+    assert first_torn(torn, records, np.array([True, False, True])) is None
+    assert first_torn(torn, records, np.array([False, True, False])) == 1
+
+
+def test_properties_with_zeros_get_their_last_separator_and_mean_the_same() -> None:
+    assert distinct(b"k\x01a\0b\x02") == b"k\x01a\0b\x02"
+    assert distinct(b"k\x01a\0") == b"k\x01a\0\x02"
+    assert decode_properties(distinct(b"k\x01a\0")) == decode_properties(b"k\x01a\0")
+
+
+def test_properties_with_a_page_of_zeros_are_refused() -> None:
+    most = b"k\x01" + bytes(PAGE - 2) + b"\x02"
+
+    assert distinct(most) == most
+    with pytest.raises(RecordRefused, match="4095 zeros"):
+        distinct(b"k\x01" + bytes(PAGE - 1) + b"\x02")
+
+
+def test_the_length_of_properties_and_the_most_zeros_do_not_make_a_page() -> None:
+    properties = bytes(PAGE - 2) + b"n\x01" + b"v" * 255 + b"\x02"
+    assert len(properties) % 256 == 0
+    # The page begins with the second byte of the length, which is zero.
+    begin = 2 * PAGE - 88 - len(b"body\x01T") - 1
+    record = {"topic": "T", "stored_body": b"body", "properties": properties}
+    data, ends = place([record], begin)
+
+    assert not any(data[2 * PAGE : 3 * PAGE - 1])
+    assert walk(data, begin) == ends[-1]
