@@ -19,7 +19,12 @@ from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.wire.acl import Credentials, sign
 from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import LockBatch, LockedQueues
+from orbitmq.wire.bodies.membership import (
+    CheckClientRequest,
+    LockBatch,
+    LockedQueues,
+    SubscriptionData,
+)
 from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -647,6 +652,7 @@ async def test_the_locks_of_a_client_are_not_given_back_by_another_account(
 ) -> None:
     taker, _ = await guarded.consumer(TAKER, "taker@1")
     rival, _ = await guarded.consumer(RIVAL, "rival@1")
+    guarded.broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
     queue = MessageQueue(broker_name="broker-a", queue_id=0, topic="orders")
 
     def batch(client_id: str) -> bytes:
@@ -744,6 +750,33 @@ async def test_a_pull_that_waits_for_its_turn_is_checked_again_then(
     put_off[0]()
 
     assert (await asyncio.wait_for(pulling, 10)).code == DENIED
+
+
+async def test_a_check_of_a_subscription_that_waits_for_its_turn_is_checked_again_then(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker = await guarded.client(TAKER)
+    parts = guarded.broker.parts
+    put_off: list[Callable[[], None]] = []
+    monkeypatch.setattr(parts.filters, "must_wait", lambda: True)
+    monkeypatch.setattr(parts.pacing, "later", lambda _, call, after: put_off.append(call))
+    wanted = SubscriptionData(topic="orders", sub_string="size = 1", expression_type="SQL92")
+    check = CheckClientRequest(client_id="c1", group=GROUP, subscription_data=wanted)
+    checking = [
+        asyncio.ensure_future(
+            taker.connection.request(RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(check))
+        )
+        for _ in range(2)
+    ]
+    await until(lambda: len(put_off) == 2)
+    monkeypatch.undo()
+
+    put_off[0]()
+    guarded.allow(listed(MAKER, MAKES))
+    put_off[1]()
+
+    answers = await asyncio.wait_for(asyncio.gather(*checking), 10)
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS, DENIED]
 
 
 # Members of groups.

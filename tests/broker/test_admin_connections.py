@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import pytest
+
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.handlers import connections
+from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.membership import (
     ConsumerConnection,
     MessageModel,
@@ -14,6 +19,7 @@ from orbitmq.wire.bodies.membership import (
 from orbitmq.wire.bodies.route import GroupList, KVTable, TopicList
 from orbitmq.wire.bodies.stats import QuerySubscription
 from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
 from orbitmq.wire.headers.membership import (
     GetConsumerConnectionRequest,
     GetProducerConnectionRequest,
@@ -68,6 +74,42 @@ async def test_producers_are_shown_by_group_and_all_together(client: RawClient) 
     assert [each.client_id for each in one.connection_set] == ["me"]
     assert everybody.data["makers"][0].client_id == "me"
     assert everybody.data["makers"][0].last_update_timestamp > 1_700_000_000_000
+
+
+async def test_a_long_list_of_producers_does_not_keep_others_waiting(client: RawClient) -> None:
+    groups = tuple(f"makers-{number}" for number in range(2_000))
+    await client.heartbeat("me", producers=groups)
+    answers: list[str] = []
+
+    async def asked(name: str, code: RequestCode) -> Command:
+        answer = await client.connection.request(code, timeout=30)
+        answers.append(name)
+        return answer
+
+    # On one connection, where what is done at once is answered in its order.
+    everybody, _ = await asyncio.gather(
+        asked("all producers", RequestCode.GET_ALL_PRODUCER_INFO),
+        asked("system topics", RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER),
+    )
+
+    assert answers == ["system topics", "all producers"]
+    assert set(decode_body(ProducerTable, everybody.body).data) == set(groups)
+    assert everybody.remark is None
+
+
+async def test_a_list_of_producers_fits_into_a_frame(
+    client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LARGEST_ANSWER", 5_000)
+    await client.heartbeat("\x01" * 10, producers=tuple(f"g{number:03}" for number in range(100)))
+
+    answer = await ask(client, RequestCode.GET_ALL_PRODUCER_INFO)
+
+    shown = decode_body(ProducerTable, answer.body).data
+    assert answer.code == ResponseCode.SUCCESS
+    assert 10 < len(shown) < 100
+    assert 2_500 < len(answer.body) <= 5_000
+    assert answer.remark == f"{len(shown)} of 100 groups are shown, more are too long"
 
 
 async def test_a_topic_is_consumed_by_who_is_there_and_by_who_has_progress(

@@ -196,7 +196,7 @@ async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(
     )
     await until(lambda: len(broker.parts.held) == 1)
     await forbid(False)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         woken = await waiting
 
     assert woken.code == ResponseCode.NO_PERMISSION

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from orbitmq.broker import slices
 from orbitmq.broker.broker import Broker
+from orbitmq.message.record import MIN_RECORD_SIZE
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.pull import (
@@ -12,8 +16,11 @@ from orbitmq.wire.headers.pull import (
     QueryMessageResponse,
     ViewMessageRequest,
 )
+from orbitmq.wire.limits import DEFAULT_LIMITS
+from tests.broker.conftest import OpenClient
 from tests.support.admin import ask
-from tests.support.broker import RawClient, bodies_in
+from tests.support.broker import RawClient, bodies_in, until
+from tests.support.store import put
 
 ALWAYS = 2**63 - 1
 
@@ -91,6 +98,51 @@ async def test_at_most_sixty_four_messages_are_brought(client: RawClient) -> Non
 
     assert len(bodies_in(await by_key(client, "many", most=1000))) == 64
     assert len(bodies_in(await by_key(client, "many", most=5))) == 5
+
+
+async def test_as_many_messages_are_brought_as_fit_into_an_answer_which_says_that_there_are_more(
+    broker: Broker, client: RawClient
+) -> None:
+    size = 3 * 1024 * 1024
+    for number in range(7):
+        await client.stored("orders", b"%d" % number + bytes(size), properties={"KEYS": "large"})
+    store = broker.parts.store
+    await until(lambda: store.statistics().indexed == store.statistics().log_end)
+
+    answer = await by_key(client, "large")
+    older = await by_key(client, "large", most=2)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert [body[:1] for body in bodies_in(answer)] == [b"6", b"5", b"4", b"3", b"2"]
+    assert len(answer.body) + size + MIN_RECORD_SIZE > DEFAULT_LIMITS.frame
+    assert answer.header(QueryMessageResponse).cut_short is True
+    assert (answer.remark or "").startswith("the newest 5 messages are as much as")
+    assert older.header(QueryMessageResponse).cut_short is None
+    assert older.remark is None
+
+
+async def test_others_are_served_while_a_key_is_looked_for_among_many_messages(
+    broker: Broker,
+    client: RawClient,
+    open_client: OpenClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    await client.stored("orders", b"found", properties={"KEYS": "Aa"})
+    for _ in range(3000):
+        # Has the same hash.
+        put(broker.parts.store, "orders", 0, b"x", {"KEYS": "BB"})
+    broker.parts.store.write()
+    other = await open_client(broker)
+    looking = asyncio.ensure_future(by_key(client, "Aa"))
+    await asyncio.sleep(0)  # it is sent now
+
+    for _ in range(3):
+        await other.stored("payments")
+
+    assert not looking.done()
+    async with asyncio.timeout(30):
+        assert bodies_in(await looking) == [b"found"]
 
 
 async def test_a_message_is_viewed_by_the_offset_in_its_id(client: RawClient) -> None:

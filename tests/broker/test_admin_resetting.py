@@ -126,7 +126,7 @@ class TestReset:
 
         answer = await plan(client, timestamp=1_700_000_004_000)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             moved = await waiting
         assert answer[0] == 4
         assert moved.code == ResponseCode.PULL_OFFSET_MOVED

@@ -151,6 +151,32 @@ async def test_all_groups_are_measured_together(broker: Broker, client: RawClien
     assert ordered.total_diff == 0
 
 
+async def test_retries_wait_for_a_group_that_has_no_progress_in_them(
+    broker: Broker, client: RawClient
+) -> None:
+    broker.parts.groups.find(GROUP, now=0)
+    broker.parts.groups.find("idle", now=0)
+    for _ in range(2):
+        await client.stored(f"%RETRY%{GROUP}")
+    # There, and with nothing in it.
+    broker.parts.topics.ensure_retry("idle", 1, now=0)
+
+    stats = await consume_stats(client)
+    every = await told(
+        client,
+        ConsumeStatsList,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        GetBrokerConsumeStatsRequest(),
+    )
+
+    waiting = QueueProgress(broker_offset=2, consumer_offset=0)
+    assert stats.offset_table[queue(f"%RETRY%{GROUP}")] == waiting
+    by_group = {name: each for entry in every.consume_stats_list for name, each in entry.items()}
+    assert by_group[GROUP][0].offset_table[queue(f"%RETRY%{GROUP}")] == waiting
+    assert by_group["idle"] == ()
+    assert every.total_diff == 2
+
+
 async def test_the_time_that_a_group_lags_behind_is_told(
     client: RawClient, clock: ManualClock
 ) -> None:

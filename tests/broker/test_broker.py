@@ -56,6 +56,12 @@ from tests.support.broker import (
     small_settings,
     until,
 )
+from tests.support.tries import shortest_of
+
+#: Seconds of work for a start.
+PROMISED = 0.3
+#: Far longer than any of these tests takes.
+LONG = 300.0
 
 
 async def route(name_server: NameServer, topic: str) -> TopicRouteData | None:
@@ -75,7 +81,7 @@ async def until_routed(
     name_server: NameServer, topic: str, perm: int | None = None
 ) -> TopicRouteData:
     """The route of a topic, as soon as there is one (with this permission)."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             found = await route(name_server, topic)
             if found is not None and perm in (None, found.queue_datas[0].perm):
@@ -92,15 +98,17 @@ async def test_a_broker_that_has_started_answers(broker: Broker, client: RawClie
     assert (await client.stored("orders")).queue_offset == 0
 
 
-async def test_a_start_takes_less_than_a_third_of_a_second(tmp_path: Path) -> None:
-    broker = Broker(small_settings(tmp_path / "broker"))
-    began = time.process_time()
+def test_a_start_takes_less_than_a_third_of_a_second_of_work(tmp_path: Path) -> None:
+    async def start() -> float:
+        broker = Broker(small_settings(tmp_path / "broker"))
+        began = time.process_time()
+        await broker.start()
+        took = time.process_time() - began
+        await broker.stop()
+        return took
 
-    await broker.start()
-    took = time.process_time() - began
-    await broker.stop()
-
-    assert took < 0.3
+    # About a hundredth of a second is needed. The other threads of this process count as well.
+    assert shortest_of(lambda: asyncio.run(start()), PROMISED) < PROMISED
 
 
 async def test_the_data_lies_where_apaches_broker_keeps_it(
@@ -159,7 +167,7 @@ async def test_whoever_connects_while_the_store_is_opened_is_served_afterwards(
     second = Broker(small_settings(tmp_path / "broker", server=server))
 
     starting = asyncio.ensure_future(second.start())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 connection = await connect(address)
@@ -592,18 +600,17 @@ async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path
 # Stopping.
 
 
-async def test_a_stop_is_quick_with_connections_that_do_nothing(
+async def test_a_stop_does_not_wait_for_connections_that_do_nothing(
     start_broker: StartBroker, open_client: OpenClient
 ) -> None:
     broker = await start_broker()
     clients = [await open_client(broker) for _ in range(10)]
     for client in clients:
         await client.stored("orders")
-    began = time.monotonic()
 
-    await broker.stop()
+    async with asyncio.timeout(LONG / 10):
+        await broker.stop(grace=LONG)
 
-    assert time.monotonic() - began < 2
     await until(lambda: not any(client.connection.is_open for client in clients))
 
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orbitmq.broker.clients import CLIENT_LIFE, Client
+from orbitmq.broker.clients import CLIENT_LIFE, Channel, Client
 from orbitmq.broker.consumers import COMPENSATION_LIFE, ConsumerTable, GroupChange
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.membership import (
@@ -49,6 +49,49 @@ def change(
 ) -> GroupChange | None:
     """A heartbeat over a connection that is called like its client."""
     return consumers.heartbeat(client.id, client, said, now=now).change
+
+
+def test_a_connection_has_room_for_so_much_about_its_groups() -> None:
+    """Whoever makes up groups or topics without end is not kept in memory."""
+    consumers = ConsumerTable(connection_room=10_000)
+    noted = []
+    for number in range(100):
+        said = consumers.within_room("one", data(wants("T"), group=f"g{number}"))
+        if said is not None:
+            noted.append(said)
+            change(consumers, ONE, said)
+    topics = [wants(f"T{number}", "a||b", number) for number in range(100)]
+    many = consumers.within_room("two", data(*topics))
+    repeated = consumers.within_room("one", data(wants("T"), group="g0"))
+
+    assert 3 < len(noted) < 10
+    assert consumers.groups() == tuple(f"g{number}" for number in range(len(noted)))
+    assert many is not None
+    assert 10 < len(many.subscription_data_set) < 20
+    assert list(many.subscription_data_set) == topics[: len(many.subscription_data_set)]
+    # What is there stays, and there is room again where somebody leaves.
+    assert repeated == noted[0]
+    assert consumers.within_room("one", data(group="new")) is None
+    consumers.leave("g0", "one")
+    assert consumers.within_room("one", data(group="new")) is not None
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        SubscriptionData(topic="T" * 10_000),
+        SubscriptionData(topic="T", sub_string="x" * 10_000),
+        SubscriptionData(topic="T", expression_type="x" * 10_000),
+        SubscriptionData(topic="T", filter_class_source="x" * 10_000),
+        SubscriptionData(topic="T", tags_set=("x",) * 150),
+        SubscriptionData(topic="T", code_set=(1,) * 250),
+    ],
+    ids=["topic", "text", "kind", "source", "tags", "hashes"],
+)
+def test_whatever_a_subscription_says_takes_room(large: SubscriptionData) -> None:
+    consumers = ConsumerTable(connection_room=10_000)
+
+    assert consumers.within_room("one", data(large, wants("U"))) == data(wants("U"))
 
 
 def test_a_consumer_that_joins_is_told_to_everybody_and_to_itself() -> None:
@@ -299,6 +342,31 @@ def test_a_subscription_of_a_pull_stands_in_for_ten_minutes() -> None:
     assert consumers.subscription("g", "T") is None
 
 
+def test_what_pulls_said_is_kept_as_long_as_there_is_room() -> None:
+    consumers = ConsumerTable(compensation_room=1_000)
+    for group in ("a", "b", "a"):
+        consumers.compensate(group, wants("T", group * 400), now=0.0)
+    both = consumers.subscription("a", "T"), consumers.subscription("b", "T")
+
+    consumers.compensate("c", wants("T", "c" * 300), now=1.0)
+    consumers.compensate("d", wants("T", "d" * 2_000), now=1.0)
+
+    assert all(both)
+    assert not any(consumers.subscription(group, "T") for group in "abcd")
+    consumers.compensate("e", wants("T", "e" * 900), now=1.0)
+    consumers.expire(COMPENSATION_LIFE + 2.0)
+    consumers.compensate("f", wants("T", "f" * 900), now=1.0)
+    assert consumers.subscription("f", "T") is not None
+
+
+def test_what_a_pull_said_first_is_forgotten_first() -> None:
+    consumers = ConsumerTable(compensation_room=1_000)
+    for group in ("a", "b", "a", "c"):
+        consumers.compensate(group, wants("T", group * 400), now=0.0)
+
+    assert [bool(consumers.subscription(group, "T")) for group in "abc"] == [True, False, True]
+
+
 def test_a_heartbeat_outweighs_what_a_pull_said() -> None:
     consumers = ConsumerTable()
     consumers.compensate("g", wants("T", "pull", 99), now=0.0)
@@ -469,6 +537,14 @@ class Membership(RuleBasedStateMachine):
         assert {entry.group for entry in changes} == shrunk
         for entry in changes:
             assert set(entry.notify) == self.members(entry.group)
+
+    @invariant()
+    def what_a_connection_takes_is_what_its_groups_take(self) -> None:
+        taken: dict[Channel, int] = {}
+        for group in ("g", "h"):
+            for member in self.table.members(group):
+                taken[member.channel] = taken.get(member.channel, 0) + member.size
+        assert self.table._said == taken
 
     @invariant()
     def the_table_follows_from_the_heartbeats(self) -> None:

@@ -108,7 +108,7 @@ async def test_what_changed_meanwhile_is_saved_the_next_time(
     await until(lambda: saved(tmp_path) == 1)
     await asyncio.sleep(0)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not log.waiting:
             file.save_soon()
             await asyncio.sleep(0.001)

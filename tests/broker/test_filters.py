@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from orbitmq.broker.compiledfilters import CompiledFilters
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.filters import KEPT_AFTER_LEAVING, FilterFile, FilterTable
+from orbitmq.broker.filterregistration import FilterFile
+from orbitmq.broker.filters import KEPT_AFTER_LEAVING, FilterTable
 from orbitmq.filter.tags import TagFilter
 from orbitmq.javahash import java_hash
 from orbitmq.wire.bodies.membership import SubscriptionData
@@ -87,6 +91,82 @@ def test_the_cache_does_not_grow_without_end() -> None:
         filters.of_pull(f"a > {number + 5}", "SQL92")
 
     assert filters.of_pull("a > 1", "SQL92") is not first
+
+
+def tag_list(number: int, tags: int = 4_000) -> str:
+    return "||".join(f"{number + tag:05}" for tag in range(0, tags * 100, 100))
+
+
+def test_the_cache_is_bounded_by_the_memory_that_filters_take() -> None:
+    filters = table(cache_bytes=300_000)
+    short = filters.of_pull("A", "TAG")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(12):
+            filters.of_pull(tag_list(number, 2_000), "TAG")
+            assert filters.of_pull("A", "TAG") is short  # what is used stays
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 600_000  # each list takes 90 KB, and took 600 KB with its tags
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        ([tag_list(number, 2_000) for number in range(2)], "TAG"),
+        (["||".join(chr(0x4E00 + n + k) for n in range(3_000)) for k in range(2)], "TAG"),
+        (["a > 1 AND " * 300 + "a > 2"], "SQL92"),
+        (["a = 1 OR " * 300 + "a > 2"], "SQL92"),
+        ([f"price > {number} AND region = 'eu'" for number in range(50)], "SQL92"),
+    ],
+    ids=["tags", "short tags", "and", "or", "short"],
+)
+def test_the_memory_of_a_filter_is_known(texts: list[str], kind: str) -> None:
+    compiled = CompiledFilters(lenient=True)
+    compiled.get("a > 0", "SQL92")  # has the grammar made
+    gc.collect()
+    before = compiled.bytes
+    tracemalloc.start()
+    try:
+        for text in texts:
+            compiled.get(text, kind)
+        gc.collect()
+        measured, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    counted = compiled.bytes - before
+    assert measured / 2 < counted < measured * 5
+
+
+def test_a_tag_list_has_a_longest_length() -> None:
+    longest = tag_list(0, 5_000)[:32_768]
+    filters = table()
+
+    found = filters.of_pull(longest, "TAG")
+    with pytest.raises(Refused, match="32769 characters, 32768 are allowed") as refusal:
+        filters.of_pull(longest + "x", None)
+
+    assert found.accepts_code(java_hash("00100"))
+    assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    filters.check(longest, "TAG")
+    with pytest.raises(Refused, match="32768 are allowed"):
+        filters.check(longest + "x", "TAG")
+
+
+def test_a_registered_expression_that_takes_much_memory_filters_all_the_same() -> None:
+    filters = table(cache_size=1)
+    long = "price > 5 AND " * 100 + "price > 7"
+    filters.register("g", [wants(long)], NOW)
+    filters.of_pull("A", "TAG")
+
+    assert price_over(filters, wants(long)) == 7
+    filters.is_enabled = False
+    assert refusal_of(filters, wants(long)) == ResponseCode.SYSTEM_ERROR
 
 
 def test_sql_has_to_be_turned_on() -> None:
@@ -210,6 +290,36 @@ def test_a_filter_is_kept_for_a_day_after_its_group_left() -> None:
     assert price_over(filters, wants("price > 5")) == 5
     assert filters.clean(NOW + KEPT_AFTER_LEAVING) == 1
     assert refusal_of(filters, wants("price > 5")) == ResponseCode.FILTER_DATA_NOT_EXIST
+
+
+def kept(filters: FilterTable) -> list[tuple[str, str]]:
+    by_topic = filters.file().filter_data_by_topic
+    return [(group, topic) for topic in by_topic for group in by_topic[topic].group_filter_data]
+
+
+def test_what_was_left_does_not_grow_without_end() -> None:
+    """Whoever wants another topic with every heartbeat leaves the one before."""
+    filters = table(left_room=10_000)
+    filters.register("stays", [wants("price > 5", topic="0")], NOW)
+    for number in range(100):
+        filters.register("g", [wants("price > 5", topic=f"{number:03}")], NOW + number)
+    after_changes = kept(filters)
+    filters.leave("g", NOW + 100)
+    again = table(left_room=3_000)
+    again.load(filters.file(), NOW + 100)
+    # Somebody comes back to the last one, which is no longer among those that were left.
+    filters.register("g", [wants("price > 5", topic="099")], NOW + 101)
+    for number in range(100):
+        filters.register(f"h{number}", [wants("price > 5")], NOW + 102)
+        filters.leave(f"h{number}", NOW + 102)
+
+    assert 3 < len(after_changes) < 15
+    assert {("stays", "0"), ("g", "099"), ("g", "098")} <= set(after_changes)
+    assert 0 < len(kept(again)) < 5
+    assert {("stays", "0"), ("g", "099"), ("h99", "T")} <= set(kept(filters))
+    assert len(kept(filters)) < 15
+    filters.clean(NOW + 200 + KEPT_AFTER_LEAVING)
+    assert set(kept(filters)) == {("stays", "0"), ("g", "099")}
 
 
 def test_a_group_that_comes_back_keeps_its_filter() -> None:

@@ -202,6 +202,29 @@ async def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a
     assert await delivered(client, "orders") == new
 
 
+async def test_a_topic_made_again_in_the_place_of_lost_messages_is_consumed_from_its_beginning(
+    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
+) -> None:
+    """The log lost its end, but nothing that the group had consumed: its progress still fits."""
+    broker = await start_broker(root="before", progress=QUICKLY)
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"old")
+    await consume_all(client, "orders")
+    await broker.stop()
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    path = tmp_path / "after" / "config" / "consumerOffset.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"logEnd": document["logEnd"] + 10_000}))
+
+    client = await open_client(await start_broker(root="after", progress=NEVER))
+    await delete_topic(client, "orders")
+    new = await send(client, "orders", 8, b"new")
+    shutil.copytree(tmp_path / "after", tmp_path / "again")
+    client = await open_client(await start_broker(root="again"))
+
+    assert await delivered(client, "orders") == new
+
+
 async def test_progress_in_a_topic_that_was_made_again_survives(
     start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
 ) -> None:

@@ -45,9 +45,9 @@ IN_FLIGHT = 16
 SENDS = 100
 SAVE_INTERVAL = 0.5
 #: For the file of progress to be written, which waits for a disk that others use as well.
-WRITING = 1.0
-#: For every client to be served again once the broker is back; for their pauses, not the machine.
-RECOVERY = 3.0
+WRITING = 2.0
+#: For every client to be served again once the broker is back; for their pauses, and the machine.
+RECOVERY = 30.0
 #: For the last delayed message, whose delay is five seconds, to be delivered.
 DELIVERY = 20.0
 

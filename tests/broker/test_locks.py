@@ -68,6 +68,21 @@ def test_expired_locks_do_not_take_memory_for_ever() -> None:
     assert locks.owner("h", QUEUES[0], now=61.0) == "two"
 
 
+def test_there_is_a_bound_for_all_locks_and_what_is_held_is_renewed() -> None:
+    locks = OrderLocks(most=3)
+    locks.lock("g", "one", QUEUES[:2], now=0.0)
+
+    assert locks.lock("h", "two", QUEUES, now=0.0) == QUEUES[:1]
+    assert (len(locks), locks.is_full) == (3, True)
+    assert locks.lock("g", "one", QUEUES, now=1.0) == QUEUES[:2]
+    assert locks.lock("i", "three", QUEUES, now=1.0) == ()
+    locks.unlock("g", "one", QUEUES)
+    assert (len(locks), locks.is_full) == (1, False)
+    assert locks.lock("i", "three", QUEUES, now=2.0) == QUEUES[:2]
+    locks.forget_expired(now=100.0)
+    assert len(locks) == 0
+
+
 def test_nothing_is_granted_while_owners_from_before_a_restart_may_still_consume() -> None:
     locks = OrderLocks(granting_from=100.0 + CLIENT_LOCK_LIFE)
 
@@ -106,7 +121,7 @@ class PausedClients(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.locks = OrderLocks()
+        self.locks = OrderLocks(most=len(MODEL_QUEUES))
         self.clients = [OrderlyClient(name) for name in ("one", "two")]
 
     @rule(

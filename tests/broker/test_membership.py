@@ -30,7 +30,7 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.membership import GetConsumerListRequest, UnregisterClientRequest
 from tests.broker.conftest import OpenClient, StartBroker
-from tests.support.broker import GROUP, RawClient, until
+from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import HandClock
 
 ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
@@ -247,7 +247,7 @@ async def test_all_members_are_told_at_once_when_one_joins(
     await until(lambda: len(first.notices) == 1)
     await second.heartbeat("c2", ORDERS)
 
-    await until(lambda: len(first.notices) == 2 and len(second.notices) == 1, 1.0)
+    await until(lambda: len(first.notices) == 2 and len(second.notices) == 1)
     assert groups_told(first) == [GROUP, GROUP]
     assert all(notice.is_one_way for notice in first.notices)
     assert await members(first) == ["c1", "c2"]
@@ -284,7 +284,7 @@ async def test_all_members_are_told_at_once_when_one_leaves(
     else:
         leaving.connection.abort()
 
-    await until(lambda: len(staying.notices) == 3, 1.0)
+    await until(lambda: len(staying.notices) == 3)
     assert await members(staying) == ["c1"]
     assert not broker.parts.producers.is_online("makers")
 
@@ -457,6 +457,145 @@ async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(
     assert retry.order
 
 
+async def test_a_client_with_too_many_producer_groups_is_told_and_the_rest_is_noted(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await start_broker(max_producer_groups=3)
+    client = await open_client(broker)
+    other = await open_client(broker)
+
+    fits = await client.heartbeat("c1", producers=("a", "b", "c"))
+    refused = await client.heartbeat("c1", ORDERS, producers=("b", "a", "d", "c"))
+    again = await client.heartbeat("c1", ORDERS, producers=("b", "a", "d", "c"))
+    named_too_long = await other.heartbeat("c2", producers=("x" * 256, "d"))
+
+    assert fits.code == ResponseCode.SUCCESS
+    assert refused.code == again.code == named_too_long.code == ResponseCode.INVALID_PARAMETER
+    assert "of 4 producer groups are left out" in (refused.remark or "")
+    assert "max_producer_groups" in (refused.remark or "")
+    assert broker.parts.producers.groups() == ("a", "b", "c", "d")
+    assert await members(client) == ["c1"]
+    lines = [text for text in caplog.messages if "too many producer groups" in text]
+    assert len(lines) == 2  # one for each connection, not for each heartbeat
+
+
+async def test_a_client_with_too_much_about_consumer_groups_is_told_and_the_rest_is_noted(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await start_broker(max_consumer_bytes=5_000)
+    client = await open_client(broker)
+    other = await open_client(broker)
+
+    answers = [await client.heartbeat("c1", ORDERS, group=f"g{number}") for number in range(10)]
+    again = await client.heartbeat("c1", ORDERS, group="g0")
+    elsewhere = await other.heartbeat("c2", ORDERS, group="g9", producers=("makers",))
+    nameless = await other.heartbeat("c" * 5_000, ORDERS)
+
+    codes = [answer.code for answer in answers]
+    assert codes == [ResponseCode.SUCCESS] * 3 + [ResponseCode.INVALID_PARAMETER] * 7
+    assert "1 of 1 subscriptions of group 'g3' are left out" in (answers[3].remark or "")
+    assert "5000 bytes (max_consumer_bytes)" in (answers[3].remark or "")
+    assert again.code == elsewhere.code == ResponseCode.SUCCESS
+    assert broker.parts.consumers.groups() == ("g0", "g1", "g2", "g9")
+    assert "g5" not in broker.parts.groups
+    lines = [text for text in caplog.messages if "too much about consumer groups" in text]
+    assert len(lines) == 1
+    assert "max_consumer_bytes" in lines[0]
+    assert nameless.code == ResponseCode.INVALID_PARAMETER
+    assert "4096 are allowed" in (nameless.remark or "")
+
+
+async def test_pulls_for_what_a_heartbeat_had_no_room_for_are_told_which_setting_it_is(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(max_consumer_bytes=5_000)
+    client, other = await open_client(broker), await open_client(broker)
+    for topic in ("orders", "large"):
+        await client.stored(topic, b"seen")
+    large = SubscriptionData(topic="large", sub_string="x" * 5_000, sub_version=1)
+
+    refused = await client.heartbeat("c1", ORDERS, large)
+    served = await client.pull("orders", sys_flag=0)
+    missed = await client.pull("large", sys_flag=0)
+    all_missed = await client.pull("large", sys_flag=0, consumer_group="nobody")
+    elsewhere = await other.pull("large", sys_flag=0)
+    mended = await client.heartbeat("c1", ORDERS)
+    not_asked_for = await client.pull("large", sys_flag=0)
+
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "1 of 2 subscriptions" in (refused.remark or "")
+    assert mended.code == ResponseCode.SUCCESS
+    assert bodies_in(served) == [b"seen"]
+    for pulled in (missed, all_missed, elsewhere, not_asked_for):
+        assert pulled.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert "5000 bytes (max_consumer_bytes)" in (missed.remark or "")
+    assert "5000 bytes (max_consumer_bytes)" in (all_missed.remark or "")
+    assert "max_consumer_bytes" not in (elsewhere.remark or "")
+    assert "max_consumer_bytes" not in (not_asked_for.remark or "")
+
+
+LONG = "||".join(f"tag-{number}" for number in range(4_000))
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        SubscriptionData(topic="long", sub_string=LONG),
+        SubscriptionData(topic="long", sub_string="*", tags_set=tuple(LONG.split("||")) * 2),
+        SubscriptionData(topic="long", sub_string="*", code_set=tuple(range(40_000))),
+        SubscriptionData(topic="long", sub_string=LONG, expression_type="SQL92"),
+    ],
+    ids=["text", "tags", "hashes", "sql"],
+)
+async def test_a_subscription_that_is_too_long_is_left_out_and_told(
+    broker: Broker, client: RawClient, long: SubscriptionData
+) -> None:
+    await client.stored("long", b"seen")
+
+    refused = await client.heartbeat("c1", long, ORDERS, producers=("makers",))
+    pulled = await client.pull("long", sys_flag=0)
+    subscribed = broker.parts.consumers.subscriptions(GROUP)
+    short = SubscriptionData(topic="long", sub_string="*", sub_version=2)
+    mended = await client.heartbeat("c1", short, ORDERS)
+    pulled_then = await client.pull("long", sys_flag=0)
+
+    assert refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert "'long'" in (refused.remark or "")
+    assert "32768" in (refused.remark or "")
+    assert len(refused.remark or "") < 1000
+    assert pulled.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert "32768" in (pulled.remark or "")
+    assert set(subscribed) == {"orders"}
+    assert broker.parts.producers.is_online("makers")
+    assert mended.code == ResponseCode.SUCCESS
+    assert bodies_in(pulled_then) == [b"seen"]
+
+
+async def test_a_pull_with_a_tag_list_that_is_too_long_is_refused(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.stored("orders", b"red", properties={"TAGS": "tag-7"})
+    fitting = LONG[: LONG.rindex("||", 0, 32_768)]
+    check = CheckClientRequest(
+        client_id="c1",
+        group=GROUP,
+        subscription_data=SubscriptionData(topic="orders", sub_string=LONG),
+    )
+
+    refused = await client.pull("orders", subscription=LONG)
+    noted = broker.parts.consumers.subscription(GROUP, "orders")
+    checked = await client.connection.request(
+        RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(check)
+    )
+    found = [bodies_in(await client.pull("orders", subscription=fitting)) for _ in range(2)]
+
+    assert refused.code == checked.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert f"{len(LONG)} characters, 32768 are allowed" in (refused.remark or "")
+    assert f"{len(LONG)} characters, 32768 are allowed" in (checked.remark or "")
+    assert noted is None
+    assert found == [[b"red"], [b"red"]]
+
+
 # Order locks.
 
 
@@ -480,7 +619,15 @@ async def unlock(client: RawClient, who: str, *numbers: int) -> None:
     assert (answer.code, bytes(answer.body)) == (ResponseCode.SUCCESS, b"")
 
 
-async def test_a_queue_is_locked_by_one_client_of_a_group_at_a_time(client: RawClient) -> None:
+def make_orders(broker: Broker) -> None:
+    config = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4)
+    broker.parts.topics.update(config, now=broker.parts.clock.now())
+
+
+async def test_a_queue_is_locked_by_one_client_of_a_group_at_a_time(
+    broker: Broker, client: RawClient
+) -> None:
+    make_orders(broker)
     assert await lock(client, "me", 0, 1, 2) == [0, 1, 2]
     assert await lock(client, "you", 2, 3) == [3]
 
@@ -495,7 +642,9 @@ async def test_a_lock_that_is_not_renewed_is_free_after_a_minute(
     start_broker: StartBroker, open_client: OpenClient
 ) -> None:
     clock = HandClock()
-    client = await open_client(await start_broker(parts={"clock": clock}))
+    broker = await start_broker(parts={"clock": clock})
+    make_orders(broker)
+    client = await open_client(broker)
     await lock(client, "me", 0, 1)
 
     clock.advance(59)
@@ -511,7 +660,9 @@ async def test_a_broker_may_wait_after_a_start_until_old_locks_are_over(
     start_broker: StartBroker, open_client: OpenClient
 ) -> None:
     clock = HandClock()
-    client = await open_client(await start_broker(parts={"clock": clock}, lock_pause=30))
+    broker = await start_broker(parts={"clock": clock}, lock_pause=30)
+    make_orders(broker)
+    client = await open_client(broker)
 
     too_early = await lock(client, "me", 0)
     clock.advance(30)

@@ -450,6 +450,18 @@ async def test_the_lag_of_retries_is_marked(broker: Broker, client: RawClient) -
     assert lag.value(consumer_group=GROUP, topic=f"%RETRY%{GROUP}", is_retry="true") == 1
 
 
+async def test_retries_that_a_group_never_began_with_are_lag(
+    broker: Broker, client: RawClient
+) -> None:
+    broker.parts.groups.find(GROUP, now=0)
+    await client.stored(f"%RETRY%{GROUP}")
+
+    found = await scraped(broker)
+
+    lag = found["rocketmq_consumer_lag_messages"]
+    assert lag.value(consumer_group=GROUP, topic=f"%RETRY%{GROUP}", is_retry="true") == 1
+
+
 offsets = st.integers(0, 20)
 
 

@@ -476,6 +476,21 @@ def test_progress_in_a_topic_that_was_deleted_after_the_file_was_made_is_dropped
     assert after.query("U", "g", 0) == 7
 
 
+@pytest.mark.parametrize(
+    ("deleted", "log_end", "is_outdated"),
+    [(0, 100, False), (99, 101, False), (0, 99, True), (100, 200, True)],
+)
+def test_a_file_is_outdated_when_the_log_lost_the_end_it_tells_of_or_a_topic_is_dropped(
+    deleted: int, log_end: int, is_outdated: bool
+) -> None:
+    before = table()
+    commit(before, 5)
+
+    found = table().load(before.file(wall=WALL, log_end=100), lambda _: deleted, log_end)
+
+    assert found is is_outdated
+
+
 def test_a_file_that_does_not_say_where_the_log_ended_is_taken_as_a_whole() -> None:
     progress = table()
 

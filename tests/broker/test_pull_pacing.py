@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
-from orbitmq.broker.pacing import CALLS, Pacing
+from orbitmq.broker.pacing import CALLS, JUDGEMENTS, Pacing
 
 
 class StepLoop:
@@ -93,6 +94,37 @@ def test_a_turn_ends_when_its_budget_is_spent(pacing: Pacing, loop: StepLoop) ->
 
     assert seen == ["01", "0123", "01234"]
     assert len(pacing) == 0
+
+
+def test_messages_that_a_filter_looks_into_use_up_a_turn(loop: StepLoop) -> None:
+    pacing = Pacing(cast(Any, loop), limit=256 * 1024)
+    done: list[str] = []
+    one = connection()
+
+    def judge(messages: int) -> None:
+        pacing.judged(messages)
+        done.append(str(messages))
+
+    for messages in (JUDGEMENTS, JUDGEMENTS // 2, JUDGEMENTS // 2, 1):
+        pacing.later(one, partial(judge, messages))
+
+    seen = []
+    while loop.step():
+        seen.append(len(done))
+
+    assert seen[0] == 1
+    assert 3 in seen
+    assert len(done) == 4
+
+
+def test_filters_are_at_work_until_the_step_ends(pacing: Pacing, loop: StepLoop) -> None:
+    before = pacing.is_judging
+    pacing.judged(3)
+    pacing.judged(1)
+    during = pacing.is_judging
+    loop.step()
+
+    assert (before, during, pacing.is_judging) == (False, True, False)
 
 
 def test_connections_take_turns(pacing: Pacing, loop: StepLoop) -> None:

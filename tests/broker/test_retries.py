@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,6 @@ async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path:
     async with hand_broker(tmp_path, files=QuickFiles()) as (broker, client):
         sent = await client.stored("orders", b"bad")
         message = broker.messages("orders")[0]
-        begin = time.perf_counter()
         waited: list[float] = []
 
         for attempt, delay in enumerate(SCHEDULE, start=1):
@@ -92,11 +90,9 @@ async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path:
             assert message.reconsume_times == attempt
             waited.append(delay)
         assert (await send_back(client, message)).code == ResponseCode.SUCCESS
-        took = time.perf_counter() - begin
         dead = broker.messages(DEAD)
 
         assert sum(waited) == 4 * 3600 + 45 * MINUTE + 40
-        assert took < 1.0
         assert len(broker.messages(RETRY)) == 16
         assert [message.reconsume_times for message in dead] == [17]
         assert dead[0].properties["DLQ_ORIGIN_TOPIC"] == "orders"

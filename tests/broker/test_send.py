@@ -193,7 +193,8 @@ async def test_sends_of_one_read_share_one_write(
 
     await asyncio.gather(*(client.stored("orders") for _ in range(100)))
 
-    assert writes <= 3
+    # Reads, rather: how much of it a read brings is up to the kernel.
+    assert writes <= 10
 
 
 # Topics and queues.
@@ -247,6 +248,17 @@ async def test_a_broker_without_write_permission_takes_messages_that_need_no_ord
 
 
 # What is refused.
+
+
+async def test_a_topic_that_an_apache_broker_compacted_takes_messages_without_a_key(
+    broker: Broker, client: RawClient
+) -> None:
+    config = TopicConfig(topic_name="newest", attributes={"cleanup.policy": "COMPACTION"})
+    broker.parts.topics.ensure(config, now=0.0)
+
+    sent = await client.stored("newest", b"without a key")
+
+    assert bodies_in(await client.pull("newest", sent.queue_id)) == [b"without a key"]
 
 
 @dataclass(frozen=True)
@@ -311,15 +323,6 @@ CASES = (
         "subscription group [nobody] does not exist",
         {"topic": "%RETRY%nobody"},
         {"auto_create_group": False},
-    ),
-    Case(
-        "13 compaction without a key",
-        ResponseCode.MESSAGE_ILLEGAL,
-        "Required message key is missing",
-        {"topic": "compacted"},
-        prepare=lambda parts: _make(
-            parts, "compacted", attributes={"+cleanup.policy": "COMPACTION"}
-        ),
     ),
     Case(
         "19 inner batch by flag",

@@ -18,7 +18,12 @@ from orbitmq.broker.errors import Refused, SettingError
 from orbitmq.broker.paging import PageRequest
 from orbitmq.broker.permissions import Perm, perm_text
 from orbitmq.broker.topics import TopicSettings, TopicTable
-from orbitmq.wire.bodies.topics import TopicConfig, TopicConfigTable, TopicFilterType
+from orbitmq.wire.bodies.topics import (
+    DataVersion,
+    TopicConfig,
+    TopicConfigTable,
+    TopicFilterType,
+)
 from orbitmq.wire.codes import ResponseCode
 
 NOW = 1_700_000_000.0
@@ -382,15 +387,73 @@ def test_attributes_are_set_changed_and_taken_away() -> None:
     def change(text: str) -> dict[str, str]:
         return topics.update(config("T", attributes=parse_changes(text)), now=NOW).attributes
 
-    assert change("+cleanup.policy=COMPACTION,+message.type=FIFO") == {
-        "cleanup.policy": "COMPACTION",
+    assert change("+cleanup.policy=DELETE,+message.type=FIFO") == {
+        "cleanup.policy": "DELETE",
         "message.type": "FIFO",
     }
     assert change("-message.type,+reserve.time=-1") == {
-        "cleanup.policy": "COMPACTION",
+        "cleanup.policy": "DELETE",
         "reserve.time": "-1",
     }
-    assert change("")["cleanup.policy"] == "COMPACTION"
+    assert change("")["cleanup.policy"] == "DELETE"
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "instead"),
+    [
+        ("+cleanup.policy=COMPACTION", "must be DELETE", "does not compact"),
+        ("+queue.type=BatchCQ", "must be SimpleCQ", "an entry in the queue for every message"),
+    ],
+)
+def test_what_the_broker_does_not_do_is_refused_with_what_it_does(
+    text: str, allowed: str, instead: str
+) -> None:
+    topics = table()
+
+    with pytest.raises(Refused, match=f"{allowed}, got .*{instead}") as refusal:
+        topics.update(config("T", attributes=parse_changes(text)), now=NOW)
+
+    assert refusal.value.code == ResponseCode.SYSTEM_ERROR
+    assert "T" not in topics
+
+
+@pytest.mark.parametrize("way", ["load", "replace"])
+def test_a_topic_of_an_apache_broker_keeps_attributes_that_have_no_effect_and_the_log_says_so(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    attributes = {"cleanup.policy": "COMPACTION", "queue.type": "BatchCQ"}
+    theirs = TopicConfigTable(
+        data_version=DataVersion(counter=7),
+        topic_config_table={
+            "newest": config("newest", attributes=attributes),
+            "plain": config("plain", attributes={"cleanup.policy": "DELETE"}),
+        },
+    )
+    topics = table()
+
+    getattr(topics, way)(theirs)
+    changed = topics.update(config("newest", 9, attributes={"+message.type": "FIFO"}), now=NOW)
+
+    assert changed.attributes == attributes | {"message.type": "FIFO"}
+    (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert vars(warning)["topic"] == "newest"
+    assert vars(warning)["attributes"] == "cleanup.policy=COMPACTION, queue.type=BatchCQ"
+
+
+def test_a_slave_says_once_which_attributes_of_its_master_have_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    newest = config("newest", attributes={"cleanup.policy": "COMPACTION"})
+    topics = table()
+
+    for counter in (7, 8):
+        topics.replace(
+            TopicConfigTable(
+                data_version=DataVersion(counter=counter), topic_config_table={"newest": newest}
+            )
+        )
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize(

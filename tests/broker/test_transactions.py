@@ -463,6 +463,24 @@ async def test_without_a_producer_the_question_counts_all_the_same_and_operators
     assert "given up and never delivered" in told[0]
 
 
+async def test_a_producer_whose_connection_has_just_closed_is_not_called_connected(
+    broker: HandBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    producers = broker.parts.producers
+    gone = await AskedProducer.join(broker.broker)
+    await send_half(gone, "T", b"x", broker)
+    ((channel,), (client,)) = producers.channels("makers"), producers.clients("makers")
+    await gone.close()
+    await until(lambda: not producers.is_online("makers"))
+    # As in the moment before the table hears of it.
+    producers.heartbeat("makers", channel, client, broker.clock.monotonic())
+
+    check(broker)
+
+    (told,) = [line for line in caplog.messages if "nobody to ask" in line]
+    assert "no producer of the group is connected" in told
+
+
 async def test_nobody_to_ask_is_told_of_each_topic_by_itself(
     broker: HandBroker, producer: AskedProducer, caplog: pytest.LogCaptureFixture
 ) -> None:

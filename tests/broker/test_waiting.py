@@ -17,10 +17,10 @@ QUEUES = (0, 1)
 GROUPS = ("g", "h")
 
 
-def pull_of(topic: str, queue_id: int, group: str) -> HeldPull:
+def pull_of(topic: str, queue_id: int, group: str, tags: str = "*") -> HeldPull:
     connection: Any = None
-    request = Command.request(11, opaque=1)
-    return HeldPull(connection, request, topic, queue_id, group, 0, parse_tags("*"))
+    request = Command.request(11, opaque=1, body=tags.encode())
+    return HeldPull(connection, request, topic, queue_id, group, 0, parse_tags(tags))
 
 
 pulls = st.builds(
@@ -82,3 +82,11 @@ def test_who_leaves_while_others_are_looked_for_does_no_harm(added: list[HeldPul
     assert not table
     # Nothing is left behind for names that nobody waits for any more.
     assert table.__dict__ == WaitingTable().__dict__
+
+
+def test_one_that_waits_with_a_large_filter_counts_for_several() -> None:
+    usual = pull_of("T", 0, "g", "red || blue")
+    large = pull_of("T", 0, "g", "||".join(map(str, range(4_000))))
+
+    assert usual.weight == 1
+    assert large.weight == 1 + 22_888 // 4096 + 160_128 // 16_384

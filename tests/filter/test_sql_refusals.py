@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orbitmq.errors import OrbitError
 from orbitmq.filter.building import MAX_DEPTH
 from orbitmq.filter.errors import InvalidFilter
-from orbitmq.filter.grammar import MAX_LENGTH
+from orbitmq.filter.grammar import MAX_LENGTH, MAX_TOKENS
 from orbitmq.filter.sql import compile_sql
 
 ten = {"a": "10", "b": "true"}
@@ -152,6 +152,19 @@ def test_an_expression_has_a_greatest_length(lenient: bool) -> None:
     assert f"{MAX_LENGTH} are allowed" in refused.reason
 
 
+@pytest.mark.parametrize("lenient", [False, True])
+def test_an_expression_has_a_greatest_number_of_words(lenient: bool) -> None:
+    # Far from the greatest length: what costs is the number of things to look at.
+    values = ",".join(["'x'"] * (MAX_TOKENS // 2 - 3) + ["'10'"])
+    most = f"a IN ({values}) "
+
+    assert compile_sql(most, lenient=lenient).matches(ten)
+    assert not compile_sql(most.replace("IN", "NOT IN"), lenient=lenient).matches(ten)
+    refused = refusal(f"{most} OR a", lenient=lenient)
+    assert f"more than {MAX_TOKENS} words and signs" in refused.reason
+    assert refused.position == len(f"{most} OR ")
+
+
 NESTINGS = [
     ("(", "a = 10", ")"),
     ("NOT (", "a = 10", ")"),
@@ -164,6 +177,18 @@ NESTINGS = [
     ("(a = 1 OR ", "a = 10", ")"),
     ("-(", "a = 10", ") between 1 and 2"),
 ]
+
+
+def test_signs_that_might_begin_a_comment_are_counted() -> None:
+    """The end of the line is looked for at each: a long one after many took half a second."""
+    row = "a > " + "-" * 90 + "1 OR "
+    tail = f"b = '{'x' * 20_000}'"
+
+    assert compile_sql(row * 5 + tail).matches({"a": "2"})
+    refused = refusal(row * 40 + tail)
+
+    assert "more than 512 times --" in refused.reason
+    assert compile_sql("a > 1 -- " + "-" * 2_000).matches({"a": "2"})
 
 
 @pytest.mark.parametrize(("opening", "middle", "closing"), NESTINGS)
@@ -192,11 +217,11 @@ def test_nesting_up_to_the_limit_is_evaluated() -> None:
 
 
 def test_a_long_chain_is_not_deep() -> None:
-    chain = " OR ".join(f"a = {number}" for number in range(2000, 0, -1))
+    chain = " OR ".join(f"a = {number}" for number in range(MAX_TOKENS // 4, 0, -1))
     assert len(chain) < MAX_LENGTH
 
     assert compile_sql(chain).matches(ten)
-    assert not compile_sql(chain).matches({"a": "2001"})
+    assert not compile_sql(chain).matches({"a": str(MAX_TOKENS)})
     assert not compile_sql(chain.replace("OR", "AND")).matches(ten)
 
 

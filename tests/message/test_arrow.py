@@ -14,6 +14,7 @@ from orbitmq.message import arrow
 from orbitmq.message.arrow import MESSAGE_SCHEMA, BadBody, messages_to_arrow
 from orbitmq.message.compression import compress_body
 from orbitmq.message.errors import (
+    BatchInside,
     BodyCorrupt,
     BodyTooLarge,
     ChunkTooLarge,
@@ -24,7 +25,14 @@ from orbitmq.message.errors import (
     RecordInvalid,
 )
 from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
-from orbitmq.message.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
+from orbitmq.message.sysflag import (
+    BATCH_MASK,
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_ZLIB,
+    INNER_BATCH,
+    NEED_UNWRAP,
+)
 from tests.support.message import (
     broken_properties,
     decoded,
@@ -201,6 +209,22 @@ def test_no_columns_still_count_the_messages() -> None:
     batch = messages_to_arrow([GOOD, GOOD, GOOD], broker_name="b", columns=[])
 
     assert (batch.num_rows, batch.num_columns) == (3, 0)
+
+
+def test_a_record_that_holds_a_batch_is_refused_where_rows_must_be_messages() -> None:
+    one_bit, both = (
+        StoredMessage.build(topic="orders", stored_body=b"x", sys_flag=flag).encode()
+        for flag in (INNER_BATCH, BATCH_MASK)
+    )
+    other_bit = StoredMessage.build(topic="orders", stored_body=b"x", sys_flag=NEED_UNWRAP).encode()
+    singles = GOOD + one_bit + other_bit
+
+    assert len(messages_to_arrow(singles, broker_name="b", refuse_batches=True)) == 3
+    assert len(messages_to_arrow(b"", broker_name="b", refuse_batches=True)) == 0
+    assert len(messages_to_arrow(singles + both, broker_name="b")) == 4
+    with pytest.raises(BatchInside, match="holds a batch") as raised:
+        messages_to_arrow(singles + both, broker_name="b", columns=[], refuse_batches=True)
+    assert raised.value.position == len(singles)
 
 
 def test_unknown_columns_are_refused_by_name() -> None:

@@ -208,6 +208,22 @@ def test_an_address_with_a_new_id_gives_up_the_old_one() -> None:
     assert table.members("C", "a").broker_addrs == {0: "10.0.0.2:10911"}
 
 
+@pytest.mark.parametrize("ends", ["closed", "silent"])
+def test_an_address_leaves_under_every_name_that_it_had(ends: str) -> None:
+    table = RouteTable()
+    table.register(MASTER, 0.0, "connection")
+    table.register(replace(MASTER, name="b"), 1.0, "connection")
+    assert set(table.clusters().broker_addr_table) == {"a", "b"}
+
+    if ends == "closed":
+        table.connection_closed("connection")
+    else:
+        table.expire(1000.0)
+
+    assert table.clusters().broker_addr_table == {}
+    assert table.topics().topic_list == ()
+
+
 def test_of_two_addresses_with_one_id_the_later_state_wins() -> None:
     table = RouteTable()
     newer = replace(MASTER, version=DataVersion(counter=1, state_version=5))

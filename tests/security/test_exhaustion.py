@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import (
     ConsumerData,
     HeartbeatData,
     LockBatch,
+    LockedQueues,
     ProducerData,
     SubscriptionData,
 )
@@ -128,7 +129,7 @@ async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(
     await assert_served(modest)
 
 
-async def test_locks_of_queues_that_do_not_exist_lapse(
+async def test_locks_of_queues_that_do_not_exist_are_not_kept(
     broker: Broker, greedy: RawClient, modest: RawClient
 ) -> None:
     queues = tuple(
@@ -142,11 +143,9 @@ async def test_locks_of_queues_that_do_not_exist_lapse(
     )
 
     assert answer.code == ResponseCode.SUCCESS
+    assert decode_body(LockedQueues, answer.body).lock_ok_mq_set == ()
+    assert len(broker.parts.locks) == 0
     await assert_served(modest)
-    locks = broker.parts.locks
-    later = broker.parts.clock.monotonic() + 61
-    locks.forget_expired(later)
-    assert locks.held_by_group("billing", later) == {}
 
 
 @pytest.mark.timeout(300)

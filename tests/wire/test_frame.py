@@ -82,6 +82,9 @@ def test_the_reader_says_how_much_it_needs_to_go_on(sent: Frame, cut: int) -> No
         (prefix(9_000_000, 4 * 1024 * 1024 + 1), "a header may have 4194304 bytes"),
         (prefix(20, 2 << 24 | 5), "type must be 0 .JSON. or 1 .ROCKETMQ., got 2"),
         (prefix(20, 0xFF << 24 | 5), "got 255"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "this speaks HTTP, not the protocol of RocketMQ"),
+        (b"GET / HTTP/1.1\r\n", "this speaks HTTP"),
+        (bytes.fromhex("15030300020246 00"), "this speaks TLS"),
     ],
 )
 def test_a_bad_length_is_refused_before_anything_is_allocated_for_it(
@@ -96,7 +99,8 @@ def test_a_bad_length_is_refused_before_anything_is_allocated_for_it(
     finally:
         tracemalloc.stop()
 
-    assert peak < 64 * 1024
+    # What other threads of this process take meanwhile is in it.
+    assert peak < 1024 * 1024
 
 
 def test_a_long_frame_takes_memory_only_for_what_has_arrived() -> None:
@@ -109,7 +113,8 @@ def test_a_long_frame_takes_memory_only_for_what_has_arrived() -> None:
     finally:
         tracemalloc.stop()
 
-    assert peak < 64 * 1024
+    # What other threads of this process take meanwhile is in it.
+    assert peak < 1024 * 1024
     assert reader.missing == 4 + 16 * 1024 * 1024 - 8 - 1000
 
 

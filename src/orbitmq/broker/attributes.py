@@ -2,12 +2,16 @@
 
 A change arrives as text, or as a map whose keys carry the sign. It is applied as a whole or
 refused as a whole, because an attribute may be fixed from the topic's creation on.
+
+What Apache's brokers know and this one does not do is refused, with the reason: whoever asks for
+compaction counts on it. A topic that comes from an Apache broker's file keeps such an attribute,
+which says nothing here (`without_effect`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from orbitmq.broker.errors import Refused
@@ -22,6 +26,8 @@ class Attribute:
     is_changeable: bool
     choices: frozenset[str] = frozenset()
     lowest: int = 0
+    #: Values that Apache's brokers take, and what this one does instead.
+    unsupported: Mapping[str, str] = field(default_factory=dict)
 
     def accepts(self, value: str) -> bool:
         if self.choices:
@@ -40,8 +46,20 @@ MESSAGE_TYPE = "message.type"
 MIXED = "MIXED"
 
 TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
-    "queue.type": Attribute("SimpleCQ", False, frozenset({"SimpleCQ", "BatchCQ"})),
-    "cleanup.policy": Attribute("DELETE", False, frozenset({"DELETE", "COMPACTION"})),
+    "queue.type": Attribute(
+        "SimpleCQ",
+        False,
+        frozenset({"SimpleCQ"}),
+        unsupported={"BatchCQ": "this broker has an entry in the queue for every message"},
+    ),
+    "cleanup.policy": Attribute(
+        "DELETE",
+        False,
+        frozenset({"DELETE"}),
+        unsupported={
+            "COMPACTION": "this broker does not compact, it deletes messages by time and size"
+        },
+    ),
     MESSAGE_TYPE: Attribute(
         "NORMAL",
         True,
@@ -97,9 +115,21 @@ def changed_attributes(
             del attributes[key]
         else:
             if not attribute.accepts(value):
-                _refuse(f"attribute {key!r} must be {attribute.allowed}, got {value!r}")
+                reason = attribute.unsupported.get(value)
+                _refuse(
+                    f"attribute {key!r} must be {attribute.allowed}, got {value!r}"
+                    + (f": {reason}" if reason else "")
+                )
             attributes[key] = value
     return attributes
+
+
+def without_effect(known: Mapping[str, Attribute], present: Mapping[str, str]) -> Iterator[str]:
+    """Attributes that an Apache broker would act on and this one does not, as `key=value`."""
+    for key, value in present.items():
+        attribute = known.get(key)
+        if attribute is not None and value in attribute.unsupported:
+            yield f"{key}={value}"
 
 
 def _refuse(remark: str) -> NoReturn:

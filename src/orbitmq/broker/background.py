@@ -144,6 +144,10 @@ class SavedTable(Generic[B]):
         """Whether the table says something that its file does not."""
         return self._revision() != self._saved
 
+    def outdate(self) -> None:
+        """Have the file written though the table has not changed: other things it tells have."""
+        self._saved = -1
+
     def save_soon(self) -> None:
         """Begin to write, if there is anything to write; after whoever is writing."""
         if self._task is not None:

@@ -239,11 +239,18 @@ class Broker:
         parts.counters = Counters()
         parts.latencies = Latencies(clock.monotonic)
         parts.unique_ids = UniqueIds(address.host, clock=clock)
-        parts.consumers = ConsumerTable(life=settings.client_life)
-        parts.producers = ProducerTable(life=settings.client_life)
+        parts.consumers = ConsumerTable(
+            life=settings.client_life, connection_room=settings.max_consumer_bytes
+        )
+        parts.producers = ProducerTable(
+            life=settings.client_life, most=settings.max_producer_groups
+        )
         parts.disagreements = Disagreements(parts.consumers)
         pause = settings.lock_pause
-        parts.locks = OrderLocks(granting_from=clock.monotonic() + pause if pause else None)
+        parts.locks = OrderLocks(
+            granting_from=clock.monotonic() + pause if pause else None,
+            most=settings.max_order_locks,
+        )
         parts.topics = TopicTable(settings.topics, now=clock.now())
         parts.groups = GroupTable(
             auto_create=settings.auto_create_group,
@@ -252,7 +259,9 @@ class Broker:
             now=clock.now(),
         )
         parts.progress = ProgressTable(wall=clock.now(), rule=settings.progress.rule)
-        parts.filters = FilterTable(is_enabled=settings.pull.enable_property_filter)
+        parts.filters = FilterTable(
+            is_enabled=settings.pull.enable_property_filter, monotonic=clock.monotonic
+        )
         parts.background = Background(loop)
         return parts
 

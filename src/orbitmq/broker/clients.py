@@ -9,6 +9,8 @@ from orbitmq.wire.bodies.membership import Connection, LanguageName, ProducerInf
 
 #: A connection, as far as the tables care: something to tell one from another.
 Channel = Hashable
+#: Characters of a client id; those in use have some dozens.
+LONGEST_ID = 4_096
 
 #: How long a client may be silent before it counts as gone.
 CLIENT_LIFE = 120.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from orbitmq.broker.clients import Channel, Client
 from orbitmq.wire.bodies.membership import (
     ConsumeFromWhere,
@@ -13,6 +15,12 @@ from orbitmq.wire.bodies.membership import (
     MessageModel,
     SubscriptionData,
 )
+
+#: Bytes that a group or a subscription takes with a connection, beside its texts; and each tag.
+_GROUP = 1024
+_SUBSCRIPTION = 512
+_TAG = 64
+_HASH = 40
 
 
 class Member:
@@ -26,6 +34,7 @@ class Member:
         "heard_at",
         "joined_at",
         "knows_subscriptions",
+        "size",
         "subscriptions",
     )
 
@@ -38,17 +47,49 @@ class Member:
         self.data: ConsumerData | None = None
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.knows_subscriptions = False
+        #: Bytes that it takes, about.
+        self.size = _GROUP
         #: Of the last full heartbeat, for the short ones that refer to it.
         self.fingerprint = 0
 
-    def say(self, data: ConsumerData) -> set[str]:
-        """Take over a full heartbeat; the topics that it names, or named before."""
+    def say(self, data: ConsumerData) -> list[str]:
+        """Take over a full heartbeat; the topics that it names, in order, or named before."""
         named = {entry.topic: entry for entry in data.subscription_data_set}
-        topics = named.keys() | self.subscriptions.keys()
+        topics = list(named | self.subscriptions)
         self.subscriptions = named
         self.data = data
+        self.size = _GROUP + sum(map(size_of, data.subscription_data_set))
         self.knows_subscriptions = True
         return topics
+
+
+def fitting(data: ConsumerData, room: int) -> ConsumerData | None:
+    """As much of a heartbeat as takes that many bytes; None: not even the group does."""
+    room -= _GROUP
+    if room < 0:
+        return None
+    taken: list[SubscriptionData] = []
+    for each in data.subscription_data_set:
+        size = size_of(each)
+        if size <= room:
+            room -= size
+            taken.append(each)
+    if len(taken) == len(data.subscription_data_set):
+        return data
+    return msgspec.structs.replace(data, subscription_data_set=tuple(taken))
+
+
+def size_of(subscription: SubscriptionData) -> int:
+    """About how many bytes a subscription takes."""
+    texts = (
+        subscription.topic,
+        subscription.sub_string or "",
+        subscription.expression_type,
+        subscription.filter_class_source or "",
+        *subscription.tags_set,
+    )
+    tags = _TAG * len(subscription.tags_set) + _HASH * len(subscription.code_set)
+    return _SUBSCRIPTION + sum(map(len, texts)) + tags
 
 
 class Merged(NamedTuple):

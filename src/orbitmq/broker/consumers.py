@@ -17,8 +17,12 @@ Every change comes back as a value that says whom to notify. Apache's broker doe
 others when a silent member expires; here they are told (they would wait for their own rebalance
 otherwise).
 
-A heartbeat that says what the one before said costs two lookups and one comparison; there are
-many of them and hardly any others. Channels are opaque. Instants are seconds of a clock that
+A connection has room for what its groups say (`connection_room`): whoever makes up groups, or
+topics, without end does not use up the memory. Whether something was left out is remembered, for
+the pulls that miss it.
+
+A heartbeat that says what the one before said costs few lookups and comparisons; there are many of
+them and hardly any others. Channels are opaque. Instants are seconds of a clock that
 never goes back.
 """
 
@@ -29,7 +33,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from orbitmq.broker.clients import CLIENT_LIFE, Channel, Client
-from orbitmq.broker.consumergroup import ConsumerGroup, Member
+from orbitmq.broker.consumergroup import ConsumerGroup, Member, fitting
 from orbitmq.wire.bodies.membership import (
     ConsumerConnection,
     ConsumerData,
@@ -40,8 +44,12 @@ from orbitmq.wire.bodies.membership import (
 
 log = logging.getLogger(__name__)
 
-#: How long a subscription that came with a pull is remembered.
+#: How long a subscription that came with a pull is remembered, and of how many characters all are.
 COMPENSATION_LIFE = 600.0
+COMPENSATION_ROOM = 16 * 1024 * 1024
+#: Bytes, about, that the groups of one connection take: eighty thousand subscriptions to all tags,
+#: or four hundred to a thousand tags each.
+CONNECTION_ROOM = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +87,47 @@ class ConsumerTable:
     """The consumers that are connected, by group."""
 
     def __init__(
-        self, *, life: float = CLIENT_LIFE, compensation_life: float = COMPENSATION_LIFE
+        self,
+        *,
+        life: float = CLIENT_LIFE,
+        compensation_life: float = COMPENSATION_LIFE,
+        compensation_room: int = COMPENSATION_ROOM,
+        connection_room: int = CONNECTION_ROOM,
     ) -> None:
         self._life = life
         self._compensation_life = compensation_life
+        self._compensation_room = compensation_room
         self._groups: dict[str, ConsumerGroup] = {}
+        #: Bytes, about, that one connection may take.
+        self.connection_room = connection_room
+        #: Connections of whose last full heartbeat something was left out.
+        self._crowded: set[Channel] = set()
         self._of_channel: dict[Channel, set[str]] = {}
+        #: Bytes that each connection takes.
+        self._said: dict[Channel, int] = {}
         self._of_topic: dict[str, set[str]] = {}
+        #: Who was noted last is last.
         self._compensations: dict[tuple[str, str], tuple[SubscriptionData, float]] = {}
+        self._compensated = 0  #: characters of them
         self._touched: set[str] = set()
 
     # Events.
+
+    def within_room(self, channel: Channel, data: ConsumerData) -> ConsumerData | None:
+        """What of a heartbeat the connection has room for; None: not even for the group."""
+        group = self._groups.get(data.group_name)
+        member = None if group is None else group.members.get(channel)
+        if member is not None and member.data == data:
+            return data
+        said = self._said.get(channel, 0) - (0 if member is None else member.size)
+        return fitting(data, self.connection_room - said)
+
+    def note_crowded(self, channel: Channel, *, is_crowded: bool) -> None:
+        """Whether a connection had no room for something that its last full heartbeat said."""
+        if is_crowded:
+            self._crowded.add(channel)
+        else:
+            self._crowded.discard(channel)
 
     def heartbeat(
         self,
@@ -123,12 +161,12 @@ class ConsumerTable:
             before.fingerprint = fingerprint
             if before.data == data:
                 return _NOTHING_NEW
-            return HeartbeatResult(self._merged(group, before.say(data)))
+            return HeartbeatResult(self._merged(group, self._say(before, data)))
         member = self._join(group, before, channel, client, now)
-        topics = set() if before is None else set(before.subscriptions)
+        topics = [] if before is None else list(before.subscriptions)
         if not without_subscriptions:
             member.fingerprint = fingerprint
-            topics |= member.say(data)
+            topics = list(dict.fromkeys([*self._say(member, data), *topics]))
         left = () if before is None else (before.client,)
         change = self._merged(group, topics, joined=(client,), left=left)
         return HeartbeatResult(change, wants_subscriptions=without_subscriptions)
@@ -149,7 +187,17 @@ class ConsumerTable:
             )
         member = group.members[channel] = Member(channel, client, now)
         self._of_channel.setdefault(channel, set()).add(group.name)
+        self._said[channel] = (
+            self._said.get(channel, 0) + member.size - (0 if before is None else before.size)
+        )
         return member
+
+    def _say(self, member: Member, data: ConsumerData) -> list[str]:
+        """Take over a full heartbeat; the topics that it names, in order, or named before."""
+        size = member.size
+        topics = member.say(data)
+        self._said[member.channel] += member.size - size
+        return topics
 
     def _merged(
         self,
@@ -193,12 +241,15 @@ class ConsumerTable:
             return None
         groups = self._of_channel[channel]
         groups.discard(group_name)
+        self._said[channel] -= member.size
         if not groups:
             del self._of_channel[channel]
+            del self._said[channel]
         return self._merged(group, member.subscriptions, left=(member.client,))
 
     def close(self, channel: Channel) -> tuple[GroupChange, ...]:
         """A connection was closed: its client leaves all its groups."""
+        self._crowded.discard(channel)
         changes = (
             self.leave(group, channel) for group in sorted(self._of_channel.get(channel, ()))
         )
@@ -222,14 +273,24 @@ class ConsumerTable:
             for key, (_, at) in self._compensations.items()
             if now - at > self._compensation_life
         ]:
-            del self._compensations[key]
+            self._forget_compensation(key)
         return tuple(silent), tuple(changes.values())
 
     # Subscriptions that came with pulls.
 
     def compensate(self, group: str, subscription: SubscriptionData, now: float) -> None:
         """Remember what a pull said of a group that need not send heartbeats."""
-        self._compensations[group, subscription.topic] = (subscription, now)
+        key = (group, subscription.topic)
+        self._forget_compensation(key)
+        self._compensations[key] = (subscription, now)
+        self._compensated += _characters(key, subscription)
+        while self._compensated > self._compensation_room:
+            self._forget_compensation(next(iter(self._compensations)))
+
+    def _forget_compensation(self, key: tuple[str, str]) -> None:
+        known = self._compensations.pop(key, None)
+        if known is not None:
+            self._compensated -= _characters(key, known[0])
 
     # Queries.
 
@@ -248,6 +309,10 @@ class ConsumerTable:
         """What a group wants, by topic."""
         known = self._groups.get(group)
         return {} if known is None else dict(known.subscriptions)
+
+    def is_crowded(self, channel: Channel) -> bool:
+        """Whether a connection says more about its groups than there is room for."""
+        return channel in self._crowded
 
     def is_online(self, group: str) -> bool:
         return group in self._groups
@@ -302,6 +367,10 @@ class ConsumerTable:
         touched = frozenset(self._touched)
         self._touched.clear()
         return touched
+
+
+def _characters(key: tuple[str, str], subscription: SubscriptionData) -> int:
+    return len(key[0]) + len(key[1]) + len(subscription.sub_string or "")
 
 
 def _joined(first: GroupChange, then: GroupChange) -> GroupChange:

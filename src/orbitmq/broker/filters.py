@@ -2,8 +2,9 @@
 
 A pull that carries its subscription is filtered by that (`of_pull`). Any other is filtered by
 what heartbeats said (`of_group`): tags by the group's subscription, other languages by the
-expression that was registered and compiled when the heartbeat came, with the version of that
-subscription:
+expression that was registered when the heartbeat came, with the version of that subscription. It is
+compiled then as well, or by the first pull that needs it: whoever sends much may have only so much
+of it compiled at a time (`compileallowance`).
 
 * an expression that does not compile leaves no registration, and pulls are answered
   FILTER_DATA_NOT_EXIST until the client sends something better;
@@ -16,93 +17,50 @@ to ignore older versions and goes on filtering by the expression of somebody who
 
 When a group leaves, or drops a topic, its registration is kept for `KEPT_AFTER_LEAVING`, across
 restarts too (consumerFilter.json), so that consumers that come back find it compiled. After a
-restart everybody counts as having just left.
+restart everybody counts as having just left. Of those that were left there is no more than
+`LEFT_ROOM` takes: the oldest go first, and are compiled anew should somebody come back.
 
-Expressions are compiled once and shared (the last `cache_size` of them). A tag list is compiled
-from its text: what a heartbeat says about hashes is not to be trusted, C++ clients fill in zeros.
-Times are times of day, since they go into the file.
+Expressions are compiled once and shared (`compiledfilters`). A tag list is compiled from its text:
+what a heartbeat says about hashes is not to be trusted, C++ clients fill in zeros. An expression
+longer than `LONGEST_EXPRESSION` is refused: in a pull, and in a heartbeat (`too_long`), which then
+leaves no subscription. Times are times of day, since they go into the file.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Iterable
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
-import msgspec
-
-from orbitmq.broker.errors import Refused
+from orbitmq.broker import names
+from orbitmq.broker.clients import Channel
+from orbitmq.broker.compileallowance import CompileAllowances, Postponed
+from orbitmq.broker.compiledfilters import (
+    LONGEST_EXPRESSION,
+    MOST_BYTES,
+    MOST_FILTERS,
+    CompiledFilters,
+    check_length,
+)
+from orbitmq.broker.errors import Refused, SystemBusy
+from orbitmq.broker.filterregistration import FilterData, FilterFile, Registration, TopicFilters
 from orbitmq.errors import OrbitError
-from orbitmq.filter.subscription import TAG, MessageFilter, compile_filter
-from orbitmq.wire.bodies.base import Body, Int64
+from orbitmq.filter.subscription import TAG, MessageFilter
 from orbitmq.wire.bodies.membership import SubscriptionData
 from orbitmq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
 KEPT_AFTER_LEAVING = 24 * 3600.0
-CACHE_SIZE = 4096
+#: Bytes, about, of registrations that nobody is there for.
+LEFT_ROOM = 16 * 1024 * 1024
+#: Characters that are compiled when a file is read, in about a second; the others when needed.
+_COMPILED_AT_START = 256 * 1024
+#: Seconds that a check waits for its expression: Apache's clients give up after 3, and end.
+_LONGEST_CHECK = 1.0
 #: When consumers are believed to have left that were there before a restart.
 _BEFORE_START = 30.0
-
-
-class FilterData(Body, frozen=True, kw_only=True):
-    """A registration as consumerFilter.json has it; times in milliseconds, dead: from born on."""
-
-    born_time: Int64 = 0
-    client_version: Int64 = 0
-    consumer_group: str
-    dead_time: Int64 = 0
-    expression: str
-    expression_type: str
-    topic: str
-
-
-class TopicFilters(Body, frozen=True, kw_only=True):
-    """The registrations for one topic, by group."""
-
-    group_filter_data: dict[str, FilterData] = msgspec.field(default_factory=dict)
-    topic: str
-
-
-class FilterFile(Body, frozen=True, kw_only=True):
-    """consumerFilter.json, by topic.
-
-    Apache's broker adds bloom filter positions to each entry and, at start, ignores a file without
-    them: it then compiles what the first heartbeats bring.
-    """
-
-    filter_data_by_topic: dict[str, TopicFilters] = msgspec.field(default_factory=dict)
-
-
-class _Registration:
-    __slots__ = (
-        "born_at",
-        "expression",
-        "expression_type",
-        "filter",
-        "left_at",
-        "version",
-    )
-
-    def __init__(
-        self,
-        expression: str,
-        expression_type: str,
-        compiled: MessageFilter,
-        version: int,
-        at: float,
-    ) -> None:
-        self.expression = expression
-        self.expression_type = expression_type
-        self.filter = compiled
-        self.version = version
-        self.born_at = at
-        #: None while somebody of the group is there.
-        self.left_at: float | None = None
-
-    def says(self, expression: str, expression_type: str) -> bool:
-        return self.expression == expression and self.expression_type == expression_type
 
 
 class FilterTable:
@@ -117,41 +75,70 @@ class FilterTable:
         *,
         is_enabled: bool = False,
         lenient: bool = True,
-        cache_size: int = CACHE_SIZE,
+        cache_size: int = MOST_FILTERS,
+        cache_bytes: int = MOST_BYTES,
         kept: float = KEPT_AFTER_LEAVING,
+        left_room: int = LEFT_ROOM,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        #: What each connection may have compiled; whoever closes connections has them forgotten.
+        self.allowances = CompileAllowances(monotonic)
+        #: Told when an expression other than tags was compiled.
+        self.compiled: Callable[[], None] = _nothing
+        #: Whether pulls have to wait with what is to be compiled, although they may have it.
+        self.must_wait: Callable[[], bool] = bool
         #: Whether subscriptions other than tags are served at all.
         self.is_enabled = is_enabled
         self._kept = kept
-        self._compiled = functools.lru_cache(cache_size)(
-            functools.partial(compile_filter, lenient=lenient)
-        )
-        self._registrations: dict[str, dict[str, _Registration]] = {}
+        self._compiled = CompiledFilters(lenient=lenient, most=cache_size, most_bytes=cache_bytes)
+        self._registrations: dict[str, dict[str, Registration]] = {}
+        self._left_room = left_room
+        #: Those that nobody is there for, by group and topic, with their sizes; who left last last.
+        self._left: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._left_bytes = 0
         #: Counts what the file would say differently; the saver compares it with what it saved.
         self.revision = 0
 
     # Pulls.
 
-    def of_pull(self, expression: str | None, expression_type: str | None) -> MessageFilter:
-        """The filter that a pull brings along; refuses with SUBSCRIPTION_PARSE_FAILED."""
+    def of_pull(
+        self,
+        expression: str | None,
+        expression_type: str | None,
+        payer: Channel | None = None,
+        *,
+        has_waited: bool = False,
+    ) -> MessageFilter:
+        """The filter that a pull brings along; refuses with SUBSCRIPTION_PARSE_FAILED.
+
+        `payer` is who has it compiled, should that be necessary, and is told when (`Postponed`);
+        without one it is done now. `has_waited` says that this is then.
+        """
         try:
-            compiled = self._compiled(expression, expression_type or TAG)
+            compiled = self._get(expression, expression_type or TAG, payer, has_waited=has_waited)
+        except Refused:
+            raise
         except OrbitError as error:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-                f"parse the consumer's subscription failed: {error}",
-            ) from error
+            raise _not_parsed(error) from error
         self._check_enabled(compiled)
         return compiled
 
     def of_group(
-        self, group: str, topic: str, subscription: SubscriptionData | None, version: int
+        self,
+        group: str,
+        topic: str,
+        subscription: SubscriptionData | None,
+        version: int,
+        payer: Channel | None = None,
+        *,
+        has_waited: bool = False,
     ) -> MessageFilter:
         """The filter for a pull without one; `subscription` is the group's, `version` its own."""
         if subscription is None:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's subscription not exist: group {group!r}, topic {topic!r}",
+                f"the consumer's subscription not exist: group {group!r}, topic {topic!r}; no "
+                f"heartbeat names it, or with more than {LONGEST_EXPRESSION} characters",
             )
         if subscription.sub_version < version:
             raise Refused(
@@ -174,61 +161,188 @@ class FilterTable:
                 f"the broker's consumer filter data is not latest: group {group!r}, topic "
                 f"{topic!r} has version {registration.version}, the pull {version}",
             )
-        self._check_enabled(registration.filter)
-        return registration.filter
+        compiled = registration.filter or self._registered(
+            group, topic, registration, payer, has_waited=has_waited
+        )
+        self._check_enabled(compiled)
+        return compiled
 
-    def check(self, expression: str | None, expression_type: str | None) -> None:
-        """Refuse a subscription that cannot be served (CHECK_CLIENT_CONFIG)."""
-        if not _is_tags(expression_type):
-            self.of_pull(expression, expression_type)
+    def _registered(
+        self,
+        group: str,
+        topic: str,
+        registration: Registration,
+        payer: Channel | None,
+        *,
+        has_waited: bool,
+    ) -> MessageFilter:
+        """The filter of a registration that does not have it, compiled if it is not at hand."""
+        expression, kind = registration.expression, registration.expression_type
+        try:
+            if registration.was_compiled:
+                # What there is to say about it was logged then, and pulls are many.
+                return self._get(expression, kind, payer, has_waited=has_waited)
+            compiled = self._compile(group, topic, expression, kind, payer, has_waited=has_waited)
+        except Refused:
+            raise
+        except OrbitError as error:
+            self._drop(group, topic)
+            raise Refused(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"the broker's consumer filter data is not exist: group {group!r}, topic "
+                f"{topic!r}; the expression did not compile: {error}",
+            ) from error
+        registration.keep(compiled)
+        return compiled
+
+    def _get(
+        self, expression: str | None, kind: str, payer: Channel | None, *, has_waited: bool = False
+    ) -> MessageFilter:
+        if _is_tags(kind):
+            return self._compiled.get(expression, kind)
+        if not self._compiled.has(expression, kind):
+            if payer is not None:
+                self._pay(payer, expression, kind, has_waited=has_waited)
+            self.compiled()
+        if payer is not None:
+            self.allowances.settle(payer, (expression, kind))
+        return self._compiled.get(expression, kind)
+
+    def _pay(self, payer: Channel, expression: str | None, kind: str, *, has_waited: bool) -> None:
+        """Raise `Postponed` unless it may be compiled now."""
+        # Whoever has waited for one expression may need another by now, and has not paid for that.
+        if has_waited and self.allowances.has_reserved(payer, (expression, kind)):
+            return
+        wait = self.allowances.reserve(payer, (expression, kind), _cost(expression))
+        if wait > 0 or self.must_wait():
+            raise Postponed(wait)
+
+    def _may_compile(self, expression: str | None, kind: str, payer: Channel | None) -> bool:
+        """Whether there is an allowance for it, or none is needed."""
+        return (
+            payer is None
+            or self._compiled.has(expression, kind)
+            or self.allowances.take(payer, _cost(expression))
+        )
+
+    def check(
+        self,
+        expression: str | None,
+        expression_type: str | None,
+        payer: Channel | None = None,
+        *,
+        has_waited: bool = False,
+    ) -> None:
+        """Refuse a subscription that cannot be served (CHECK_CLIENT_CONFIG); or `Postponed`.
+
+        A consumer that is told that we are busy does not start. So what it would have to wait long
+        for passes unread: its first pull is told what is wrong with it.
+        """
+        try:
+            check_length(expression)
+        except OrbitError as error:
+            raise _not_parsed(error) from error
+        if _is_tags(expression_type):
+            return
+        try:
+            self.of_pull(expression, expression_type, payer, has_waited=has_waited)
+        except SystemBusy as busy:
+            if isinstance(busy, Postponed) and busy.seconds <= _LONGEST_CHECK:
+                raise
+            if not self.is_enabled:
+                raise _not_enabled() from busy
 
     def _check_enabled(self, compiled: MessageFilter) -> None:
         if compiled.needs_properties and not self.is_enabled:
-            raise Refused(
-                ResponseCode.SYSTEM_ERROR,
-                "the broker does not support consumers to filter messages by SQL92; "
-                "set enablePropertyFilter=true",
-            )
+            raise _not_enabled()
 
     # Heartbeats.
 
-    def register(self, group: str, subscriptions: Iterable[SubscriptionData], now: float) -> None:
-        """Take over all that a group subscribes to; what it no longer names counts as left."""
+    @staticmethod
+    def too_long(subscription: SubscriptionData) -> Refused | None:
+        """Why a subscription is not taken over: nobody has to keep that much."""
+        # Tags and hashes are those of the text, in what clients send; they are kept, too.
+        if len(subscription.code_set) <= LONGEST_EXPRESSION and all(
+            len(text) <= LONGEST_EXPRESSION for text in _texts(subscription)
+        ):
+            return None
+        return Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"parse the consumer's subscription failed: that to topic "
+            f"{names.shown(subscription.topic)!r} has more than the {LONGEST_EXPRESSION} "
+            "characters that are allowed, and is left out; name fewer tags, or filter in the "
+            "consumer",
+        )
+
+    def register(
+        self,
+        group: str,
+        subscriptions: Iterable[SubscriptionData],
+        now: float,
+        payer: Channel | None = None,
+    ) -> None:
+        """Take over all that a group subscribes to; what it no longer names counts as left.
+
+        What is new is compiled as far as `payer` may have that done, and the rest when it is
+        needed; without one, all of it is.
+        """
         known = self._registrations.get(group)
         named: set[str] = set()
         for subscription in subscriptions:
             if _is_tags(subscription.expression_type) or not subscription.sub_string:
                 continue
             named.add(subscription.topic)
-            self._register_one(group, subscription, now)
+            self._register_one(group, subscription, now, payer)
         if known is not None:
-            for topic, registration in known.items():
-                if topic not in named and registration.left_at is None:
-                    registration.left_at = now
-                    self.revision += 1
+            self._leave(group, [topic for topic in known if topic not in named], now)
 
     def leave(self, group: str, now: float) -> None:
         """The last consumer of a group is gone."""
-        for registration in self._registrations.get(group, {}).values():
-            if registration.left_at is None:
-                registration.left_at = now
-                self.revision += 1
+        self._leave(group, list(self._registrations.get(group, ())), now)
 
     def clean(self, now: float) -> int:
         """Forget what was left long ago; how many there were."""
-        cleaned = 0
-        for group, topics in list(self._registrations.items()):
-            for topic, registration in list(topics.items()):
-                left_at = registration.left_at
-                if left_at is not None and now - left_at >= self._kept:
-                    del topics[topic]
-                    cleaned += 1
-            if not topics:
-                del self._registrations[group]
-        self.revision += cleaned
-        return cleaned
+        old = []
+        for group, topic in self._left:
+            left_at = self._registrations[group][topic].left_at
+            if left_at is not None and now - left_at >= self._kept:
+                old.append((group, topic))
+        for group, topic in old:
+            self._drop(group, topic)
+        return len(old)
 
-    def _register_one(self, group: str, subscription: SubscriptionData, now: float) -> None:
+    def _leave(self, group: str, topics: Iterable[str], now: float) -> None:
+        for topic in topics:
+            registration = self._registrations[group][topic]
+            if registration.left_at is None:
+                self._note_left(group, topic, registration, now)
+                self.revision += 1
+        self._make_room()
+
+    def _note_left(self, group: str, topic: str, registration: Registration, at: float) -> None:
+        registration.left_at = at
+        size = registration.size + len(group) + len(topic)
+        self._left[group, topic] = size
+        self._left_bytes += size
+
+    def _note_back(self, group: str, topic: str) -> None:
+        self._left_bytes -= self._left.pop((group, topic), 0)
+
+    def _make_room(self) -> None:
+        while self._left_bytes > self._left_room:
+            self._drop(*next(iter(self._left)))
+
+    def _drop(self, group: str, topic: str) -> None:
+        self._note_back(group, topic)
+        topics = self._registrations[group]
+        del topics[topic]
+        if not topics:
+            del self._registrations[group]
+        self.revision += 1
+
+    def _register_one(
+        self, group: str, subscription: SubscriptionData, now: float, payer: Channel | None
+    ) -> None:
         topic = subscription.topic
         expression = subscription.sub_string or ""
         kind = subscription.expression_type
@@ -238,26 +352,41 @@ class FilterTable:
             if known.version != version or known.left_at is not None:
                 known.version = version
                 known.left_at = None
+                self._note_back(group, topic)
                 self.revision += 1
             return
-        compiled = self._try_compile(group, topic, expression, kind)
-        if compiled is not None:
-            made = _Registration(expression, kind, compiled, version, now)
-            self._registrations.setdefault(group, {})[topic] = made
-            self.revision += 1
-        elif known is not None:
-            del self._registrations[group][topic]
-            self.revision += 1
+        compiled: MessageFilter | None = None
+        if self._may_compile(expression, kind, payer):
+            try:
+                with self.allowances.compiling(payer):
+                    compiled = self._compile(group, topic, expression, kind)
+            except OrbitError:
+                if known is not None:
+                    self._drop(group, topic)
+                return
+        made = Registration(expression, kind, compiled, version, now)
+        self._note_back(group, topic)
+        self._registrations.setdefault(group, {})[topic] = made
+        self.revision += 1
 
-    def _try_compile(
-        self, group: str, topic: str, expression: str, kind: str
-    ) -> MessageFilter | None:
+    def _compile(
+        self,
+        group: str,
+        topic: str,
+        expression: str,
+        kind: str,
+        payer: Channel | None = None,
+        *,
+        has_waited: bool = False,
+    ) -> MessageFilter:
         fields = {"group": group, "topic": topic, "expression": expression}
         try:
-            compiled = self._compiled(expression, kind)
+            compiled = self._get(expression, kind, payer, has_waited=has_waited)
+        except Refused:
+            raise
         except OrbitError as error:
             log.warning("subscription does not compile: %s", error, extra=fields)
-            return None
+            raise
         ignored = getattr(compiled, "ignored_from", None)
         if ignored is not None:
             log.warning(
@@ -268,15 +397,23 @@ class FilterTable:
     # The file.
 
     def load(self, file: FilterFile, now: float) -> None:
-        """Take over what a file says; what does not compile is left out."""
+        """Take over what a file says; what does not compile is left out.
+
+        Of a long file only the beginning is compiled now.
+        """
+        characters = 0
         for filters in file.filter_data_by_topic.values():
             for group, data in filters.group_filter_data.items():
-                compiled = self._try_compile(
-                    group, data.topic, data.expression, data.expression_type
-                )
-                if compiled is None:
-                    continue
-                loaded = _Registration(
+                compiled: MessageFilter | None = None
+                characters += len(data.expression)
+                if characters <= _COMPILED_AT_START:
+                    try:
+                        compiled = self._compile(
+                            group, data.topic, data.expression, data.expression_type
+                        )
+                    except OrbitError:
+                        continue
+                loaded = Registration(
                     data.expression,
                     data.expression_type,
                     compiled,
@@ -284,10 +421,13 @@ class FilterTable:
                     data.born_time / 1000,
                 )
                 is_dead = data.dead_time >= data.born_time and data.dead_time > 0
-                loaded.left_at = (
+                left_at = (
                     data.dead_time / 1000 if is_dead else max(loaded.born_at, now - _BEFORE_START)
                 )
+                self._note_back(group, data.topic)
                 self._registrations.setdefault(group, {})[data.topic] = loaded
+                self._note_left(group, data.topic, loaded, left_at)
+        self._make_room()
         self.revision += 1
 
     def file(self) -> FilterFile:
@@ -295,7 +435,7 @@ class FilterTable:
         by_topic: dict[str, dict[str, FilterData]] = {}
         for group, topics in self._registrations.items():
             for topic, registration in topics.items():
-                by_topic.setdefault(topic, {})[group] = _data(group, topic, registration)
+                by_topic.setdefault(topic, {})[group] = registration.data(group, topic)
         return FilterFile(
             filter_data_by_topic={
                 topic: TopicFilters(group_filter_data=groups, topic=topic)
@@ -304,17 +444,37 @@ class FilterTable:
         )
 
 
-def _data(group: str, topic: str, registration: _Registration) -> FilterData:
-    left_at = registration.left_at
-    return FilterData(
-        born_time=round(registration.born_at * 1000),
-        client_version=registration.version,
-        consumer_group=group,
-        dead_time=0 if left_at is None else round(left_at * 1000),
-        expression=registration.expression,
-        expression_type=registration.expression_type,
-        topic=topic,
+def _texts(subscription: SubscriptionData) -> tuple[str, ...]:
+    return (
+        subscription.topic,
+        subscription.sub_string or "",
+        subscription.filter_class_source or "",
+        "".join(subscription.tags_set),
     )
+
+
+def _not_parsed(error: OrbitError) -> Refused:
+    return Refused(
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        f"parse the consumer's subscription failed: {error}",
+    )
+
+
+def _not_enabled() -> Refused:
+    return Refused(
+        ResponseCode.SYSTEM_ERROR,
+        "the broker does not support consumers to filter messages by SQL92; "
+        "set enablePropertyFilter=true",
+    )
+
+
+def _nothing() -> None:
+    """For a table that nobody is told of."""
+
+
+def _cost(expression: str | None) -> int:
+    """What compiling takes from an allowance; what is too long is refused unread."""
+    return min(len(expression or ""), LONGEST_EXPRESSION)
 
 
 def _is_tags(expression_type: str | None) -> bool:

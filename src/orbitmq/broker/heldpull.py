@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orbitmq.broker.compiledfilters import memory_of
 from orbitmq.broker.errors import Refused
 from orbitmq.filter.subscription import MessageFilter
 from orbitmq.remoting.connection import Connection
@@ -10,6 +11,9 @@ from orbitmq.wire.headers.pull import PullMessageRequest
 
 #: So many bytes of a request count for one that waits.
 _USUAL_BYTES = 4 * 1024
+#: So many of a filter that it brought; what comes with a shorter request is no larger.
+_USUAL_FILTER = 16 * 1024
+_SHORT_REQUEST = 512
 
 
 class HeldPull:
@@ -19,6 +23,7 @@ class HeldPull:
         "connection",
         "deadline",
         "group",
+        "has_waited",
         "header",
         "is_alone",
         "is_answered",
@@ -63,12 +68,17 @@ class HeldPull:
         #: Why it may not be answered with messages any more.
         self.refusal: Refused | None = None
         #: How many usual ones it counts for.
-        self.weight = 1 + request.kept_bytes // _USUAL_BYTES
+        size = request.kept_bytes
+        self.weight = 1 + size // _USUAL_BYTES
+        if size > _SHORT_REQUEST:
+            self.weight += memory_of(wanted) // _USUAL_FILTER
         self.since = 0.0
         self.deadline = 0.0
         self.is_held = False
         #: Whether nothing else is to be written with its answer: then that is written at once.
         self.is_alone = False
+        #: Whether it has waited for its turn to have its group's expression compiled.
+        self.has_waited = False
         #: Whether an answer was given to its connection, which does not count it as open any more.
         self.is_answered = False
         self.is_put_off = False

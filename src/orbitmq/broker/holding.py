@@ -372,6 +372,16 @@ class Holding:
     def _begin_slice(self) -> None:
         self._pacing.spent = 0
 
+    def run_later(self, pull: HeldPull, after: float) -> None:
+        """Process a pull that does not wait any more once again, in so many seconds."""
+        pull.is_alone = False
+
+        def run() -> None:
+            if pull.connection.is_open:
+                self._run(pull)
+
+        self._pacing.later(pull.connection, run, after=after)
+
     def _run(self, pull: HeldPull) -> None:
         try:
             self.again(pull)

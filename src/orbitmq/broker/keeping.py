@@ -21,7 +21,7 @@ from orbitmq.broker.background import SavedTable
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
 from orbitmq.broker.destinations import adopt
 from orbitmq.broker.errors import ConfigNotSaved
-from orbitmq.broker.filters import FilterFile
+from orbitmq.broker.filterregistration import FilterFile
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.progress import ProgressFile, encode_progress
 from orbitmq.broker.progressplaces import ProgressPlaces
@@ -58,8 +58,11 @@ class Keeping:
             parts.topics.load(topics)
         if (groups := self._groups.load().value) is not None:
             parts.groups.load(groups)
+        is_outdated = False
         if (progress := self._progress.load().value) is not None:
-            parts.progress.load(progress, parts.store.deleted_below)
+            is_outdated = parts.progress.load(
+                progress, parts.store.deleted_below, parts.store.mirroring.written
+            )
         if (filters := self._filters.load().value) is not None:
             parts.filters.load(filters, parts.clock.now())
         progress_table = self._watch()
@@ -68,7 +71,10 @@ class Keeping:
             places = ProgressPlaces(parts.topics, parts.progress, parts.store)
             parts.progress.prune(places.may_keep)
             if parts.progress.fit(parts.store.max_offset):
-                _save_before_serving(progress_table)
+                is_outdated = True
+        if is_outdated:
+            progress_table.outdate()
+            _save_before_serving(progress_table)
 
     def _watch(self) -> SavedTable[ProgressFile]:
         parts, clock = self._parts, self._parts.clock
@@ -132,7 +138,7 @@ class Keeping:
 
 
 def _save_before_serving(progress: SavedTable[ProgressFile]) -> None:
-    """Have the disk know of progress that was moved back before new messages take its numbers.
+    """Have the disk know what is true no longer before new messages take the place of lost ones.
 
     Otherwise the file could be right again at the next start, for all that can be seen, and about
     other messages.
@@ -141,4 +147,4 @@ def _save_before_serving(progress: SavedTable[ProgressFile]) -> None:
         progress.save_now()
     except ConfigNotSaved:
         # Then the disk takes no messages either; the file is tried again and again.
-        log.exception("progress that was moved back was not saved")
+        log.exception("progress that was made to agree with the log was not saved")

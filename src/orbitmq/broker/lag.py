@@ -2,8 +2,9 @@
 
 Apache shows this for groups that are online only, and for the topics that they subscribe to. A
 group that is gone, with messages waiting for it, is what an alarm is for: here it is shown for
-all topics in which it has progress. Messages that were deleted before the group read them do not
-wait any more and are not counted.
+all topics in which it has progress, and for its retry topic also when it has none there: whatever
+is in that topic is the group's own, and it would begin with the first message. Messages that were
+deleted before the group read them do not wait any more and are not counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from orbitmq.broker import names
 from orbitmq.broker.parts import Parts
 from orbitmq.wire.bodies.membership import MessageModel
 from orbitmq.wire.bodies.topics import TopicConfig
@@ -38,11 +40,35 @@ def consumed_topics(parts: Parts) -> Iterator[tuple[str, TopicConfig]]:
         if parts.consumers.is_online(group):
             topics = sorted(parts.consumers.subscriptions(group))
         else:
-            topics = sorted(parts.progress.topics_of(group))
+            topics = topics_behind(parts, group)
         for name in topics:
             topic = parts.topics.get(name)
             if topic is not None:
                 yield group, topic
+
+
+def topics_behind(parts: Parts, group: str) -> list[str]:
+    """The topics that a group has progress in, then its retry topic if anything is in it.
+
+    What Apache would list stands where Apache lists it.
+    """
+    found = sorted(parts.progress.topics_of(group))
+    retries = names.retry_topic(group)
+    topic = None if retries in found else parts.topics.get(retries)
+    if topic is not None and any(
+        parts.store.max_offset(retries, queue_id) > parts.store.min_offset(retries, queue_id)
+        for queue_id in range(topic.read_queue_nums)
+    ):
+        found.append(retries)
+    return found
+
+
+def next_offset(parts: Parts, group: str, topic: str, queue_id: int) -> int | None:
+    """The message that a group goes on with; None where only its members know where they begin."""
+    consumed = parts.progress.query(topic, group, queue_id)
+    if consumed is None and topic == names.retry_topic(group):
+        return parts.store.min_offset(topic, queue_id)
+    return consumed
 
 
 def lag_of(parts: Parts, group: str, topic: TopicConfig, now_ms: int) -> Lag:
@@ -51,7 +77,7 @@ def lag_of(parts: Parts, group: str, topic: TopicConfig, now_ms: int) -> Lag:
     messages = in_flight = ready = 0
     oldest_lagging = oldest_ready = now_ms
     for queue_id in range(max(topic.write_queue_nums, topic.read_queue_nums)):
-        consumed = progress.query(name, group, queue_id)
+        consumed = next_offset(parts, group, name, queue_id)
         if consumed is None:
             continue
         end = store.max_offset(name, queue_id)

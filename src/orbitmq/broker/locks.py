@@ -20,10 +20,15 @@ and not only before. Apache's clients check before, and a handler may take longe
 difference; the whole of `BROKER_LOCK_LIFE` is what they are made for. Whoever wants a faster
 takeover after a crash has to shorten both lives, on both sides.
 
-Locks are in memory only. After a restart of the broker a
-queue can be taken by somebody else while its owner of before still believes in its lock for up to
-`CLIENT_LOCK_LIFE`, as with Apache; a broker that grants no lock during its first
-`CLIENT_LOCK_LIFE` closes that hole, which is what `granting_from` is for.
+Locks are in memory only. After a restart of the broker a queue can be taken by somebody else while
+its owner of before still believes in its lock for up to `CLIENT_LOCK_LIFE`, and is in the middle of
+a message for as long as that takes, as with Apache. That is what `granting_from` is for: a broker
+that grants no lock during its first `BROKER_LOCK_LIFE` keeps the guarantee as if it had never been
+away; one that waits for `CLIENT_LOCK_LIFE` only, for messages that are done with by then.
+
+What may be locked is decided by whoever asks this table (`handlers.locks`): the queues that there
+are, for groups that there are. That is still many if somebody makes many groups, so there is a
+bound for all of them together; what is held can be renewed nevertheless.
 
 Times are seconds of a clock that never goes back.
 """
@@ -37,6 +42,8 @@ from orbitmq.wire.bodies.route import MessageQueue
 
 BROKER_LOCK_LIFE = 60.0
 CLIENT_LOCK_LIFE = 30.0
+#: Locks of all groups together, each of about 300 bytes.
+MOST_LOCKS = 500_000
 
 
 @dataclass(slots=True)
@@ -49,11 +56,26 @@ class OrderLocks:
     """The locks of all groups."""
 
     def __init__(
-        self, *, life: float = BROKER_LOCK_LIFE, granting_from: float | None = None
+        self,
+        *,
+        life: float = BROKER_LOCK_LIFE,
+        granting_from: float | None = None,
+        most: int = MOST_LOCKS,
     ) -> None:
         self._life = life
         self._granting_from = granting_from
+        self._most = most
         self._locks: dict[str, dict[MessageQueue, _Lock]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """The locks that are remembered, also those that have expired since the last tidying."""
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no queue is locked that is not locked already."""
+        return self._count >= self._most
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
@@ -66,7 +88,10 @@ class OrderLocks:
         for queue in queues:
             lock = held.get(queue)
             if lock is None:
+                if self._count >= self._most:
+                    continue
                 held[queue] = _Lock(client_id, now)
+                self._count += 1
             elif lock.client_id == client_id or self._is_expired(lock, now):
                 lock.client_id = client_id
                 lock.renewed_at = now
@@ -86,6 +111,7 @@ class OrderLocks:
             lock = held.get(queue)
             if lock is not None and lock.client_id == client_id:
                 del held[queue]
+                self._count -= 1
         if not held:
             del self._locks[group]
 
@@ -116,6 +142,7 @@ class OrderLocks:
             forgotten += len(expired)
             if not held:
                 del self._locks[group]
+        self._count -= forgotten
         return forgotten
 
     def _is_expired(self, lock: _Lock, now: float) -> bool:

@@ -217,14 +217,12 @@ class Metrics:
 
     async def _connections(self, page: Exposition, steps: Steps) -> None:
         parts = self._parts
-        now = parts.clock.now()
         producing: Counter[str] = Counter()
-        table = parts.producers.all_producers(now=parts.clock.monotonic(), wall=now).data
-        for members in table.values():
-            for producer in members:
-                language = producer.language.value.lower() if producer.language else "other"
-                producing[_speaks(page, language, producer.version)] += 1
-            await steps.did(len(members))
+        for group in parts.producers.groups():
+            clients = parts.producers.clients(group)
+            for client in clients:
+                producing[_speaks(page, client.language.value.lower(), client.version)] += 1
+            await steps.did(len(clients))
         family = page.gauge("rocketmq_producer_connections", "Producer connections")
         for labels, count in producing.items():
             family.add(labels, count)

@@ -5,7 +5,10 @@ a consumer that replays a topic asks for many at once. So each turn may send so 
 pulled messages. The pulls beyond wait, each connection's in their order, and the connections get
 turns in rotation after whatever else is ready by then: somebody at the tail never waits behind
 what somebody else has asked for. An empty answer counts as well, so that a turn ends after
-`CALLS` of them.
+`CALLS` of them, and so do messages that a filter had to look into: that takes a hundred times as
+long as sending them. `JUDGEMENTS` of them make a turn, as does an expression that has to be
+compiled, and a step of the loop has only one such turn (`is_judging`), whoever asks: what is due
+otherwise waits for one of them at most.
 
 A connection that does not take what it was sent gets no turns until it does. What it asked for
 costs little while it waits here; answered, it would lie in memory until the connection had to be
@@ -26,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Answers that a turn may give, however small they are.
 CALLS = 256
+#: Messages that a turn may look into for a filter by properties; less than a millisecond.
+JUDGEMENTS = 64
 
 
 class Pacing:
@@ -35,6 +40,9 @@ class Pacing:
         self.limit = limit
         #: Bytes sent by pulls in this turn; whoever begins a turn sets it to 0.
         self.spent = 0
+        #: Whether messages were looked into in this step, or an expression compiled: further
+        #: filters wait for the next.
+        self.is_judging = False
         self._loop = loop
         self._waiting: dict[Connection, deque[Callable[[], None]]] = {}
         #: What waits for connections that are slow.
@@ -58,8 +66,16 @@ class Pacing:
             or (bool(self._waiting) and connection in self._waiting)
         )
 
-    def later(self, connection: Connection, call: Callable[[], None]) -> None:
-        """Have `call` called in a later turn, after what waits for the same connection."""
+    def later(
+        self, connection: Connection, call: Callable[[], None], *, after: float = 0.0
+    ) -> None:
+        """Have `call` called in a later turn, after what waits for the same connection.
+
+        `after` is how many seconds later at the soonest.
+        """
+        if after > 0:
+            self._loop.call_later(after, self.later, connection, call)
+            return
         calls = self._stalled.get(connection)
         if calls is not None:
             calls.append(call)
@@ -70,10 +86,28 @@ class Pacing:
         calls.append(call)
         self._schedule()
 
+    def judged(self, messages: int) -> None:
+        """A filter has looked into so many messages."""
+        self.spent += messages * (self.limit // JUDGEMENTS)
+        self._begin_judging()
+
+    def compiled(self) -> None:
+        """An expression was compiled, which takes longer than all that a turn may do."""
+        self.spent += self.limit
+        self._begin_judging()
+
+    def _begin_judging(self) -> None:
+        if not self.is_judging:
+            self.is_judging = True
+            self._loop.call_soon(self._end_judging)
+
     def forget(self, connection: Connection) -> None:
         """A connection was closed: what it asked for is not needed any more."""
         self._waiting.pop(connection, None)
         self._stalled.pop(connection, None)
+
+    def _end_judging(self) -> None:
+        self.is_judging = False
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

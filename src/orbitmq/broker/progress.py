@@ -19,7 +19,8 @@ does not differ changes nothing, so a table of idle groups is not written again 
 **After a crash** the file may say what is true no longer. It says where the log ended when it was
 made, so topics that were deleted since are known, and their progress is dropped (`load`). And the
 log may have lost its end, which groups had consumed: new messages get those numbers again, and
-nobody may have passed them (`fit`).
+nobody may have passed them (`fit`). They get the offsets in the log again, too: a file that tells
+of an end beyond is made anew before, or a later deletion would look earlier than the file.
 
 Instants are seconds of a clock that never goes back, except for `wall`, which goes into the file.
 """
@@ -323,23 +324,35 @@ class ProgressTable:
 
     # The file, and the table as slaves ask for it.
 
-    def load(self, file: ProgressFile, deleted_below: Callable[[str], int] | None = None) -> None:
+    def load(
+        self,
+        file: ProgressFile,
+        deleted_below: Callable[[str], int] | None = None,
+        log_end: int | None = None,
+    ) -> bool:
         """Take over what a file says, except about topics that were deleted after it was made.
 
         `deleted_below` gives the end of the log when a topic was last deleted. Where that is the
         end that the file tells, no message has been stored in between, and the topic is empty.
+        `log_end` is where the log ends now. True when the file must be made anew before the log
+        goes on: it tells of an end that is lost, or of a topic whose deletion is not noted forever.
         """
         self._take(file)
-        if deleted_below is None or file.log_end is None:
-            return
+        if file.log_end is None:
+            return False
+        is_outdated = log_end is not None and file.log_end > log_end
+        if deleted_below is None:
+            return is_outdated
         for topic in tuple(self._groups):
             below = deleted_below(topic)
             if below and below >= file.log_end:
                 groups = self.remove_topic(topic)
+                is_outdated = True
                 log.info(
                     "progress in a topic that was deleted is dropped",
                     extra={"topic": topic, "groups": groups},
                 )
+        return is_outdated
 
     def replace(self, master: ConsumerOffsets) -> None:
         """Become a copy of a master's table."""

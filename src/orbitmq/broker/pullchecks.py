@@ -25,6 +25,8 @@ _PULL = int(RequestCode.PULL_MESSAGE)
 #: How often the subscription that comes with every pull of a group is noted.
 _NOTE_SUBSCRIPTION = 60.0
 _MOST_NOTED = 10_000
+#: Characters of a subscription that is noted; a longer one, of many tags, is looked up each time.
+_LONGEST_NOTED = 512
 
 
 class Forbidden(Refused):
@@ -124,8 +126,13 @@ class PullChecks:
         header: PullMessageRequest,
         group: SubscriptionGroupConfig,
         now: float,
+        *,
+        has_waited: bool = False,
     ) -> MessageFilter:
-        """The filter that this pull brings or its group has: checks 8 to 10."""
+        """The filter that this pull brings or its group has: checks 8 to 10.
+
+        Raises `Postponed` if it has to be compiled first; `has_waited`: since then.
+        """
         parts = self._parts
         name = header.consumer_group
         if header.sys_flag & _SUBSCRIPTION:
@@ -136,17 +143,26 @@ class PullChecks:
                 and noted.kind == header.expression_type
                 and now < noted.until
             ):
-                wanted = noted.wanted or parts.filters.of_pull(noted.text, noted.kind)
+                wanted = noted.wanted or parts.filters.of_pull(
+                    noted.text, noted.kind, connection, has_waited=has_waited
+                )
             else:
-                wanted = parts.filters.of_pull(header.subscription, header.expression_type)
+                wanted = parts.filters.of_pull(
+                    header.subscription, header.expression_type, connection, has_waited=has_waited
+                )
                 self._note_subscription(header, wanted, now)
         else:
-            self._check_membership(header, group)
+            self._check_membership(connection, header, group)
+            subscription = parts.consumers.subscription(name, header.topic, with_compensation=False)
+            if subscription is None:
+                self._check_not_left_out(connection, header)
             wanted = parts.filters.of_group(
                 name,
                 header.topic,
-                parts.consumers.subscription(name, header.topic, with_compensation=False),
+                subscription,
                 header.sub_version,
+                connection,
+                has_waited=has_waited,
             )
         if not self._is_for_all and not self._is_known(connection, name):
             raise Refused(
@@ -156,10 +172,13 @@ class PullChecks:
             )
         return wanted
 
-    def _check_membership(self, header: PullMessageRequest, group: SubscriptionGroupConfig) -> None:
+    def _check_membership(
+        self, connection: Connection, header: PullMessageRequest, group: SubscriptionGroupConfig
+    ) -> None:
         parts = self._parts
         name = header.consumer_group
         if not parts.consumers.is_online(name):
+            self._check_not_left_out(connection, header)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's group info not exist: no heartbeat of group {name!r} has come, "
@@ -179,6 +198,18 @@ class PullChecks:
                 f"the consumer group[{name}] is forbidden for topic[{header.topic}]",
             )
 
+    def _check_not_left_out(self, connection: Connection, header: PullMessageRequest) -> None:
+        """Refuse a pull for what was probably said, but not taken over."""
+        consumers = self._parts.consumers
+        if consumers.is_crowded(connection):
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's subscription not exist: group {header.consumer_group!r}, topic "
+                f"{header.topic!r}; heartbeats of this connection are not taken over completely, "
+                f"since they say more than {consumers.connection_room} bytes "
+                "(max_consumer_bytes) about its consumer groups",
+            )
+
     def _is_known(self, connection: Connection, group: str) -> bool:
         if group.startswith(("CID_RMQ_SYS_", "TOOLS_CONSUMER")):
             return True
@@ -196,11 +227,15 @@ class PullChecks:
     ) -> None:
         """Remember, for the tools, what a group wants that need not send heartbeats."""
         text, kind = header.subscription, header.expression_type
-        if len(self._noted) >= _MOST_NOTED:
-            self._noted.clear()
-        self._noted[header.consumer_group, header.topic] = _Noted(
-            text, kind, now + _NOTE_SUBSCRIPTION, wanted if isinstance(wanted, TagFilter) else None
-        )
+        if text is None or len(text) <= _LONGEST_NOTED:
+            if len(self._noted) >= _MOST_NOTED:
+                self._noted.clear()
+            self._noted[header.consumer_group, header.topic] = _Noted(
+                text,
+                kind,
+                now + _NOTE_SUBSCRIPTION,
+                wanted if isinstance(wanted, TagFilter) else None,
+            )
         subscription = SubscriptionData(
             topic=header.topic,
             sub_string=text,

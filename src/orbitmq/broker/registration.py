@@ -61,6 +61,7 @@ class _NameServer:
         "connection",
         "has_news",
         "is_reachable",
+        "is_tried",
         "knows_all",
         "news",
         "place",
@@ -86,6 +87,7 @@ class _NameServer:
         self.silences = 0
         #: None before the first attempt.
         self.is_reachable: bool | None = None
+        self.is_tried = asyncio.Event()
         #: Why the last attempt failed; empty when it did not.
         self.problem = ""
 
@@ -145,6 +147,15 @@ class Registration:
                 task = asyncio.get_running_loop().create_task(work)
                 task.add_done_callback(_log_failure)
                 self._tasks.append(task)
+
+    async def until_tried(self, patience: float) -> None:
+        """Wait until every name server was told once, or could not be; for so long at most."""
+        try:
+            async with asyncio.timeout(patience):
+                for server in self._servers:
+                    await server.is_tried.wait()
+        except TimeoutError:
+            log.debug("a name server takes its time")
 
     def notice(self) -> None:
         """Register soon if the topics have changed; cheap when they have not."""
@@ -210,6 +221,7 @@ class Registration:
         interval = self._settings().registration.interval
         while True:
             await self._register(server, self._only(server.take_news()))
+            server.is_tried.set()
             pause = interval
             if not server.is_reachable:
                 server.take_news()  # it is told everything the next time

@@ -17,8 +17,11 @@ from pathlib import Path
 from orbitmq.broker import names
 from orbitmq.broker.clients import CLIENT_LIFE
 from orbitmq.broker.commitrule import CommitRule
+from orbitmq.broker.consumers import CONNECTION_ROOM
 from orbitmq.broker.errors import SettingError
+from orbitmq.broker.locks import MOST_LOCKS
 from orbitmq.broker.permissions import READ_WRITE
+from orbitmq.broker.producers import PRODUCER_GROUPS
 from orbitmq.broker.topics import TopicSettings
 from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.errors import AddressError
@@ -296,6 +299,15 @@ class BrokerSettings:
     #: Topics, those of groups among them, from which on sending makes no more; administration may.
     max_auto_topics: int = 30_000
     max_auto_groups: int = 10_000  #: groups from which on consuming makes no more; likewise
+    #: Producer groups of one connection; heartbeats that name more are refused after these.
+    max_producer_groups: int = PRODUCER_GROUPS
+    #: Bytes of memory, about, for what one connection says about its consumer groups: 1,024 for
+    #: each group, 512 for each subscription, and their texts; what heartbeats say beyond that is
+    #: left out and refused.
+    max_consumer_bytes: int = CONNECTION_ROOM
+    #: Queues that may be locked at the same time, of all groups; more are not granted until some
+    #: are free. Each takes about 300 bytes of memory, for up to a minute.
+    max_order_locks: int = MOST_LOCKS
     default_topic_queues: int = 8  #: of a topic that sending makes, at most
     max_topic_queues: int = 16_384  #: of any topic that is made or changed; Apache has no bound
     cluster_topic: bool = True  #: whether there is a topic of the cluster's name
@@ -306,7 +318,9 @@ class BrokerSettings:
     notify_consumers: bool = True  #: tell the members of a group when one comes or goes
     #: No order lock is granted for so long after a start. Locks are not kept: after a restart a
     #: queue may be given to another client while its owner still believes in its lock, for up to
-    #: 30 s. That much closes the gap, and makes consumers in order wait; Apache leaves it open.
+    #: 30 s, or is in the middle of a message that it began until then. 60 s close the gap as far as
+    #: a broker does that was never away, and make consumers in order wait; 30 s do for handlers
+    #: that are done by then. Apache leaves it open.
     lock_pause: float = 0.0
     clean_interval: float = 10.0  #: how often old files are looked for
     scan_interval: float = 10.0  #: how often silent clients are looked for
@@ -330,6 +344,8 @@ class BrokerSettings:
         check_positive("broker", self, "default_topic_queues", "client_life", "clean_interval")
         check_positive("broker", self, "scan_interval", "tick", "max_topic_queues")
         check_positive("broker", self, "max_auto_topics", "max_auto_groups")
+        check_positive("broker", self, "max_producer_groups", "max_order_locks")
+        check_positive("broker", self, "max_consumer_bytes")
         check_not_negative("broker", self, "stop_grace", "lock_pause")
         if self.broker_id < 0:
             raise SettingError(f"broker.broker_id must be 0 or more, got {self.broker_id}")

@@ -26,7 +26,11 @@ class Slices:
     """The loops of one broker that are not done yet."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, at_once: int, before: Callable[[], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        at_once: int,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         """`before` is called before every slice but the first ones."""
         self.at_once = at_once

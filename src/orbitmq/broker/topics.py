@@ -10,6 +10,7 @@ name servers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from orbitmq.broker.attributes import (
     MIXED,
     TOPIC_ATTRIBUTES,
     changed_attributes,
+    without_effect,
 )
 from orbitmq.broker.dataversion import first_version, next_version
 from orbitmq.broker.errors import Refused, SettingError
@@ -28,6 +30,8 @@ from orbitmq.broker.paging import LARGEST_PAGE, PageRequest, page
 from orbitmq.broker.permissions import READ_WRITE, Perm, is_inherited
 from orbitmq.wire.bodies.topics import DataVersion, TopicConfig, TopicConfigTable
 from orbitmq.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
 
 #: Bits of a topic's system flag.
 UNIT = 1
@@ -324,6 +328,7 @@ class TopicTable:
 
     def load(self, file: TopicConfigTable) -> None:
         """Take over what a file says, over what the broker has by itself."""
+        _tell_without_effect(file.topic_config_table.values())
         self._topics.update(file.topic_config_table)
         if file.data_version is not None:
             self.data_version = file.data_version
@@ -332,6 +337,12 @@ class TopicTable:
     def replace(self, table: TopicConfigTable) -> None:
         """Become a copy of a master's table."""
         if table.data_version != self.data_version:
+            before = self._topics
+            _tell_without_effect(
+                config
+                for name, config in table.topic_config_table.items()
+                if name not in before or before[name].attributes != config.attributes
+            )
             self._topics.clear()
             self._topics.update(table.topic_config_table)
             self.data_version = table.data_version or self.data_version
@@ -384,6 +395,17 @@ def _plain(topic: str, queues: int, flag: int) -> TopicConfig:
         perm=READ_WRITE,
         topic_sys_flag=flag,
     )
+
+
+def _tell_without_effect(configs: Iterable[TopicConfig]) -> None:
+    for config in configs:
+        if config.attributes and (
+            idle := list(without_effect(TOPIC_ATTRIBUTES, config.attributes))
+        ):
+            log.warning(
+                "the topic has attributes that this broker does not act on",
+                extra={"topic": config.topic_name, "attributes": ", ".join(idle)},
+            )
 
 
 def reading(config: TopicConfig) -> tuple[int, int]:

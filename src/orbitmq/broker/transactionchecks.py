@@ -282,8 +282,8 @@ class TransactionChecks:
             return
         channel = self._somebody(group, place[0])
         if channel is None:
-            is_online = parts.producers.is_online(group)
-            self._tell_nobody(half, group, *(_NOT_ALLOWED if is_online else _NOT_CONNECTED))
+            is_connected = any(map(_is_open, parts.producers.channels(group)))
+            self._tell_nobody(half, group, *(_NOT_ALLOWED if is_connected else _NOT_CONNECTED))
             return
         self._unanswered.end(_subject(half, group))
         message = StoredMessage.build(

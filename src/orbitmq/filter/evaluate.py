@@ -93,9 +93,13 @@ def _compile_value(node: Node) -> Evaluate:
 
 
 def _negative(operand: Node) -> Evaluate:
+    is_negative = True
+    while isinstance(operand, Negative):  # a row of signs is one, or none
+        operand = operand.operand
+        is_negative = not is_negative
     evaluate = _compile_value(operand)
     if kind_of(operand) in NUMBERS:
-        return lambda lookup: -evaluate(lookup)
+        return (lambda lookup: -evaluate(lookup)) if is_negative else evaluate
 
     def nothing(lookup: Lookup) -> None:
         evaluate(lookup)  # for what it may raise

@@ -26,10 +26,15 @@ from orbitmq.filter.errors import InvalidFilter
 if TYPE_CHECKING:
     from orbitmq.filter.nodes import Node
 
-#: Longer expressions are refused: compiling takes time in proportion, and a broker has one loop.
+#: Longer expressions are refused: nobody has to keep them.
 MAX_LENGTH = 32_768
+#: Names, literals, words and signs of an expression. Compiling takes up to ten microseconds for
+#: each, and a broker has one loop: this is a thousand comparisons, or two thousand values of IN.
+MAX_TOKENS = 4_096
 #: Open parentheses and signs that the parser remembers. They cost no depth once closed.
 _MAX_PENDING = 4 * MAX_DEPTH
+#: Signs that another follows. Each might begin a comment, whose end is looked for each time.
+_MAX_DOUBLE_SIGNS = 4 * MAX_DEPTH
 
 # Terminals follow "the longest match wins", which a regular expression's alternatives do not do by
 # themselves: hence the priorities and the look-aheads. Case is ignored among ASCII letters only.
@@ -126,11 +131,21 @@ def parse(text: str, *, lenient: bool = False) -> Parsed:
 def _feed(parser: Any, text: str) -> int | None:
     """Feed the tokens, and return the place of the first one that a whole expression precedes."""
     try:
-        for token in parser.lexer_thread.lex(parser.parser_state):
+        double_signs = 0
+        tokens = parser.lexer_thread.lex(parser.parser_state)
+        for number, token in enumerate(tokens, start=1):
+            if number > MAX_TOKENS:
+                raise Refused(
+                    f"the expression has more than {MAX_TOKENS} words and signs", place_of(token)
+                )
             if len(parser.parser_state.state_stack) > _MAX_PENDING:
                 raise Refused(
                     f"more than {_MAX_PENDING} parts are still open here", place_of(token)
                 )
+            if token.type == "MINUS" and text.startswith("--", place_of(token)):
+                double_signs += 1
+                if double_signs > _MAX_DOUBLE_SIGNS:
+                    raise Refused(f"more than {_MAX_DOUBLE_SIGNS} times --", place_of(token))
             try:
                 parser.feed_token(token)
             except UnexpectedToken:

@@ -171,13 +171,17 @@ Node: TypeAlias = (
 
 def kind_of(node: Node) -> Kind:
     """What `node` evaluates to when it is not null."""
+    if isinstance(node, Negative):
+        # In a loop: this is asked for each sign of a row of them.
+        inner: Node = node.operand
+        while isinstance(inner, Negative):
+            inner = inner.operand
+        kind = kind_of(inner)
+        return kind if kind in NUMBERS else Kind.NOTHING
     match node:
         case Property():
             return Kind.TEXT
         case Literal():
             return node.kind
-        case Negative():
-            kind = kind_of(node.operand)
-            return kind if kind in NUMBERS else Kind.NOTHING
         case _:
             return Kind.BOOLEAN

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from orbitmq.message.checksum import CRC_BITS, crc32
 from orbitmq.message.compression import MAX_EXPANDED_BODY, expand_body
 from orbitmq.message.errors import (
+    BatchInside,
     BodyCorrupt,
     BodyTooLarge,
     ChunkTooLarge,
@@ -44,7 +45,7 @@ from orbitmq.message.propertylayout import UniformItems
 from orbitmq.message.record import RecordFault
 from orbitmq.message.scan import good_bodies, scan_records, starts_with
 from orbitmq.message.slices import cut, flags, listed, numbers, repeated, side_by_side, text, truths
-from orbitmq.message.sysflag import COMPRESSED, STORE_HOST_V6
+from orbitmq.message.sysflag import BATCH_MASK, COMPRESSED, STORE_HOST_V6
 from orbitmq.message.wellknown import KEYS, TAGS, UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -104,18 +105,22 @@ def messages_to_arrow(
     bad_body: BadBody = BadBody.RAISE,
     check_crc: bool = True,
     max_body: int = MAX_EXPANDED_BODY,
+    refuse_batches: bool = False,
 ) -> pa.RecordBatch:
     """The messages of one or several pulls as one record batch.
 
     `columns` chooses names of `MESSAGE_SCHEMA`, in the order given. Rows whose queue offset is not
     within `first_offset` and `end_offset` (exclusive) are left out: a pull may return more than
-    was asked for. `max_body` bounds one expanded body. Positions in errors count through all
+    was asked for. `max_body` bounds one expanded body. A record that holds a batch of messages is
+    one row, or with `refuse_batches` raises `BatchInside`. Positions in errors count through all
     buffers. Chunks of a thousand messages and more are what this is made for: join small pulls by
     giving several.
     """
     schema = MESSAGE_SCHEMA if columns is None else _chosen(tuple(columns))
     data = _joined(buffers)
     records = _within(_whole_records(data, buffers), first_offset, end_offset)
+    if refuse_batches:
+        _check_single(records)
     if not schema.names:
         # A count needs no column, and a batch without columns would otherwise have no rows.
         return pa.RecordBatch.from_struct_array(
@@ -172,6 +177,15 @@ def _within(records: RecordArrays, first: int | None, end: int | None) -> Record
     if end is not None:
         wanted &= records.queue_offsets < end
     return records if wanted.all() else records.rows(wanted)
+
+
+def _check_single(records: RecordArrays) -> None:
+    flags_of_all = int(np.bitwise_or.reduce(records.sys_flags, initial=0))
+    # Hardly ever is a bit of it in any record: then one pass is all that this costs.
+    if flags_of_all & BATCH_MASK == BATCH_MASK:
+        are_batches = records.sys_flags & BATCH_MASK == BATCH_MASK
+        if are_batches.any():
+            raise BatchInside(int(records.starts[are_batches.argmax()]))
 
 
 # ---- making columns of them

@@ -67,6 +67,14 @@ class BatchInvalid(MessageError):
         super().__init__(f"no batch element at byte {position}: {reason}")
 
 
+class BatchInside(MessageError):
+    """The record at `position` holds several messages, where only single ones are wanted."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        super().__init__(f"the record at byte {position} holds a batch; take it apart first")
+
+
 class MessageIdInvalid(MessageError):
     """A text that is not a message id of the asked kind."""
 

@@ -280,6 +280,7 @@ class RecordFault(enum.Enum):
     UNKNOWN_MAGIC = "the magic code is not a message's"
     BAD_SIZE = "the sizes of the parts do not add up to the size of the record"
     BAD_CRC = "the body does not match its checksum"
+    LOST_PAGE = "a page of its topic or properties never reached the disk"
 
 
 def check_record(buffer: Buffer, at: int, end: int, *, check_crc: bool = True) -> int | RecordFault:

@@ -24,6 +24,8 @@ HOSTS_V6_MASK: Final = BORN_HOST_V6 | STORE_HOST_V6
 #: The body is a batch that the consumer takes apart.
 NEED_UNWRAP: Final = 0x40
 INNER_BATCH: Final = 0x80
+#: Both bits say that a record holds several messages.
+BATCH_MASK: Final = NEED_UNWRAP | INNER_BATCH
 
 COMPRESSION_TYPE_MASK: Final = 0x700
 #: Written by clients that know one compression only; read as zlib.

@@ -198,15 +198,28 @@ class RouteTable:
         """Every broker that registered by this connection is gone; returns them."""
         gone = [key for key, life in self._live.items() if life.connection == connection]
         for key in gone:
-            self.unregister(*key, self._live[key].name)
+            self._leave(key)
         return gone
 
     def expire(self, now: float) -> list[Expired]:
         """Every broker that was not heard of for longer than its timeout is gone."""
         late = [(key, life) for key, life in self._live.items() if life.seen + life.timeout < now]
-        for key, life in late:
-            self.unregister(*key, life.name)
+        for key, _ in late:
+            self._leave(key)
         return [Expired(key, life.connection) for key, life in late]
+
+    def _leave(self, key: BrokerKey) -> None:
+        """Have a broker leave under every name that its address was registered with.
+
+        There is one sign of life of an address, which knows the latest name only.
+        """
+        names = [
+            name
+            for name, group in self._groups.items()
+            if group.cluster == key.cluster and key.address in group.addresses.values()
+        ]
+        for name in names or [self._live[key].name]:
+            self.unregister(*key, name)
 
     def touch(self, cluster: str, address: str, now: float) -> None:
         """A sign of life."""

@@ -128,10 +128,12 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def header(self, kind: type[H]) -> H:
         """The fields as a typed header. Raises `HeaderError` when they do not fit it."""
-        if isinstance(self._header, kind):
-            return self._header
-        by_letters = self.code in LETTERED_CODES and not self.flag & _RESPONSE
-        raw = self._raw if self._header is None else None
+        raw = self._raw
+        if self._header is not None:
+            if isinstance(self._header, kind):
+                return self._header
+            raw = None
+        by_letters = not self.flag & _RESPONSE and self.code in LETTERED_CODES
         if raw is not None and self.serialization is _JSON:
             try:
                 header: H = (_BY_LETTERS if by_letters else _BY_NAMES)[kind](raw)

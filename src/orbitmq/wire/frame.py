@@ -36,6 +36,9 @@ _HEADER_LENGTH = 0xFFFFFF
 _LAST_TYPE = max(Serialization)
 #: A type and the longest header.
 _LARGEST_MARK = _LAST_TYPE << 24 | _HEADER_LENGTH
+#: An answer, and requests; and records of TLS, an alert and a greeting.
+_HTTP_BEGINNINGS = frozenset((b"HTTP", b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"DELE"))
+_TLS_BEGINNINGS = (b"\x15\x03", b"\x16\x03")
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -150,12 +153,24 @@ class FrameReader:
         ):
             return
         if total > self._limits.frame or total < 4:
+            if (other := other_protocol(total)) is not None:
+                raise FrameError(other)
             raise FrameError(f"a frame must have 4 to {self._limits.frame} bytes, got {total}")
         if header > self._limits.header:
             raise FrameError(f"a header may have {self._limits.header} bytes, got {header}")
         if mark >> 24 > _LAST_TYPE:
             raise FrameError(f"a header's type must be 0 (JSON) or 1 (ROCKETMQ), got {mark >> 24}")
         raise FrameError(f"a header of {header} bytes does not fit a frame of {total}")
+
+
+def other_protocol(total: int) -> str | None:
+    """What to say if a length that cannot be is how another protocol begins: a wrong address."""
+    first = (total & 0xFFFFFFFF).to_bytes(4, "big")
+    if first in _HTTP_BEGINNINGS:
+        return "this speaks HTTP, not the protocol of RocketMQ"
+    if first.startswith(_TLS_BEGINNINGS):
+        return "this speaks TLS, and the connection is without"
+    return None
 
 
 def _frame_of(whole: bytearray, mark: int) -> Frame:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from orbitmq.wire.codes import Serialization
 from orbitmq.wire.command import Command, encode_header
 from orbitmq.wire.errors import EncodeError
-from orbitmq.wire.frame import Bytes, header_pieces
+from orbitmq.wire.frame import VIEW_FROM, Bytes, header_pieces, pack_prefix
 from orbitmq.wire.headers.base import Header
 from orbitmq.wire.jsontext import quoted
 from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
@@ -30,7 +30,7 @@ _JSON = int(Serialization.JSON)
 class RequestTemplate(Generic[H]):
     """The head (length words and JSON header) of one kind of request, to be filled in."""
 
-    __slots__ = ("_limits", "_text", "_texts", "code")
+    __slots__ = ("_joined_below", "_limits", "_text", "_texts", "code")
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class RequestTemplate(Generic[H]):
         """`varying` are whole numbers and texts, in the order of their declaration."""
         self.code = int(code)
         self._limits = limits
+        #: Frames up to this size are within all limits, and copied as a whole.
+        self._joined_below = min(VIEW_FROM, limits.frame)
         #: Places of the fields that are texts, which have to be escaped.
         self._texts = tuple(place for place, name in enumerate(varying) if name in _texts_of(kind))
         marks = [_FIELD_MARK + place for place in range(len(varying))]
@@ -62,10 +64,20 @@ class RequestTemplate(Generic[H]):
 
     def pieces(self, opaque: int, *values: int | str, body: Bytes = b"") -> list[Bytes]:
         """The request as the pieces to write one after the other; a large body is not copied."""
-        filled: list[int | str | bytes] = [*values, opaque]
+        filled: list[Any] = [*values, opaque]
         for place in self._texts:
             filled[place] = quoted(str(values[place]))
-        return header_pieces(_JSON, self._text % tuple(filled), body, limits=self._limits)
+        return self.filled(tuple(filled), body)
+
+    def filled(self, values: tuple[int | bytes, ...], body: Bytes) -> list[Bytes]:
+        """The same, of values as the text takes them: `quoted` texts, and the opaque last."""
+        header = self._text % values
+        size = len(header)
+        total = 4 + size + len(body)
+        if total < self._joined_below:
+            # What `header_pieces` does, where there is nothing to be judged or left uncopied.
+            return [b"".join((pack_prefix(total, size), header, body))]
+        return header_pieces(_JSON, header, body, limits=self._limits)
 
 
 @functools.cache  # a consumer makes a template for every queue

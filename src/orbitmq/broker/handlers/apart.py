@@ -37,11 +37,16 @@ class Steps:
 
 
 async def answered(
-    request: Command, body: Body, header: Header | None = None, *, entries: int
+    request: Command,
+    body: Body,
+    header: Header | None = None,
+    *,
+    entries: int,
+    remark: str | None = None,
 ) -> Command:
     """A success with a body of so many entries."""
     if entries < LONG:
         encoded = encode_body(body)
     else:
         encoded = await asyncio.to_thread(encode_body, body)
-    return request.answer(ResponseCode.SUCCESS, header, body=encoded)
+    return request.answer(ResponseCode.SUCCESS, header, remark=remark, body=encoded)

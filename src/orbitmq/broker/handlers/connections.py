@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from orbitmq.broker.disagreements import findings
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.findings import FIELD, findings_text
+from orbitmq.broker.handlers.apart import Steps, answered
 from orbitmq.broker.parts import Parts
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.bodies.membership import ProducerInfo, ProducerTable
 from orbitmq.wire.bodies.route import GroupList, TopicList
 from orbitmq.wire.bodies.stats import QuerySubscription
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -21,6 +23,12 @@ from orbitmq.wire.headers.membership import (
 )
 from orbitmq.wire.headers.stats import QuerySubscriptionRequest
 from orbitmq.wire.headers.topics import GroupRequest, TopicRequest
+from orbitmq.wire.jsontext import quoted
+
+#: Bytes of the longest list of producers; clients take frames of 16 MiB.
+LARGEST_ANSWER = 15 * 1024 * 1024
+#: Bytes of an entry of it, beside its texts.
+_ENTRY = 128
 
 
 class Connections:
@@ -63,10 +71,27 @@ class Connections:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
         return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
 
-    def all_producers(self, _: Connection, request: Command) -> Command:
+    async def all_producers(self, _: Connection, request: Command) -> Command:
+        """All producers, by group; as many groups as an answer has room for."""
         clock = self._parts.clock
-        body = self._parts.producers.all_producers(now=clock.monotonic(), wall=clock.now())
-        return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+        now, wall = clock.monotonic(), clock.now()
+        producers = self._parts.producers
+        data: dict[str, tuple[ProducerInfo, ...]] = {}
+        remark = None
+        entries = size = 0
+        steps = Steps()
+        groups = producers.groups()
+        for group in groups:
+            if not (infos := producers.infos(group, now=now, wall=wall)):
+                continue  # it left while others were looked at
+            size += _size(group, infos)
+            if size > LARGEST_ANSWER:
+                remark = f"{len(data)} of {len(groups)} groups are shown, more are too long"
+                break
+            data[group] = infos
+            entries += len(infos)
+            await steps.did(len(infos))
+        return await answered(request, ProducerTable(data=data), entries=entries, remark=remark)
 
     def groups_of_topic(self, _: Connection, request: Command) -> Command:
         """The groups that subscribe to a topic now, and those that have progress in it."""
@@ -94,3 +119,11 @@ class Connections:
     def system_topics(self, _: Connection, request: Command) -> Command:
         body = TopicList(topic_list=tuple(sorted(self._parts.topics.system_topics())))
         return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+
+
+def _size(group: str, infos: tuple[ProducerInfo, ...]) -> int:
+    """Bytes that a group takes in the list of all producers, at most."""
+    return len(quoted(group)) + sum(
+        _ENTRY + len(quoted(info.client_id or "")) + len(quoted(info.remote_ip or ""))
+        for info in infos
+    )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from orbitmq.broker.clients import Client
+import msgspec
+
+from orbitmq.broker import names
+from orbitmq.broker.clients import LONGEST_ID, Channel, Client
+from orbitmq.broker.compileallowance import Postponed
 from orbitmq.broker.consumers import GroupChange
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.findings import FIELD, findings_words
 from orbitmq.broker.parts import Parts
+from orbitmq.broker.producers import LONGEST_NAME
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import Handler
+from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
 from orbitmq.remoting.occurrences import Reminders
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import (
@@ -19,6 +24,7 @@ from orbitmq.wire.bodies.membership import (
     ConsumerData,
     HeartbeatData,
     LanguageName,
+    ProducerData,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
@@ -42,6 +48,10 @@ class Membership:
         self._parts = parts
         #: Groups that are refused, which all their members hear every half minute.
         self._refused = Reminders()
+        #: Groups and connections that say more than is kept, as often.
+        self._too_much = Reminders()
+        #: Connections whose consumer groups say more together.
+        self._crowded = Reminders()
         parts.on_connection_closed(self.connection_closed)
         parts.background.every(parts.settings.scan_interval, self.scan)
 
@@ -58,6 +68,11 @@ class Membership:
     def heartbeat(self, connection: Connection, request: Command) -> Command:
         """Note all groups of a client."""
         data = decode_body(HeartbeatData, request.body)
+        if len(data.client_id) > LONGEST_ID:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"a client id of {len(data.client_id)} characters: {LONGEST_ID} are allowed",
+            )
         client = Client(
             data.client_id,
             LanguageName[request.language.name],
@@ -65,11 +80,21 @@ class Membership:
             str(connection.remote),
         )
         wants_subscriptions = False
+        refusal: Refused | None = None
+        is_crowded = False
         for consumer in data.consumer_data_set:
-            wants_subscriptions |= self._consumer(connection, client, data, consumer)
-        now = self._parts.clock.monotonic()
-        for producer in data.producer_data_set:
-            self._parts.producers.heartbeat(producer.group_name, connection, client, now)
+            short, too_long = self._within_bounds(client, consumer)
+            taken, too_much = self._within_room(connection, client, short)
+            refusal = refusal or too_long or too_much
+            is_crowded |= too_much is not None
+            if taken is not None:
+                wants_subscriptions |= self._consumer(connection, client, data, taken)
+        if data.consumer_data_set and not data.without_sub:
+            self._parts.consumers.note_crowded(connection, is_crowded=is_crowded)
+        too_many = self._producers(connection, client, data.producer_data_set)
+        if (refusal := refusal or too_many) is not None:
+            # What is within bounds is noted. Clients log what the rest is answered.
+            raise refusal
         # A full heartbeat is told that everything is new, as Apache does: who sends those does
         # not look, and who is about to send short ones begins with a full one.
         is_short = data.heartbeat_fingerprint != 0
@@ -79,6 +104,84 @@ class Membership:
                 supports_v2=True, is_sub_change=wants_subscriptions if is_short else True
             ),
         )
+
+    def _within_bounds(
+        self, client: Client, consumer: ConsumerData
+    ) -> tuple[ConsumerData, Refused | None]:
+        """What is taken over of a group's subscriptions, and why the others are not."""
+        too_long = self._parts.filters.too_long
+        refusals = [too_long(each) for each in consumer.subscription_data_set]
+        refusal = next(filter(None, refusals), None)
+        if refusal is None:
+            return consumer, None
+        name = consumer.group_name[:_SHOWN]
+        if count := self._too_much.note(name, self._parts.clock.monotonic()):
+            log.warning(
+                "heartbeat with a subscription that is too long: %s (time %d)",
+                refusal,
+                count,
+                extra={"group": name, "client": client.id[:_SHOWN]},
+            )
+        taken = tuple(
+            each
+            for each, refused in zip(consumer.subscription_data_set, refusals, strict=True)
+            if refused is None
+        )
+        return msgspec.structs.replace(consumer, subscription_data_set=taken), refusal
+
+    def _within_room(
+        self, connection: Connection, client: Client, consumer: ConsumerData
+    ) -> tuple[ConsumerData | None, Refused | None]:
+        """What is taken over of a group for which its connection may have no room, and why."""
+        consumers = self._parts.consumers
+        taken = consumers.within_room(connection, consumer)
+        if taken is consumer:
+            return consumer, None
+        name = consumer.group_name[:_SHOWN]
+        wanted = len(consumer.subscription_data_set)
+        left_out = wanted - (0 if taken is None else len(taken.subscription_data_set))
+        refusal = Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"{left_out} of {wanted} subscriptions of group {names.shown(name)!r} are left out: "
+            "what one connection says about its consumer groups may take "
+            f"{consumers.connection_room} bytes (max_consumer_bytes)",
+        )
+        if count := self._crowded.note(connection, self._parts.clock.monotonic()):
+            log.warning(
+                "heartbeat with too much about consumer groups: %s (time %d)",
+                refusal,
+                count,
+                extra={"group": name, "client": client.id[:_SHOWN]},
+            )
+        return taken, refusal
+
+    def _producers(
+        self, connection: Connection, client: Client, producers: Sequence[ProducerData]
+    ) -> Refused | None:
+        """Note the groups that a client sends for, as many as one connection has room for."""
+        table = self._parts.producers
+        now = self._parts.clock.monotonic()
+        noted = 0
+        for producer in producers[: table.most]:
+            if table.has_room(producer.group_name, connection):
+                table.heartbeat(producer.group_name, connection, client, now)
+                noted += 1
+        if noted == len(producers):
+            return None
+        refusal = Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"{len(producers) - noted} of {len(producers)} producer groups are left out: a "
+            f"connection may be in {table.most} (max_producer_groups), with names of up to "
+            f"{LONGEST_NAME} characters",
+        )
+        if count := self._too_much.note(connection, now):
+            log.warning(
+                "heartbeat with too many producer groups: %s (time %d)",
+                refusal,
+                count,
+                extra={"client": client.id[:_SHOWN]},
+            )
+        return refusal
 
     def _consumer(
         self, connection: Connection, client: Client, data: HeartbeatData, consumer: ConsumerData
@@ -115,7 +218,7 @@ class Membership:
             without_subscriptions=data.without_sub,
         )
         if result.change is not None:
-            self._register_filters(result.change.group)
+            self._register_filters(result.change.group, connection)
             self._tell(result.change)
         return result.wants_subscriptions
 
@@ -124,9 +227,9 @@ class Membership:
             self._parts.topics.is_order(each.topic) for each in consumer.subscription_data_set
         )
 
-    def _register_filters(self, group: str) -> None:
+    def _register_filters(self, group: str, payer: Channel) -> None:
         subscriptions = self._parts.consumers.subscriptions(group).values()
-        self._parts.filters.register(group, subscriptions, self._parts.clock.now())
+        self._parts.filters.register(group, subscriptions, self._parts.clock.now(), payer)
 
     # Going.
 
@@ -142,6 +245,8 @@ class Membership:
 
     def connection_closed(self, connection: Connection) -> None:
         """Whoever came over this connection is gone."""
+        self._too_much.end(connection)
+        self._crowded.end(connection)
         self._parts.producers.close(connection)
         self._left(self._parts.consumers.close(connection))
 
@@ -162,11 +267,14 @@ class Membership:
                 log.warning("%s", event.finding)
 
     def _left(self, changes: Iterable[GroupChange]) -> None:
+        parts = self._parts
         for change in changes:
             if change.is_gone:
-                self._parts.filters.leave(change.group, self._parts.clock.now())
+                parts.filters.leave(change.group, parts.clock.now())
             else:
-                self._register_filters(change.group)
+                # For those who stay.
+                payer = parts.consumers.members(change.group)[0].channel
+                self._register_filters(change.group, payer)
             self._tell(change)
 
     def _tell(self, change: GroupChange) -> None:
@@ -213,10 +321,45 @@ class Membership:
             return groups.absent(name)
         return Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
 
-    def check_config(self, _: Connection, request: Command) -> Command:
+    def check_config(self, connection: Connection, request: Command) -> Result:
         """Whether a subscription can be served, before a consumer begins with it."""
+        return self._check_config(connection, request)
+
+    def _check_config(
+        self, connection: Connection, request: Command, *, has_waited: bool = False
+    ) -> Result:
         asked = decode_body(CheckClientRequest, request.body)
         subscription = asked.subscription_data
         if subscription is not None:
-            self._parts.filters.check(subscription.sub_string, subscription.expression_type)
+            try:
+                self._parts.filters.check(
+                    subscription.sub_string,
+                    subscription.expression_type,
+                    connection,
+                    has_waited=has_waited,
+                )
+            except Postponed as postponed:
+                return self._check_config_later(connection, request, postponed.seconds)
         return request.answer(ResponseCode.SUCCESS)
+
+    def _check_config_later(
+        self, connection: Connection, request: Command, seconds: float
+    ) -> Result:
+        access = self._parts.access
+        rules = access.version
+
+        def check() -> None:
+            if not connection.is_open:
+                return
+            try:
+                access.check_again(connection, request, since=rules)
+                answer = self._check_config(connection, request, has_waited=True)
+            except Refused as refused:
+                answer = request.answer(refused.code, remark=str(refused))
+            except Exception as error:  # noqa: BLE001  # as the dispatcher does
+                answer = refusal(request, error)
+            if answer is not LATER and answer is not None:
+                connection.reply(request, answer)
+
+        self._parts.pacing.later(connection, check, after=seconds)
+        return LATER

@@ -1,14 +1,21 @@
-"""Looking single messages up: by their place in the log, by key, by unique id (12, 33)."""
+"""Looking single messages up: by their place in the log, by key, by unique id (12, 33).
+
+Looking for a key may take long: it may be on millions of messages of another time. So it is done in
+slices, and answered at the end. The answer has to fit into a frame; if not all of what was asked
+for does, it says so, and whoever wants the rest asks for the time before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.parts import Parts
+from orbitmq.broker.slices import Slices
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import Handler
+from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
 from orbitmq.store.errors import DamagedRecord, NoSuchRecord
+from orbitmq.store.scanning import store_time
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.pull import (
@@ -16,11 +23,16 @@ from orbitmq.wire.headers.pull import (
     QueryMessageResponse,
     ViewMessageRequest,
 )
+from orbitmq.wire.limits import DEFAULT_LIMITS
 
 #: How many messages a question for a key may bring (`maxMsgsNumBatch`).
 MOST_RESULTS = 64
 #: How many one for a unique id does, whatever it asks for (`defaultQueryMaxNum`).
 MOST_WITH_ONE_ID = 32
+#: Bytes of them that fit into a frame.
+_MOST_BYTES = DEFAULT_LIMITS.frame - 64 * 1024
+#: Rounds of a look-up that are done at once; few questions need more.
+_AT_ONCE = 64
 
 
 class Messages:
@@ -28,6 +40,7 @@ class Messages:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._slices = Slices(parts.loop, at_once=_AT_ONCE)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -35,19 +48,46 @@ class Messages:
             RequestCode.VIEW_MESSAGE_BY_ID: self.view,
         }
 
-    def query(self, _: Connection, request: Command) -> Command:
-        """Messages of a topic with a key or a unique id, within a span of time."""
+    def query(self, connection: Connection, request: Command) -> Result:
+        """Messages of a topic with a key or a unique id, within a span of time, newest first."""
+        self._slices.begin(self._querying(connection, request))
+        return LATER
+
+    def _querying(self, connection: Connection, request: Command) -> Iterator[None]:
+        try:
+            answer = yield from self._queried(connection, request)
+        except Exception as error:  # noqa: BLE001  # as the dispatcher does
+            answer = refusal(request, error)
+        connection.reply(request, answer)
+
+    def _queried(self, connection: Connection, request: Command) -> Generator[None, None, Command]:
         asked = request.header(QueryMessageRequest)
         most = MOST_WITH_ONE_ID if asked.is_unique_key else min(asked.max_num, MOST_RESULTS)
         store = self._parts.store
-        found: list[memoryview] = []
-        if most > 0:
-            found = store.lookup(
-                asked.topic, asked.key, most, asked.begin_timestamp, asked.end_timestamp
-            )
+        rounds = store.looking_up(
+            asked.topic, asked.key, asked.begin_timestamp, asked.end_timestamp
+        )
+        # As of now: what the index takes up later is not looked at.
         state = store.statistics()
+        found: list[memoryview] = []
+        size = 0
+        is_cut_short = False
+        for record in rounds if most > 0 else ():
+            if record is not None:
+                is_cut_short = bool(found) and size + len(record) > _MOST_BYTES
+                if is_cut_short:
+                    break
+                found.append(record)
+                size += len(record)
+                if len(found) == most:
+                    break
+            yield
+            if not connection.is_open:
+                break
         header = QueryMessageResponse(
-            index_last_update_timestamp=state.indexed_ms, index_last_update_phyoffset=state.indexed
+            index_last_update_timestamp=state.indexed_ms,
+            index_last_update_phyoffset=state.indexed,
+            cut_short=is_cut_short or None,
         )
         if not found:
             return request.answer(
@@ -55,7 +95,12 @@ class Messages:
                 header,
                 remark="can not find message, maybe time range not correct",
             )
-        return request.answer(ResponseCode.SUCCESS, header, body=b"".join(found))
+        return request.answer(
+            ResponseCode.SUCCESS,
+            header,
+            remark=_cut_short(found) if is_cut_short else None,
+            body=b"".join(found),
+        )
 
     def view(self, _: Connection, request: Command) -> Command:
         """The message that begins at an offset of the log; clients take it from an offset id."""
@@ -68,3 +113,10 @@ class Messages:
                 f"can not find message by the offset, {asked.offset}: {error}",
             ) from error
         return request.answer(ResponseCode.SUCCESS, body=bytes(record))
+
+
+def _cut_short(found: Sequence[memoryview]) -> str:
+    return (
+        f"the newest {len(found)} messages are as much as an answer may hold; for those before "
+        f"ask for a time up to {store_time(found[-1])}"
+    )

@@ -5,17 +5,25 @@ checked and read anew, but it is neither held again nor does it commit again. Th
 sender's permissions, if they may have changed since it came: whoever loses them while he waits is
 told so then, and never gets a message that arrives later. What a pull gets lies in the mapped log
 and goes to the socket from there.
+
+A pull whose filter looks into the messages is processed in parts, in turns with others who want
+something like it (`pacing`). It is begun anew if a topic has changed since the part before. One
+whose expression has to be compiled first waits for its turn as well, and until its connection may
+have that done (`compileallowance`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from orbitmq.broker.commitrule import Way
+from orbitmq.broker.compileallowance import Postponed
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.holding import Kept
+from orbitmq.broker.pacing import JUDGEMENTS
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.pullanswers import (
@@ -52,6 +60,18 @@ _ONE_WAY = int(Flag.ONE_WAY)
 _MOST_BYTES = DEFAULT_LIMITS.frame - 64 * 1024
 #: What consumers ask for. Whoever asks for more reads a long stretch, and gets more at a time.
 _USUAL_BYTES = 256 * 1024
+#: What a queue entry that was looked at in vain counts for, in bytes that were not sent meanwhile.
+_LOOKED_AT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A pull that was processed in part."""
+
+    at: float
+    header: PullMessageRequest
+    result: ReadResult
+    topics: int  #: their revision
 
 
 class Pulling:
@@ -66,11 +86,15 @@ class Pulling:
         self._access.on_change(self._check_held)
         self._read = parts.store.read
         self._progress = parts.progress
+        self._topics = parts.topics
         self._counts_of = parts.counters.group
         self._monotonic = parts.clock.monotonic
         self._pulled = parts.latencies.pulled
         self._answers = PullAnswers()
         self._checks = PullChecks(parts)
+        parts.filters.compiled = self._pacing.compiled
+        parts.filters.must_wait = lambda: self._pacing.is_judging
+        parts.on_connection_closed(parts.filters.allowances.forget)
         self._apply_settings()
         parts.on_settings_changed(self._apply_settings)
 
@@ -89,32 +113,68 @@ class Pulling:
     def pull(self, connection: Connection, request: Command) -> Result:
         """Answer a pull now, or when something has arrived for it."""
         if self._pacing.must_wait(connection):
-            rules = self._access.version
-            self._pacing.later(connection, lambda: self._in_its_turn(connection, request, rules))
-            return LATER
+            return self._later(connection, request)
         return self._first(connection, request)
 
-    def _in_its_turn(self, connection: Connection, request: Command, rules: int) -> None:
-        """A pull that had to wait because too much was sent to others."""
+    def _later(
+        self, connection: Connection, request: Command, begun: _Begun | None = None
+    ) -> Result:
+        rules = self._access.version
+        self._pacing.later(connection, lambda: self._in_its_turn(connection, request, rules, begun))
+        return LATER
+
+    def _compile_later(self, connection: Connection, request: Command, seconds: float) -> Result:
+        rules = self._access.version
+        self._pacing.later(
+            connection,
+            lambda: self._in_its_turn(connection, request, rules, None, has_waited=True),
+            after=seconds,
+        )
+        return LATER
+
+    def _in_its_turn(
+        self,
+        connection: Connection,
+        request: Command,
+        rules: int,
+        begun: _Begun | None,
+        *,
+        has_waited: bool = False,
+    ) -> None:
+        """A pull that had to wait because too much was done for others, or for itself."""
         if not connection.is_open:
             return
         try:
             self._access.check_again(connection, request, since=rules)
-            answer = self._first(connection, request)
+            if begun is None or begun.topics != self._topics.revision:
+                answer = self._first(connection, request, is_its_turn=True, has_waited=has_waited)
+            else:
+                answer = self._go_on(connection, request, begun)
         except Exception as error:  # noqa: BLE001  # as the dispatcher does
             answer = refusal(request, error)
         if answer is not LATER and answer is not None:
             connection.reply(request, answer)
 
-    def _first(self, connection: Connection, request: Command) -> Result:
+    def _first(
+        self,
+        connection: Connection,
+        request: Command,
+        *,
+        is_its_turn: bool = False,
+        has_waited: bool = False,
+    ) -> Result:
         began = self._monotonic()
         header = request.header(PullMessageRequest)
         try:
             group, topic = self._checks.check(request, header)
-            wanted = self._checks.wanted(connection, header, group, began)
+            wanted = self._checks.wanted(connection, header, group, began, has_waited=has_waited)
+        except Postponed as postponed:
+            return self._compile_later(connection, request, postponed.seconds)
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
+        if self._pacing.is_judging and not is_its_turn and wanted.needs_properties:
+            return self._later(connection, request)
         if header.sys_flag & _COMMIT:
             self._progress.commit(
                 header.topic,
@@ -126,7 +186,10 @@ class Pulling:
                 now=began,
                 asked=header.queue_offset,
             )
-        code, remark, result = self._look(header, header.queue_offset, wanted)
+        code, remark, result = self._look(header, header.queue_offset, wanted, JUDGEMENTS)
+        if result.rest is not None:
+            begun = _Begun(began, header, result, self._topics.revision)
+            return self._later(connection, request, begun)
         if (
             code == NOT_FOUND
             and header.sys_flag & _SUSPEND
@@ -141,6 +204,25 @@ class Pulling:
         answer = self._answer(request, header, group, topic, code, remark, result)
         self._count(header, result)
         self._pulled(request.code, code, self._monotonic() - began, was_held=False)
+        return answer
+
+    def _go_on(self, connection: Connection, request: Command, begun: _Begun) -> Result:
+        """The next part of a pull."""
+        header, result = begun.header, begun.result
+        try:
+            group, topic = self._checks.check(request, header)
+        except Refused as refused:
+            self._pulled(request.code, refused.code, 0.0, was_held=False)
+            return _refusal(request, refused)
+        if result.rest is not None:
+            result.rest.go_on(JUDGEMENTS)
+            self._pacing.judged(result.judged)
+            if result.rest is not None:
+                return self._later(connection, request, begun)
+        code, remark = CODES[result.status], result.status.value
+        answer = self._answer(request, header, group, topic, code, remark, result)
+        self._count(header, result)
+        self._pulled(request.code, code, self._monotonic() - begun.at, was_held=False)
         return answer
 
     def _seconds(self, request: Command, header: PullMessageRequest) -> float:
@@ -184,7 +266,13 @@ class Pulling:
         try:
             self._check_sender(pull)
             group, topic = self._checks.check(request, header)
-            wanted = self._checks.wanted(connection, header, group, self._monotonic())
+            wanted = self._checks.wanted(
+                connection, header, group, self._monotonic(), has_waited=pull.has_waited
+            )
+        except Postponed as postponed:
+            pull.has_waited = True
+            self._held.run_later(pull, postponed.seconds)
+            return
         except Refused as refused:
             code = refused.code
             pull.is_answered = True
@@ -231,9 +319,12 @@ class Pulling:
         return serving is not None and bool(serving.replicas)
 
     def _look(
-        self, header: PullMessageRequest, offset: int, wanted: MessageFilter
+        self, header: PullMessageRequest, offset: int, wanted: MessageFilter, judge: int = 0
     ) -> tuple[int, str, ReadResult]:
-        """What is there at an offset: a code, a word for it, and the result."""
+        """What is there at an offset: a code, a word for it, and the result.
+
+        Only its first part, if `judge` says how many messages a filter may look into at a time.
+        """
         name, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         reset = self._progress.take_reset(topic, name, queue_id)
         if reset is not None and not is_there(header, reset):
@@ -250,11 +341,16 @@ class Pulling:
             wanted,
             min(asked, _MOST_BYTES) if asked > 0 else _MOST_BYTES,
             in_bulk=asked > _USUAL_BYTES,
+            judge=judge,
         )
+        if result.judged:
+            self._pacing.judged(result.judged)
         status = result.status
         if status is _FOUND:
             return FOUND, _FOUND_WORD, result
         code = CODES[status]
+        if code == RETRY:
+            self._pacing.spent += (result.next_offset - offset) * _LOOKED_AT
         if offset and status in EMPTY_QUEUE:
             code = MOVED
         if code == MOVED:

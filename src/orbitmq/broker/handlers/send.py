@@ -58,8 +58,8 @@ class _Course:
     config: TopicConfig
     queues: int  #: that can be written
     counts: TopicCounts
-    #: Whether its messages have to be looked at one by one.
-    is_special: bool
+    #: Whether it is a retry topic: each of its messages may have to go elsewhere.
+    is_retry: bool
 
 
 class Sending:
@@ -148,7 +148,7 @@ class Sending:
         asked_queue = queue_id
         properties = header.properties or ""
         counts = course.counts
-        if course.is_special and topic.startswith(_RETRY):
+        if course.is_retry:
             topic, queue_id, properties = self._checks.retried(
                 request, header, queue_id, properties
             )
@@ -161,8 +161,8 @@ class Sending:
             unique_id = self._parts.unique_ids()
             properties = append_property(properties, UNIQ_KEY, unique_id)
         sys_flag = header.sys_flag
-        if is_marked or course.is_special or sys_flag & INNER_BATCH:
-            self._checks.kind(course.config, header, properties)
+        if is_marked or sys_flag & INNER_BATCH:
+            self._checks.kind(header, properties)
         turns = self._turns
         if turns.is_busy:
             raise self._checks.busy()
@@ -298,8 +298,8 @@ class Sending:
             self._revision = self._topics.revision
             self._courses.clear()
         topic = config.topic_name
-        is_special = bool(config.attributes) or topic.startswith(_RETRY)
-        course = _Course(config, config.write_queue_nums, self._count(topic), is_special)
+        is_retry = topic.startswith(_RETRY)
+        course = _Course(config, config.write_queue_nums, self._count(topic), is_retry)
         # A slave, or a broker that does not accept messages yet, has not come so far.
         if may_write(self._parts.settings.permission):
             self._courses[topic] = course

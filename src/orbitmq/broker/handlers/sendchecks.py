@@ -14,7 +14,7 @@ from orbitmq.broker.retries import PUT_OFF, given_up_properties
 from orbitmq.message.properties import property_value, remove_properties, replace_property
 from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.sysflag import INNER_BATCH
-from orbitmq.message.wellknown import DELAY, INNER_NUM, KEYS, RETRY_TOPIC
+from orbitmq.message.wellknown import DELAY, INNER_NUM, RETRY_TOPIC
 from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
@@ -23,9 +23,6 @@ from orbitmq.wire.versions import Gate
 
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
 
-#: Attribute and value of topics that keep the newest message of every key.
-_CLEANUP_POLICY = "cleanup.policy"
-_COMPACTION = "COMPACTION"
 _RETRY = names.RETRY_PREFIX
 #: Bytes of properties that every message gets beside the names of region and cluster, and a dead
 #: one: a level, and a unique id if it has none.
@@ -117,15 +114,8 @@ class SendChecks:
             return config.topic_name, 0, replace_property(properties, DELAY, "-1")
         return header.topic, queue_id, properties
 
-    def kind(self, config: TopicConfig, header: SendMessageRequest, properties: str) -> None:
-        """What only some topics ask of a message: 13 and 19."""
-        is_compacted = config.attributes.get(_CLEANUP_POLICY) == _COMPACTION
-        if is_compacted and not (property_value(properties, KEYS) or "").strip():
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"Required message key is missing: topic {config.topic_name!r} keeps the newest "
-                "message of every key",
-            )
+    def kind(self, header: SendMessageRequest, properties: str) -> None:
+        """What a message must not be: 19."""
         if header.sys_flag & INNER_BATCH or property_value(properties, INNER_NUM) is not None:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,

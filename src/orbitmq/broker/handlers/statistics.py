@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.handlers.apart import Steps, answered
+from orbitmq.broker.lag import next_offset, topics_behind
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.rates import SAMPLE_INTERVAL, Rates
 from orbitmq.broker.runtimeinfo import runtime_info
@@ -227,7 +228,7 @@ class Statistics:
         name = topic.topic_name
         table: dict[MessageQueue, QueueProgress] = {}
         for queue_id in range(queues):
-            consumed = progress.query(name, group, queue_id) or 0
+            consumed = next_offset(self._parts, group, name, queue_id) or 0
             pulled = progress.pulled(name, group, queue_id) or 0
             last = store.store_time(name, queue_id, consumed - 1) if consumed else 0
             table[self._queue(name, queue_id)] = QueueProgress(
@@ -239,12 +240,12 @@ class Statistics:
         return table
 
     def _consumed(self, group: str, topic: str | None = None) -> list[str]:
-        """The topics that a group has progress in, or only `topic`, without what it has given up.
+        """The topics that a group may be behind in, or only `topic`, without what it has given up.
 
         A group that is not there has given up nothing.
         """
         consumers = self._parts.consumers
-        topics = [topic] if topic else sorted(self._parts.progress.topics_of(group))
+        topics = [topic] if topic else topics_behind(self._parts, group)
         if not consumers.is_online(group):
             return topics
         return [name for name in topics if consumers.subscription(group, name) is not None]

@@ -142,15 +142,16 @@ class Topics:
         return request.answer(ResponseCode.SUCCESS)
 
     def _retry_topics_of(self, topic: str) -> list[str]:
-        """The retry topics that popping groups have for this one, in both of their forms."""
+        """The retry topics of this one that popping groups of an Apache broker have left here.
+
+        Only their newer form, `group+topic`: no group can have that name. The older form,
+        `group_topic`, may as well be the retry topic of an ordinary group, with retries in it that
+        belong to other topics.
+        """
         return [
             name
             for group in sorted(self._parts.progress.groups_of(topic))
-            for name in (
-                names.retry_topic(f"{group}_{topic}"),
-                names.retry_topic(f"{group}+{topic}"),
-            )
-            if name in self._parts.topics
+            if (name := names.retry_topic(f"{group}+{topic}")) in self._parts.topics
         ]
 
     # Showing.

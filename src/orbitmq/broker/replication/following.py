@@ -1,10 +1,17 @@
 """Following the master: a slave takes the master's log, and says how much of it it has.
 
-Each connection begins with a report of where this log ends. What the master sends must go on
-exactly there; it is stored at the same offsets, which makes it readable and wakes those who wait
-for it, and is reported. When anything does not fit, or nobody speaks for too long, the connection
-is given up and a new one begins with a report. So nothing has to be remembered about a connection:
-a slave that was killed goes on where its log ends after recovery.
+Each connection begins with a report of where the last record of this log begins. The master sends
+its log from there on, and what it has where this log ends already must be the same bytes; see
+`store.mirroring` for why that is enough. What follows is stored at the same offsets, which makes it
+readable and wakes those who wait for it, and is reported. So it costs one record, and no question,
+to know that this is the same log. When anything does not fit, or nobody speaks for too long, the
+connection is given up and a new one begins with a report. So nothing has to be remembered about a
+connection: a slave that was killed goes on where its log ends after recovery.
+
+Log files are deleted as a whole. If the master has deleted the one with the last record, it has
+what follows only if this log ends with that file. Then there is nothing to compare, and the next
+connection begins at the end. Apache's master does not say what it has deleted: it sends nothing but
+signs of life, or hangs up, as it does when its log is shorter than this one, and is not followed.
 
 With synchronous flushing a report says what is on the disk, so that a master that waits for its
 slaves waits for their disks too.
@@ -38,6 +45,10 @@ class MasterLost(BrokerError):
     """The connection to the master has ended."""
 
 
+class LastRecordDeleted(BrokerError):
+    """The master's log begins where this one ends: there is nothing to compare."""
+
+
 class Following:
     """Keeps a slave's log a copy of its master's. A job of the background."""
 
@@ -47,6 +58,8 @@ class Following:
         self._settings = parts.settings.replication
         self._failures = Occurrences()
         self._stream: _Stream | None = None
+        #: The master has said that there is nothing to compare.
+        self._is_incomparable = False
         #: Called when the log has grown.
         self.on_growth: list[Callable[[], None]] = []
         parts.store.mirroring.follow()
@@ -89,6 +102,10 @@ class Following:
             _, address = await self._master.known()
             try:
                 await self._follow(address)
+            except LastRecordDeleted as error:
+                self._is_incomparable = True
+                log.warning("%s", error, extra={"master": str(address)})
+                continue
             except (OrbitError, OSError, TimeoutError) as error:
                 reason = str(error) or "it does not answer"
                 if count := self._failures.note(reason):
@@ -104,9 +121,10 @@ class Following:
     async def _follow(self, address: Address) -> None:
         """Follow until something ends it; what, is raised."""
         loop = self._parts.loop
+        begin = self._begin_at()
         async with asyncio.timeout(_CONNECT_TIMEOUT):
             transport, stream = await loop.create_connection(
-                lambda: _Stream(self._parts, self._grown), *address
+                lambda: _Stream(self._parts, self._grown, begin), *address
             )
         log.info("following the master", extra={"master": str(address)})
         self._stream = stream
@@ -123,6 +141,18 @@ class Following:
             transport.abort()
             self._parts.store.mirroring.forget_rest()
 
+    def _begin_at(self) -> int | None:
+        """Where the master is to begin; None when there is no log yet."""
+        mirroring = self._parts.store.mirroring
+        if mirroring.is_new:
+            return None
+        if self._is_incomparable:
+            # The next time it may be otherwise.
+            self._is_incomparable = False
+            return mirroring.written
+        # An offset of 0 would say that there is none.
+        return min(max(mirroring.last_record, 1), mirroring.written)
+
     def _grown(self) -> None:
         for call in self.on_growth:
             call()
@@ -131,7 +161,7 @@ class Following:
 class _Stream(asyncio.Protocol):
     """One connection to the master."""
 
-    def __init__(self, parts: Parts, grown: Callable[[], None]) -> None:
+    def __init__(self, parts: Parts, grown: Callable[[], None], begin: int | None) -> None:
         #: Why it ended.
         self.lost: asyncio.Future[Exception] = parts.loop.create_future()
         self.heard_at = parts.clock.monotonic()
@@ -143,12 +173,18 @@ class _Stream(asyncio.Protocol):
         self._grown = grown
         self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
+        self._acknowledged: int | None = None
         self._reported: int | None = None
+        #: Where this log ended when the connection began.
+        self._had = self._mirroring.written
+        #: Where the next frame must begin; anywhere when there is no log yet.
+        self._next = begin
+        self._is_heard = False
         self._has_fitted = False
 
     @property
     def is_in_step(self) -> bool:
-        """Whether something came, and all of it went on where the log ended."""
+        """Whether the end of this log came as it is here, and all else went on from there."""
         return self._has_fitted and not self.lost.done()
 
     # What the transport calls.
@@ -156,7 +192,7 @@ class _Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # That of uvloop is one in all but name.
         self._transport = cast("asyncio.Transport", transport)
-        self._acknowledge(self._mirroring.expected)
+        self._acknowledge(self._had if self._next is None else self._next)
 
     def data_received(self, data: bytes) -> None:
         if self.lost.done():
@@ -169,7 +205,13 @@ class _Stream(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._give_up(MasterLost(f"the connection has ended ({error or 'closed by the master'})"))
+        reason = f"the connection has ended ({error or 'closed by the master'})"
+        if self._is_comparing:
+            # As Apache's 4.x does when it has less.
+            reason += (
+                f"; the master sent nothing from {self._next} on, this log ends at {self._had}"
+            )
+        self._give_up(MasterLost(reason))
 
     def look(self) -> None:
         """From time to time: report, and give up a master that is silent."""
@@ -186,31 +228,61 @@ class _Stream(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         mirroring = self._mirroring
-        first: int | None = None
-        expected = mirroring.expected
-        bodies: list[bytes] = []
-        for offset, body in self._frames.feed(data):
-            if first is None and mirroring.is_new:
-                expected = offset
-            if offset != expected:
-                raise MirrorRefused(
-                    f"the master sends its log from {offset} on, and this one ends at {expected}; "
-                    "empty this folder to copy the log anew"
-                )
-            if body:
-                first = offset if first is None else first
-                expected += len(body)
-                bodies.append(body)
-            self._has_fitted = True
-        if first is None:
+        first, taken = self._join(data)
+        if first < self._had:
+            taken = mirroring.compare(first, taken)
+            first = self._had
+        if not self._is_heard or self._is_comparing:
             return
+        self._has_fitted = True
         before = mirroring.written
-        end = mirroring.append_raw(first, bodies[0] if len(bodies) == 1 else b"".join(bodies))
-        if end != before:
+        end = mirroring.append_raw(first, taken) if taken else before
+        if end != self._acknowledged:
             self._acknowledge(end)
+        if end != before:
             self._grown()
 
+    @property
+    def _is_comparing(self) -> bool:
+        """Whether the master has yet to send something that is here."""
+        return self._next is not None and self._next < self._had
+
+    def _join(self, data: bytes) -> tuple[int, bytes]:
+        """What the frames that are complete now bring, and where it belongs."""
+        first: int | None = None
+        bodies: list[bytes] = []
+        for offset, body in self._frames.feed(data):
+            if self._next is None:
+                self._next = offset
+            if offset != self._next:
+                raise self._elsewhere(offset)
+            if not body and self._is_heard and self._is_comparing:
+                # Only the first may be a sign of life: the report came late.
+                raise MirrorRefused(
+                    f"the master sent nothing from {offset} on, this log ends at {self._had}; "
+                    "empty this folder to copy the log anew"
+                )
+            self._is_heard = True
+            first = offset if first is None else first
+            self._next = offset + len(body)
+            bodies.append(body)
+        if first is None:
+            return self._had, b""
+        return first, bodies[0] if len(bodies) == 1 else b"".join(bodies)
+
+    def _elsewhere(self, offset: int) -> OrbitError:
+        if offset == self._had and not self._is_heard:
+            return LastRecordDeleted(
+                f"the master has deleted the end of this log: it is followed from {offset} on "
+                "without a comparison"
+            )
+        return MirrorRefused(
+            f"the master sends its log from {offset} on, and this one ends at "
+            f"{self._mirroring.expected}; empty this folder to copy the log anew"
+        )
+
     def _acknowledge(self, end: int) -> None:
+        self._acknowledged = end
         if self._is_sync:
             self._store.when_flushed(
                 end, lambda failure: self._report(end) if failure is None else None

@@ -78,3 +78,5 @@ class QueryMessageResponse(Header, frozen=True, kw_only=True, gc=False):
 
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64
+    #: Ours: there were more messages, but not all that were asked for fit into an answer.
+    cut_short: bool | None = None

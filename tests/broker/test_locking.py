@@ -1,0 +1,178 @@
+"""Which queues may be locked: those that a broker has, for groups that it has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from orbitmq.broker.broker import Broker
+from orbitmq.wire.bodies.base import decode_body, encode_body
+from orbitmq.wire.bodies.membership import LockBatch, LockedQueues, SubscriptionData
+from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.broker.conftest import OpenClient, StartBroker
+from tests.support.broker import GROUP, RawClient
+
+ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
+
+
+def has_queues(broker: Broker, topic: str, count: int) -> None:
+    config = TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+    broker.parts.topics.update(config, now=broker.parts.clock.now())
+
+
+def at(topic: str, *numbers: int, broker: str = "broker-a") -> tuple[MessageQueue, ...]:
+    return tuple(
+        MessageQueue(broker_name=broker, queue_id=number, topic=topic) for number in numbers
+    )
+
+
+async def ask(client: RawClient, queues: tuple[MessageQueue, ...], group: str = GROUP) -> Command:
+    body = LockBatch(client_id="me", consumer_group=group, mq_set=queues)
+    return await client.connection.request(
+        RequestCode.LOCK_BATCH_MQ, body=encode_body(body), timeout=30
+    )
+
+
+async def lock(
+    client: RawClient, *queues: MessageQueue, group: str = GROUP
+) -> tuple[MessageQueue, ...]:
+    answer = await ask(client, queues, group)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return decode_body(LockedQueues, answer.body).lock_ok_mq_set
+
+
+async def test_only_queues_of_this_broker_are_locked(broker: Broker, client: RawClient) -> None:
+    has_queues(broker, "orders", 4)
+    there = at("orders", 0, 3)
+
+    granted = await lock(
+        client,
+        *at("orders", -1, 4, 2**31 - 1),
+        *at("nothing", 0),
+        *at("orders", 0, broker="broker-b"),
+        *at("%RETRY%somebody", 0),
+        *there,
+    )
+
+    assert granted == there
+    assert len(broker.parts.locks) == 2
+
+
+async def test_a_queue_that_was_just_added_is_locked(broker: Broker, client: RawClient) -> None:
+    has_queues(broker, "orders", 4)
+    before = await lock(client, *at("orders", 5))
+    has_queues(broker, "orders", 8)
+
+    assert (before, await lock(client, *at("orders", 5))) == ((), at("orders", 5))
+
+
+async def test_queues_that_a_topic_had_are_locked_while_there_is_something_in_them(
+    broker: Broker, client: RawClient
+) -> None:
+    has_queues(broker, "orders", 8)
+    await client.heartbeat("me", ORDERS)
+    await client.stored("orders", queue_id=6)
+    await client.report("orders", 0, queue_id=7)
+    has_queues(broker, "orders", 4)
+
+    assert await lock(client, *at("orders", 5, 6, 7)) == at("orders", 6, 7)
+
+
+async def test_the_retry_topic_of_a_group_is_locked(broker: Broker, client: RawClient) -> None:
+    await client.heartbeat("me", ORDERS)
+
+    assert await lock(client, *at("%RETRY%" + GROUP, 0, 1)) == at("%RETRY%" + GROUP, 0)
+
+
+async def test_locks_are_renewed_after_a_restart_before_the_first_heartbeat(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    first = await start_broker()
+    client = await open_client(first)
+    await client.heartbeat("me", ORDERS)
+    await client.stored("orders")
+    queues = (*at("orders", 0), *at("%RETRY%" + GROUP, 0))
+    before = await lock(client, *queues)
+    await client.close()
+    await first.stop()
+
+    client = await open_client(await start_broker(auto_create_group=False))
+
+    assert before == queues
+    assert await lock(client, *queues) == queues
+
+
+async def test_locks_are_renewed_when_a_crash_took_the_group_away(
+    broker: Broker, client: RawClient
+) -> None:
+    """As after a crash before the tables were saved: only the topic that was sent to is there."""
+    has_queues(broker, "orders", 4)
+    queues = (*at("orders", 0), *at("%RETRY%" + GROUP, 0))
+
+    assert await lock(client, *queues) == queues
+    assert await lock(client, *at("%RETRY%" + GROUP, 1)) == ()
+
+
+async def test_a_group_that_is_not_there_and_may_not_be_made_locks_nothing(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    broker = await start_broker(auto_create_group=False)
+    has_queues(broker, "orders", 4)
+    client = await open_client(broker)
+
+    absent = await ask(client, at("orders", 0))
+    impossible = await ask(client, at("orders", 0), "no such\n" * 1000)
+
+    assert absent.code == impossible.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert f"orbitmq group create {GROUP}" in (absent.remark or "")
+    assert len(broker.parts.locks) == 0
+    assert len(impossible.remark or "") < 2_000
+
+
+async def test_many_queues_are_locked_while_others_are_served(
+    broker: Broker, client: RawClient
+) -> None:
+    has_queues(broker, "orders", 5_000)
+    many = at("orders", *range(5_000))
+    answers: list[str] = []
+
+    async def locked() -> tuple[MessageQueue, ...]:
+        held = await lock(client, *many)
+        answers.append("locked")
+        return held
+
+    async def served() -> None:
+        await client.max_offset("orders")
+        answers.append("served")
+
+    # On one connection, where what is done at once is answered in its order.
+    held, _ = await asyncio.gather(locked(), served())
+
+    assert answers == ["served", "locked"]
+    assert held == many
+    body = LockBatch(client_id="me", consumer_group=GROUP, mq_set=many)
+    await client.connection.request(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(body), timeout=30)
+    assert len(broker.parts.locks) == 0
+
+
+async def test_too_many_locks_are_told_in_the_log(
+    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    broker = await start_broker(max_order_locks=2)
+    has_queues(broker, "orders", 4)
+    client = await open_client(broker)
+
+    first = await lock(client, *at("orders", 0, 1, 2))
+    other = await lock(client, *at("orders", 0), group="others")
+    renewed = await lock(client, *at("orders", 1))
+
+    assert (first, other, renewed) == (at("orders", 0, 1), (), at("orders", 1))
+    assert [text for text in caplog.messages if "max_order_locks" in text] == [
+        "2 queues are locked, and more are not granted (max_order_locks, time 1)"
+    ]

@@ -1,0 +1,132 @@
+"""Pulls whose filter looks into messages: processed in parts, with others in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.pacing import JUDGEMENTS
+from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers.pull import PullMessageResponse
+from tests.broker.conftest import OpenClient
+from tests.support.broker import RawClient, bodies_in
+from tests.support.store import put
+
+COUNT = 1000
+
+
+async def fill(broker: Broker, client: RawClient) -> None:
+    """Messages with a price from 0 on."""
+    await client.stored("orders", b"0", queue_id=0, properties={"price": "0"})
+    for number in range(1, COUNT):
+        put(broker.parts.store, "orders", 0, b"%d" % number, {"price": str(number)})
+    broker.parts.store.write()
+
+
+async def by_sql(client: RawClient, text: str, **fields: int) -> Command:
+    return await client.pull("orders", subscription=text, expression_type="SQL92", **fields)
+
+
+async def until_in_parts(broker: Broker) -> None:
+    """Return when a pull waits for its next part."""
+    async with asyncio.timeout(10):
+        while not len(broker.parts.pacing):  # noqa: ASYNC110  # a step of the loop at a time
+            await asyncio.sleep(0)
+
+
+async def test_a_pull_in_parts_gets_what_its_filter_lets_pass(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+
+    answer = await by_sql(client, "price IN ('10', '300', '799', '800')")
+    header = answer.header(PullMessageResponse)
+
+    assert bodies_in(answer) == [b"10", b"300", b"799"]
+    assert (header.next_begin_offset, header.max_offset) == (800, COUNT)
+
+
+async def test_a_filter_looks_at_800_messages_however_many_are_asked_for(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+
+    answer = await by_sql(client, "price < 0", max_msg_nums=1_000_000)
+
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert answer.header(PullMessageResponse).next_begin_offset == 800
+
+
+async def test_who_sends_does_not_wait_for_those_who_filter(
+    broker: Broker, client: RawClient, open_client: OpenClient
+) -> None:
+    await fill(broker, client)
+    readers = [await open_client(broker) for _ in range(8)]
+    parts = len(readers) * 800 // JUDGEMENTS
+
+    pulls = [asyncio.ensure_future(by_sql(reader, "price < 0")) for reader in readers]
+    await until_in_parts(broker)
+    waiting = len(broker.parts.pacing)
+    await client.stored("payments")
+    are_unfinished = not any(pull.done() for pull in pulls)
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(*pulls)
+
+    assert parts == 100
+    assert waiting >= 1
+    assert are_unfinished
+    assert {answer.code for answer in answers} == {ResponseCode.PULL_RETRY_IMMEDIATELY}
+
+
+async def test_a_step_of_the_loop_looks_into_few_messages_whoever_asks(
+    broker: Broker, client: RawClient, open_client: OpenClient
+) -> None:
+    await fill(broker, client)
+    readers = [await open_client(broker) for _ in range(8)]
+    judged: list[int] = []
+    pacing = broker.parts.pacing
+    note = pacing.judged
+
+    def noting(messages: int) -> None:
+        judged.append(messages)
+        note(messages)
+
+    pacing.judged = noting  # type: ignore[method-assign]  # as a spy
+    pulls = [asyncio.ensure_future(by_sql(reader, "price < 0")) for reader in readers]
+    most = 0
+    async with asyncio.timeout(30):
+        while not all(pull.done() for pull in pulls):
+            before = len(judged)
+            await asyncio.sleep(0)
+            most = max(most, sum(judged[before:]))
+
+    assert sum(judged) == 8 * 800
+    assert most <= 2 * JUDGEMENTS
+
+
+async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+    pull = asyncio.ensure_future(by_sql(client, "price < 0"))
+    await until_in_parts(broker)
+
+    broker.parts.topics.delete("orders", now=0.0)
+
+    async with asyncio.timeout(10):
+        assert (await pull).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_a_pull_in_parts_is_begun_anew_when_topics_change(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+    pull = asyncio.ensure_future(by_sql(client, "price IN ('10', '700')"))
+    await until_in_parts(broker)
+
+    broker.parts.topics.ensure(TopicConfig(topic_name="another"), now=0.0)
+
+    async with asyncio.timeout(10):
+        assert bodies_in(await pull) == [b"10", b"700"]
