@@ -61,9 +61,8 @@ async def test_each_address_has_its_own_connection() -> None:
         await channels.close()
 
 
-async def test_a_restarted_peer_is_reached_again_within_three_seconds() -> None:
+async def test_a_restarted_peer_is_tried_again_within_three_seconds_and_reached() -> None:
     channels = Channels(chance=random.Random(1))
-    loop = asyncio.get_running_loop()
     async with serving(HANDLERS) as server:
         address = server.address
         await channels.request(address, CODE)
@@ -77,16 +76,10 @@ async def test_a_restarted_peer_is_reached_again_within_three_seconds() -> None:
             await channels.request(address, CODE, timeout=0.5)
 
     async with serving(HANDLERS, ServerSettings(port=address.port)):
-        back = loop.time()
-        while True:
-            try:
-                answer = await channels.request(address, CODE, body=b"back", timeout=1.0)
-                break
-            except (ConnectFailed, ConnectionLost):
-                assert loop.time() - back < 3.0
+        assert channels.retry_in(address) < 3.0
+        answer = await channels.request(address, CODE, body=b"back", timeout=DEADLINE)
 
         assert bytes(answer.body) == b"back"
-        assert loop.time() - back < 3.0
         await channels.close()
 
 
@@ -103,7 +96,7 @@ async def test_a_refusal_is_told_in_the_words_of_the_system(host: str) -> None:
 
 
 async def test_attempts_after_failures_wait_and_say_for_how_long() -> None:
-    channels = Channels(ChannelSettings(first_pause=5.0, longest_pause=20.0, jitter=0.0))
+    channels = Channels(ChannelSettings(first_pause=500.0, longest_pause=2000.0, jitter=0.0))
     address = _free_address()
     with pytest.raises(ConnectFailed) as first:
         await channels.get(address)
@@ -113,8 +106,8 @@ async def test_attempts_after_failures_wait_and_say_for_how_long() -> None:
         with pytest.raises(ConnectFailed) as second:
             await channels.get(address, timeout=1.0)
 
-    assert 4.0 < first.value.retry_in <= 5.0
-    assert 4.0 < second.value.retry_in <= channels.retry_in(address) + 0.5
+    assert 400.0 < first.value.retry_in <= 500.0
+    assert 400.0 < second.value.retry_in <= channels.retry_in(address) + 50.0
     # Whoever reads the text may have ended by then.
     assert "attempt" not in f"{first.value} {second.value}"
     await channels.close()
@@ -134,7 +127,7 @@ async def test_a_caller_with_time_waits_for_the_next_attempt() -> None:
 
 
 async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing() -> None:
-    settings = ChannelSettings(first_pause=5.0, longest_pause=5.0, settled=1.0)
+    settings = ChannelSettings(first_pause=500.0, longest_pause=500.0, settled=100.0)
     channels = Channels(settings)
     async with serving(HANDLERS, ServerSettings(connections=1)) as server:
         keeper = await Channels().get(server.address)
@@ -142,7 +135,7 @@ async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing() -> None:
         with pytest.raises(ConnectionLost):
             await channels.request(server.address, CODE, timeout=DEADLINE)
 
-        assert channels.retry_in(server.address) > 1.0
+        assert channels.retry_in(server.address) > 100.0
         with pytest.raises(ConnectFailed):
             await channels.request(server.address, CODE, timeout=0.5)
         keeper.close()
@@ -160,7 +153,7 @@ async def test_the_deadline_of_a_request_covers_connecting() -> None:
 
 
 async def test_an_idle_connection_is_closed_and_made_again_when_needed() -> None:
-    channels = Channels(ChannelSettings(idle=0.1, sweep=0.02, settled=0.0))
+    channels = Channels(ChannelSettings(idle=0.5, sweep=0.02, settled=0.0))
     async with serving(HANDLERS) as server:
         first = await channels.get(server.address)
         await first.request(CODE)

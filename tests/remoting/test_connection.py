@@ -210,7 +210,7 @@ async def test_deadlines_are_kept_in_whatever_order_they_were_given() -> None:
         async with asyncio.timeout(DEADLINE):
             late = asyncio.create_task(wait(0.1))
             for _ in range(600):
-                await connection.request(ECHO, timeout=5)
+                await connection.request(ECHO, timeout=DEADLINE)
             await late
         connection.close()
 

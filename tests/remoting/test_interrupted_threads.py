@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -19,6 +20,7 @@ from typing import cast
 import pytest
 
 import orbitmq.remoting
+from orbitmq.remoting import sharedsocket
 from orbitmq.remoting.blocking import BlockingSide, Encode
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
@@ -99,20 +101,32 @@ def _is_in_remoting(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith((REMOTING, ASYNCIO))
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 async def _on_thread(work: Callable[[], object], strike: _StrikeAt | None = None) -> object:
     """What the work returns or raises."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[object] = loop.create_future()
 
     def run() -> None:
-        sys.setprofile(strike)
         result: object
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001  # it is looked at by the test
-            result = error
-        finally:
-            sys.setprofile(None)
+        # What a collection of garbage calls on this thread is no point of the work: an interrupt
+        # would be lost there.
+        with _no_collection():
+            sys.setprofile(strike)
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001  # it is looked at by the test
+                result = error
+            finally:
+                sys.setprofile(None)
         loop.call_soon_threadsafe(outcome.set_result, result)
 
     threading.Thread(target=run, daemon=True).start()
@@ -248,3 +262,104 @@ async def test_an_answer_that_comes_in_the_moment_when_the_time_is_up_is_taken(
         assert not isinstance(answer, RequestTimedOut)
         assert answer == b"in the last moment"
         assert late == []
+
+
+class _HeldUp:
+    """A thread that a signal handler holds up while it writes, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.let_go = threading.Event()
+        self.was_let_go = False
+        self._writes = threading.Event()
+        send = sharedsocket._send
+
+        def held_up(
+            descriptor: socket.socket, pieces: Sequence[Bytes], sent: list[int]
+        ) -> OSError | None:
+            self._writes.set()
+            # Not for ever: a loop that waits for this thread cannot let it go.
+            self.was_let_go = self.let_go.wait(DEADLINE / 4)
+            return send(descriptor, pieces, sent)
+
+        monkeypatch.setattr(sharedsocket, "_send", held_up)
+
+    async def until_it_writes(self) -> None:
+        await until(self._writes.is_set)
+
+
+async def test_the_loop_does_not_wait_for_a_thread_that_is_held_up_while_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving({ECHO: _echo}) as server, _connected(server) as connection:
+        side = connection.for_threads()
+        thread = _HeldUp(monkeypatch)
+        asking = asyncio.ensure_future(_on_thread(lambda: _ask(side, b"thread")))
+        await thread.until_it_writes()
+        cast(SharedSocket, connection._shared)._look(0.001)
+
+        own = asyncio.ensure_future(connection.request(ECHO, body=b"loop", timeout=DEADLINE))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        thread.let_go.set()
+        answer = await own
+
+        assert bytes(answer.body) == b"loop"
+        assert await asking == b"thread"
+        assert thread.was_let_go
+
+
+async def test_a_connection_ends_without_a_thread_that_is_held_up_while_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That thread lets go of the socket later."""
+    async with serving({ECHO: _echo}) as server, _connected(server) as connection:
+        side = connection.for_threads()
+        shared = cast(SharedSocket, connection._shared)
+        thread = _HeldUp(monkeypatch)
+        asking = asyncio.ensure_future(_on_thread(lambda: _ask(side, b"thread")))
+        await thread.until_it_writes()
+
+        connection.abort()
+        await connection.wait_closed()
+        descriptor = shared._descriptor
+        assert descriptor is not None  # it may be in use
+        assert descriptor.fileno() >= 0
+        thread.let_go.set()
+
+        assert isinstance(await asking, ConnectionLost)
+        assert descriptor.fileno() < 0
+        assert thread.was_let_go
+
+
+class _Crossing:
+    """A lock; who takes it first is crossed by somebody."""
+
+    def __init__(self, somebody: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._somebody = [somebody]
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        has_it = self._lock.acquire(blocking, timeout)
+        while self._somebody:
+            self._somebody.pop()()
+        return has_it
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+async def test_a_look_closes_the_socket_for_the_thread_that_it_has_kept_from_it() -> None:
+    """That thread had the lock at the close, and the look has it when it comes to let go."""
+    async with serving({ECHO: _echo}) as server, _connected(server) as connection:
+        connection.for_threads()
+        shared = cast(SharedSocket, connection._shared)
+        with shared._lock:
+            shared.close()
+        descriptor = shared._descriptor
+        assert descriptor is not None  # it may be in use
+        shared._lock = _Crossing(shared._wake)  # type: ignore[assignment]
+
+        shared._look(0.001)
+
+        assert shared._descriptor is None
+        assert descriptor.fileno() < 0

@@ -80,7 +80,7 @@ async def test_small_packets_are_not_held_back() -> None:
 
 
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_kept() -> None:
-    settings = ServerSettings(idle=0.3, sweep=0.05)
+    settings = ServerSettings(idle=1.0, sweep=0.05)
     async with serving({CODE: _fine}, settings) as server:
         busy = await connect(server.address)
         await busy.request(CODE, timeout=DEADLINE)

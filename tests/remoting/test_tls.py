@@ -162,7 +162,7 @@ async def test_a_handshake_that_takes_long_does_not_disturb_the_looking_after_ot
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
-    settings = ServerSettings(tls=tls, idle=0.1, sweep=0.01)
+    settings = ServerSettings(tls=tls, idle=0.5, sweep=0.01)
     async with (
         serving(HANDLERS, settings) as server,
         RawPeer.connected(server.address) as shaking,

@@ -129,7 +129,7 @@ async def test_what_those_keep_who_wait_is_bounded_as_well() -> None:
 
 async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait() -> None:
     # Each takes far longer than the patience with others, and goes on all the time.
-    settings = tight(unfinished_bytes=4 * (LONGEST + 4), crowded_frame=0.1)
+    settings = tight(unfinished_bytes=4 * (LONGEST + 4), crowded_frame=0.6)
     async with (
         serving({CODE: _fine}, settings) as server,
         _peers(server.address, 6) as peers,
@@ -139,7 +139,7 @@ async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait() 
             data = long_request()
             for start in range(0, len(data), 64 * 1024):
                 await peer.send(data[start : start + 64 * 1024])
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.06)
             return (await peer.receive()).code
 
         async with asyncio.timeout(DEADLINE):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut
 from orbitmq.remoting.pending import PendingRequests
@@ -63,7 +63,9 @@ class BlockingSide:
         waiter = Waiter()
         try:
             self._pending.add_thread(opaque, waiter)
-            self._write(pieces)
+            broken = self._socket.write(pieces)
+            if broken is not None:
+                self._end_with(broken)
             if self._reading is None:
                 self._sleep(waiter, deadline)
             else:
@@ -83,13 +85,13 @@ class BlockingSide:
         """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
         if not self.connection.is_open:
             raise ConnectionLost(self.connection.remote, self.connection.reason)
-        self._write(encode(next(self._opaques) & 0x7FFFFFFF))
-
-    def _write(self, frame: Sequence[Bytes]) -> None:
-        broken = self._socket.write(frame)
+        broken = self._socket.write(encode(next(self._opaques) & 0x7FFFFFFF))
         if broken is not None:
-            reason = broken.strerror or str(broken)
-            raise ConnectionLost(self.connection.remote, reason) from broken
+            self._end_with(broken)
+
+    def _end_with(self, broken: OSError) -> NoReturn:
+        reason = broken.strerror or str(broken)
+        raise ConnectionLost(self.connection.remote, reason) from broken
 
     def _sleep(self, waiter: Waiter, deadline: float) -> None:
         """While the loop reads."""

@@ -208,6 +208,9 @@ class Connection(Asking, asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what was sent now; otherwise it happens at the end of the turn."""
+        self._flush(is_last=False)
+
+    def _flush(self, *, is_last: bool) -> None:
         self._flush_is_due = False
         shared = self._shared
         if not self.is_open or not (self._out.size or (shared and shared.has_work)):
@@ -219,7 +222,7 @@ class Connection(Asking, asyncio.Protocol):
         if shared is None:
             self._bytes_out += self._out.flush()
         else:
-            self._bytes_out += shared.flush(self._out)
+            self._bytes_out += shared.flush(self._out, is_last=is_last)
             if self._reading is not None and self._pending.has_own:
                 self._reading.take_back()
         if not self._is_slow:
@@ -386,7 +389,7 @@ class Connection(Asking, asyncio.Protocol):
         """Write what was sent, then close; a peer that does not read delays that: see `abort`."""
         if not self.is_open:
             return
-        self.flush()
+        self._flush(is_last=True)
         self._end(reason or (self.reason if self._is_finishing else "closed here"))
         self._transport.close()
 

@@ -7,10 +7,15 @@ that an answer costs one lookup and nothing else.
 
 Everything happens on the loop, with one exception: threads that block have a table of their own, to
 which they add their requests and from which they give them up. They watch their own deadlines, and
-whoever reads answers them, be it the loop or one of them. The lock is there for one moment, the end
-of the connection: a request is either failed with all others, or its thread is told at once. A
-thread is told before its request leaves the table: one that is interrupted between the two leaves
-nobody behind who waits and is not known any more.
+whoever reads answers them, be it the loop or one of them. A thread is told before its request
+leaves the table: one that is interrupted between the two leaves nobody behind who waits and is not
+known any more.
+
+There is no lock, for which the loop might have to wait while a signal handler holds a thread up. At
+the end of the connection the loop first notes that it has ended, then fails what is in the table; a
+thread first enters its request into the table, then looks whether the connection has ended. So one
+of the two sees the other, and if both do, the thread hears the same twice. Several threads at once
+may exceed the limit, by one request each.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -57,7 +61,6 @@ class PendingRequests:
     __slots__ = (
         "_deadlines",
         "_limit",
-        "_lock",
         "_loop",
         "_lost_by",
         "_on_late",
@@ -82,7 +85,6 @@ class PendingRequests:
         self._waiting: dict[int, _Waiting] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._lock = threading.Lock()
         self._threads: dict[int, Waiter] = {}
         #: Whether the loop has answered a thread; reset by whoever wants to know.
         self.has_answered_thread = False
@@ -134,12 +136,13 @@ class PendingRequests:
         Called by any thread. Raises `TooManyRequests`, or `ConnectionLost` when the connection has
         ended.
         """
-        with self._lock:
-            if self._lost_by is not None:
-                raise ConnectionLost(self._remote, self._lost_by)
-            if len(self._waiting) + len(self._threads) >= self._limit:
-                raise TooManyRequests(self._remote, self._limit)
-            self._threads[opaque] = waiter
+        if len(self._waiting) + len(self._threads) >= self._limit and self._lost_by is None:
+            raise TooManyRequests(self._remote, self._limit)
+        self._threads[opaque] = waiter
+        # Not before: see the head of the module.
+        if self._lost_by is not None:
+            self._threads.pop(opaque, None)
+            raise ConnectionLost(self._remote, self._lost_by)
 
     def answer_thread(self, answer: Command) -> bool:
         """Hand an answer to the thread that waits for it; False when none does. By any thread."""
@@ -162,15 +165,21 @@ class PendingRequests:
         """The thread that came last of those that wait. Called by any thread."""
         if not self._threads:
             return None
-        waiters = tuple(self._threads.values())
+        waiters = self._all_threads()
         return waiters[-1] if waiters else None
+
+    def _all_threads(self) -> list[Waiter]:
+        # A list: it is there before the iterator is. A tuple is made after that, which may begin a
+        # collection of garbage, and let another thread change the table meanwhile.
+        return list(self._threads.values())
 
     def fail_all(self, reason: str) -> None:
         """The connection ended: nothing will be answered."""
-        with self._lock:
-            self._lost_by = reason
-            waiting, self._waiting = self._waiting, {}
-            threads, self._threads = self._threads, {}
+        # First this: a thread that does not find it has put its request where it is found now.
+        self._lost_by = reason
+        waiting, self._waiting = self._waiting, {}
+        threads = self._all_threads()
+        self._threads.clear()
         self._deadlines.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -178,7 +187,7 @@ class PendingRequests:
         for each in waiting.values():
             # Each in a step of its own: one that fails must not keep the others waiting.
             self._loop.call_soon(each.outcome, ConnectionLost(self._remote, reason))
-        for waiter in threads.values():
+        for waiter in threads:
             waiter.settle(ConnectionLost(self._remote, reason))
 
     def _set_timer(self) -> None:

@@ -18,7 +18,17 @@ asked there after each write, at growing intervals: a late look costs a detour o
 order. Without a descriptor of its own (TLS, systems that cannot share one) the socket belongs to
 the loop for ever, and threads use the same calls.
 
-The lock is held for one non-blocking system call at most, and never while waiting.
+The lock is held for one non-blocking system call at most, and never while waiting. A signal handler
+may nevertheless hold up the thread that has it, for as long as it likes, and may itself wait for
+the loop (it stops a client). So the loop never waits for the lock, it tries it:
+
+* A *flush* first notes that it is wanted, then tries. Either it gets the lock, or somebody had it
+  after the note was made: he looks for the note after he has let go, and wakes the loop. So does
+  who is interrupted. What the loop has to write stays where it is until then, in order. Only the
+  last flush of a connection waits for a moment: nothing comes after it.
+* A *look* that does not get the lock is repeated as if the transport were not empty.
+* The *close* first notes that it is closed, then tries. Who comes later does not touch the
+  descriptor any more; who has the lock at that moment closes it after he has let go.
 
 A thread may be interrupted anywhere: by Ctrl-C, or by a limit on the time of a handler. Whatever it
 leaves behind must not be the trouble of others. The lock is therefore taken by `with` alone, which
@@ -36,6 +46,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from orbitmq.remoting.outgoing import JOIN_BELOW, Outgoing, gathered
 from orbitmq.wire.frame import Bytes
@@ -47,6 +58,8 @@ _LONGEST_LOOK = 0.02
 _MOST_FRAMES = 64
 #: Pieces that one system call takes everywhere.
 _MOST_PIECES = 512
+#: Seconds that the last flush waits for a thread that is writing.
+LAST_PATIENCE: Final = 0.5
 
 
 class SharedSocket:
@@ -57,6 +70,7 @@ class SharedSocket:
         "_belongs_to_loop",
         "_descriptor",
         "_is_closed",
+        "_is_wanted",
         "_is_watched",
         "_lock",
         "_loop",
@@ -91,6 +105,8 @@ class SharedSocket:
         self._rest: list[Bytes] = []
         self._wake_is_due = False
         self._is_watched = False
+        #: Whether the loop would like to flush, and somebody else has the lock.
+        self._is_wanted = False
         self._is_closed = False
         self._belongs_to_loop = True
         #: Bytes that threads wrote themselves.
@@ -103,33 +119,43 @@ class SharedSocket:
         Returns the error of a socket that turns out to be broken, for which the connection is
         aborted. A frame for a closed one is dropped.
         """
+        broken: OSError | None = None
         try:
             self._queue.append(frame)
             # Whoever holds the lock looks into the queue again, so nobody needs to wait for it.
+            is_left = False
             while self._queue and not self._lock.locked():
-                with self._lock:
-                    if not self._belongs_to_loop and not self._is_closed:
-                        broken = self._write_queued()
-                        if broken is not None:
-                            return broken
-                    is_left = self._belongs_to_loop or self._is_closed
-                if is_left:
+                if not self._is_wanted:  # else the loop goes first: it might never find it free
+                    with self._lock:
+                        if not self._belongs_to_loop and not self._is_closed:
+                            broken = self._write_queued()
+                        is_left = self._belongs_to_loop
+                # The loop notes what it wants before it tries the lock: one of both sees the other.
+                if is_left or self._is_wanted or self._is_closed:
                     self._wake()
                     break
         except BaseException:
-            # Others may have left their frames to this thread, which goes now.
+            # Others, and the loop, may have left their frames to this thread, which goes now.
             self._wake()
             raise
-        return None
+        return broken
 
     @property
     def has_work(self) -> bool:
         """Whether threads left something to the loop."""
         return bool(self._rest or self._queue)
 
-    def flush(self, out: Outgoing) -> int:
-        """Write what threads left, then what the loop itself has to say. Called on the loop."""
-        with self._lock:
+    def flush(self, out: Outgoing, *, is_last: bool = False) -> int:
+        """Write what threads left, then what the loop itself has to say. Called on the loop.
+
+        Nothing happens while a thread writes, which has `take_over` called afterwards; `is_last`
+        waits for it, for a moment.
+        """
+        self._is_wanted = True
+        if not (self._lock.acquire(timeout=LAST_PATIENCE) if is_last else self._try_lock()):
+            return 0
+        try:
+            self._is_wanted = False
             if self._is_closed:
                 return 0
             left, self._rest = self._rest, []
@@ -140,28 +166,44 @@ class SharedSocket:
             self._belongs_to_loop = True
             size = out.flush()
             self._settle()
+        finally:
+            self._lock.release()
         self._look_after()
         return size
 
     def close(self) -> None:
         """The connection has ended: nothing can be written any more."""
-        with self._lock:
-            self._is_closed = True
-            self._rest.clear()
-            self._queue.clear()
-            if self._descriptor is not None:
-                self._descriptor.close()
-                self._descriptor = None
+        self._is_closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """It is closed: keep nothing. Left to who has the lock; by any thread, may be repeated."""
+        has_it: list[bool] = []
+        try:
+            # Tried and noted within one call: `with` cannot try, and a thread may be interrupted.
+            has_it.extend(map(self._lock.acquire, (False,)))
+            if has_it[0]:
+                self._rest.clear()
+                self._queue.clear()
+                if self._descriptor is not None:
+                    self._descriptor.close()
+                    self._descriptor = None
+        finally:
+            if has_it and has_it[0]:
+                self._lock.release()
+
+    def _try_lock(self) -> bool:
+        return self._lock.acquire(blocking=False)
 
     def _write_queued(self) -> OSError | None:
         """Write frames of the queue with one system call. The lock is held."""
         assert self._descriptor is not None  # noqa: S101  # it is never free without one
-        pieces: list[Bytes] = []
+        pieces: Sequence[Bytes] = ()
         sent: list[int] = []
         try:
             pieces = self._take_queued()
             broken = _send(self._descriptor, pieces, sent)
-            if broken is None:
+            if broken is None and not (len(pieces) == 1 and sent[0] == len(pieces[0])):
                 self._note(pieces, sent)
         except BaseException:
             is_noted = False
@@ -178,20 +220,21 @@ class SharedSocket:
             self.written += sent[0]
         return broken
 
-    def _take_queued(self) -> list[Bytes]:
+    def _take_queued(self) -> Sequence[Bytes]:
         """The pieces of one write, of one frame or of several."""
         if not self._queue:
-            return []  # another thread has just written it
-        pieces = [*self._queue.popleft()]
-        for _ in range(_MOST_FRAMES - 1 if self._queue else 0):
+            return ()  # another thread has just written it
+        frame = self._queue.popleft()
+        if len(frame) == 1 and not self._queue:
+            return frame
+        pieces = [*frame]
+        for _ in range(_MOST_FRAMES - 1):
             if not self._queue or len(pieces) > _MOST_PIECES // 2:
                 break
             pieces += self._queue.popleft()
-        if len(pieces) == 1:
-            return pieces
         return [b"".join(pieces)] if sum(map(len, pieces)) < JOIN_BELOW else gathered(pieces)
 
-    def _note(self, pieces: list[Bytes], sent: list[int]) -> bool:
+    def _note(self, pieces: Sequence[Bytes], sent: list[int]) -> bool:
         """Keep what the socket did not take; False when that is not known. May be repeated."""
         if not sent:
             return False
@@ -210,6 +253,9 @@ class SharedSocket:
 
     def _wake(self) -> None:
         """Have the loop look after what threads left. Once is enough until it does."""
+        if self._is_closed:
+            self._let_go()
+            return
         if self._wake_is_due:
             return
         self._wake_is_due = True
@@ -223,6 +269,8 @@ class SharedSocket:
     def _woken(self) -> None:
         # First this: whoever finds it set has put his frame where it is found now.
         self._wake_is_due = False
+        # If it is still wanted, it is noted again; else threads would wake the loop for nothing.
+        self._is_wanted = False
         self._take_over()
 
     def _look_after(self) -> None:
@@ -242,7 +290,12 @@ class SharedSocket:
             self._loop.call_soon(self._look, _FIRST_LOOK)
 
     def _look(self, pause: float) -> None:
-        with self._lock:
+        if not self._try_lock():
+            if self._is_closed:
+                return
+            self._loop.call_later(pause, self._look, min(2 * pause, _LONGEST_LOOK))
+            return
+        try:
             if self._is_closed or self._rest:
                 # What was left is flushed within this step, and looked after from there.
                 self._is_watched = False
@@ -251,6 +304,10 @@ class SharedSocket:
                 self._belongs_to_loop = False
             else:
                 self._loop.call_later(pause, self._look, min(2 * pause, _LONGEST_LOOK))
+        finally:
+            self._lock.release()
+        if self._is_closed:
+            self._let_go()  # who had the lock at the close may have tried to just now
         self._look_after()
 
 
@@ -264,7 +321,7 @@ def second_descriptor(transport: asyncio.Transport) -> socket.socket | None:
     return descriptor
 
 
-def _send(descriptor: socket.socket, pieces: list[Bytes], sent: list[int]) -> OSError | None:
+def _send(descriptor: socket.socket, pieces: Sequence[Bytes], sent: list[int]) -> OSError | None:
     """Write what the socket takes; how much that is comes into `sent`. Its error if it is broken.
 
     Both happen within one call, so that an interrupt comes before it or finds the number.

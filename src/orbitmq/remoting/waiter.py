@@ -38,7 +38,9 @@ class Waiter:
 
     def sleep(self, timeout: float) -> None:
         """Until it is woken, or for so long, or for no reason. A wake that came before counts."""
+        if not 0.0 < timeout < LONGEST_SLEEP:
+            timeout = max(0.0, min(timeout, LONGEST_SLEEP))
         try:  # noqa: SIM105  # `suppress` costs as much as the rest
-            self._gate.get(True, max(0.0, min(timeout, LONGEST_SLEEP)))
+            self._gate.get(True, timeout)
         except Empty:
             pass
