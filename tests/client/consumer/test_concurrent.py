@@ -289,11 +289,11 @@ async def test_nothing_is_tried_again_after_the_stop() -> None:
         calls.append(1)
         raise ValueError("no")
 
-    async with consuming(handle, local_retry=0.05) as bench:
+    async with consuming(handle, local_retry=0.5) as bench:
         bench.sent_back.takes = False
         owned = bench.own(messages(1))
         await until(lambda: bench.statistics.kept_back == 1)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.6)
 
     assert calls == [1]
     assert bench.position(owned) is None
@@ -436,7 +436,7 @@ class TestTooLong:
             if message.queue_offset == 0:
                 gate(message)
 
-        async with consuming(handle, timeout=0.05) as bench:
+        async with consuming(handle, timeout=0.5) as bench:
             owned = bench.own(messages(3))
             await until(lambda: bench.position(owned) == 3)
 
@@ -453,7 +453,7 @@ class TestTooLong:
             gate(message)
             raise ValueError("late")
 
-        async with consuming(handle, timeout=0.05) as bench:
+        async with consuming(handle, timeout=0.5) as bench:
             owned = bench.own(messages(1))
             await until(lambda: bench.position(owned) == 1)
             gate.open()
@@ -463,7 +463,7 @@ class TestTooLong:
 
     async def test_calls_that_wait_for_a_worker_are_not_late(self) -> None:
         gate = Gate()
-        async with consuming(gate, timeout=0.05, workers=1) as bench:
+        async with consuming(gate, timeout=0.5, workers=1) as bench:
             bench.own(messages(4))
             await until(lambda: bench.sent_back.offsets == [0])
             gate.open()

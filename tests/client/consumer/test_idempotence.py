@@ -24,6 +24,8 @@ from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import DONE, DeadLetter, Outcome, Retry
 from orbitmq.client.errors import SettingError, WrongUse
 from orbitmq.client.idempotence import Idempotence, by_keys
+from orbitmq.client.namespaces import wrap_topic
+from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.seenstores import Claim, SeenInMemory, SeenInSqlite, SeenStore
 from orbitmq.message.wellknown import KEYS
@@ -126,6 +128,22 @@ async def test_a_message_that_failed_is_consumed_again(
     assert await call(binding, received(1)) is DONE
     assert await call(binding, received(1)) is DONE
     assert len(calls) == 2
+
+
+async def test_what_was_seen_in_one_namespace_is_new_in_another(
+    store: SeenStore, time: Time
+) -> None:
+    """Two tenants have a group, a topic and an order of the same name."""
+    calls: list[str | None] = []
+    idempotence = Idempotence(store, key=by_keys, now=time)
+    binding = bound(lambda batch: calls.extend(m.namespace for m in batch), idempotence)
+
+    for namespace in ("red", "blue", "red", None):
+        queue = Queue(wrap_topic(namespace, "orders"), "broker-a", 0)
+        stored = received(0, queue=queue, properties={KEYS: "order 1"}).stored
+        await call(binding, ReceivedMessage(stored, queue, GROUP, None, namespace))
+
+    assert calls == ["red", "blue", None]
 
 
 async def test_of_a_batch_only_what_succeeded_is_seen(store: SeenStore, time: Time) -> None:

@@ -295,6 +295,165 @@ def test_a_listener_can_have_middleware_as_well(is_async: bool) -> None:
     assert recorder.told == ["before", "on_failure"]
 
 
+class Watching:
+    """Notes what it sees of a delivery when it is over."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, list[int], list[int]]] = []
+
+    def after(self, delivery: Delivery) -> None:
+        self._note("after", delivery)
+
+    def on_failure(self, delivery: Delivery, error: BaseException | None) -> None:
+        assert error is None
+        self._note("on_failure", delivery)
+
+    def _note(self, hook: str, delivery: Delivery) -> None:
+        succeeded = [message.queue_offset for message in delivery.succeeded]
+        self.seen.append((hook, succeeded, [message.queue_offset for message in delivery.done]))
+
+
+@both
+@pytest.mark.parametrize(
+    ("verdict", "in_order", "seen"),
+    [
+        (Verdict.SUCCESS, True, ("after", [0, 1, 2], [])),
+        (Verdict.COMMIT, True, ("after", [0, 1, 2], [0, 1, 2])),
+        (Verdict.ROLLBACK, True, ("on_failure", [], [])),
+        (Verdict.RETRY, True, ("on_failure", [], [])),
+        (Verdict.SUCCESS, False, ("after", [0, 1, 2], [0, 1, 2])),
+        (Verdict.COMMIT, False, ("on_failure", [], [])),
+        (Verdict.ROLLBACK, False, ("on_failure", [], [])),
+    ],
+)
+def test_middleware_sees_what_becomes_of_messages_of_a_listener_that_commits_by_itself(
+    is_async: bool, verdict: Verdict, in_order: bool, seen: tuple[str, list[int], list[int]]
+) -> None:
+    watching = Watching()
+
+    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        context.auto_commit = False
+        return verdict
+
+    async def listen_async(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        return listen(messages, context)
+
+    listener = listen_async if is_async else listen
+    binding = bind_listener(listener, group=GROUP, middleware=[watching], in_order=in_order)
+    call(binding)
+
+    assert watching.seen == [seen]
+
+
+def test_the_log_says_that_a_listener_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
+    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        context.auto_commit = False
+        return Verdict.ROLLBACK
+
+    call(bind_listener(listen, group=GROUP, middleware=[LogDeliveries()]))
+
+    assert "the listener rolled back what was not committed" in caplog.text
+
+
+def test_the_log_does_not_call_done_what_is_not_committed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="orbitmq.client.middleware")
+    verdicts = iter([Verdict.SUCCESS, Verdict.COMMIT])
+
+    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        context.auto_commit = False
+        return next(verdicts)
+
+    binding = bind_listener(listen, group=GROUP, middleware=[LogDeliveries()])
+    call(binding)
+    call(binding)
+
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith("succeeded and is not committed yet")
+    assert second.endswith("is done")
+
+
+class Seeing:
+    """Middleware that notes what has succeeded: in its hooks, and at the end."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def before(self, delivery: Delivery) -> None:
+        delivery.at_end(lambda ended: self._tell("end", ended))
+
+    def after(self, delivery: Delivery) -> None:
+        self._tell("after", delivery)
+
+    def on_failure(self, delivery: Delivery, error: BaseException | None) -> None:
+        self._tell("on_failure", delivery)
+
+    def _tell(self, when: str, delivery: Delivery) -> None:
+        self.told.append((when, len(delivery.succeeded)))
+
+
+@both
+def test_the_outcome_is_what_the_middleware_inside_made_of_it(is_async: bool) -> None:
+    outermost, outer, inner = Seeing(), Seeing(), Seeing()
+
+    @contextmanager
+    def forgiving(delivery: Delivery) -> Iterator[None]:
+        with suppress(OSError):
+            yield
+
+    class Broken:
+        def after(self, delivery: Delivery) -> None:
+            raise OSError("the database is gone")
+
+    stages = [outermost, forgiving, outer, Broken(), inner]
+    outcome = call(bound(lambda _: None, *stages, is_async=is_async))
+
+    assert outcome is DONE
+    count = len(MESSAGES)
+    assert inner.told == [("after", count), ("end", count)]
+    assert outer.told == [("on_failure", 0), ("end", count)]
+    assert outermost.told == [("after", count), ("end", count)]
+
+
+@both
+def test_what_fails_at_the_end_is_logged_and_changes_nothing(
+    is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[Outcome] = []
+
+    def fail(_: Delivery) -> None:
+        raise OSError("the store is gone")
+
+    class Ending:
+        def before(self, delivery: Delivery) -> None:
+            delivery.at_end(lambda delivery: ended.append(delivery.outcome))
+            delivery.at_end(fail)
+
+    assert call(bound(lambda _: None, Ending(), is_async=is_async)) is DONE
+
+    assert ended == [DONE]
+    assert "the store is gone" in caplog.text
+
+
+def test_what_has_to_be_awaited_at_the_end_needs_a_coroutine_handler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended: list[Outcome] = []
+
+    async def end(delivery: Delivery) -> None:
+        await asyncio.sleep(0)
+        ended.append(delivery.outcome)
+
+    class Ending:
+        def before(self, delivery: Delivery) -> None:
+            delivery.at_end(end)
+
+    call(bound(lambda _: None, Ending(), is_async=True))
+    assert ended == [DONE]
+    call(bound(lambda _: None, Ending(), is_async=False))
+    assert ended == [DONE]
+    assert "needs an `async def` handler" in caplog.text
+
+
 def test_coroutine_hooks_are_awaited_around_a_coroutine_handler() -> None:
     recorder = AsyncRecorder()
 

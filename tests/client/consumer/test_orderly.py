@@ -309,6 +309,7 @@ class TestLock:
             lambda m: seen.append(m.queue_offset), ordered=True, lapsed=lapsed.append
         ) as bench:
             owned = bench.own(messages(3), lock=LockStub(held=False))
+            await until(lambda: bool(lapsed))
             await asyncio.sleep(0.02)
 
         assert lapsed == [owned]
@@ -369,13 +370,13 @@ class TestDrain:
             calls.append(1)
             raise ValueError("always")
 
-        async with consuming(handle, ordered=True, suspend=0.05) as bench:
+        async with consuming(handle, ordered=True, suspend=0.5) as bench:
             owned = bench.own(messages(1), lock=LockStub())
             await until(lambda: calls == [1] and not owned.running)
 
             assert await bench.consumption.drain(owned, 0)
 
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.6)
         assert calls == [1]
 
     async def test_giving_a_message_up_is_waited_for(self) -> None:
@@ -400,11 +401,10 @@ async def test_queues_share_a_worker_by_time_slices() -> None:
 
     def handle(message: ReceivedMessage) -> None:
         order.append(message.queue.id)
-        due = time.monotonic() + 0.004
-        while time.monotonic() < due:
-            pass
+        bench.consumption._monotonic.now += 4.0
 
-    async with consuming(handle, ordered=True, workers=1, time_slice=0.01) as bench:
+    async with consuming(handle, ordered=True, workers=1, time_slice=10.0) as bench:
+        bench.consumption._monotonic = HandMonotonic()
         first = bench.own(messages(30), lock=LockStub())
         second = bench.own(messages(30, queue=1), lock=LockStub())
         await until(lambda: (bench.position(first), bench.position(second)) == (30, 30))
@@ -412,6 +412,16 @@ async def test_queues_share_a_worker_by_time_slices() -> None:
     changes = sum(1 for before, after in pairwise(order) if before != after)
     assert changes >= 6, "one queue kept the worker although its time was over"
     assert changes < 59, "a queue lost the worker after every message"
+
+
+class HandMonotonic:
+    """A clock that stands still between the steps of a test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class TestCommittingListener:
@@ -474,6 +484,64 @@ class TestCommittingListener:
             await until(lambda: bench.position(owned) == 3)
 
         assert seen == [0, 1, 1, 1, 2]
+
+    @pytest.mark.parametrize("fails", ["raises", "returns"])
+    async def test_a_failure_commits_nothing_of_what_came_before(self, fails: str) -> None:
+        seen: list[int] = []
+
+        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+            context.suspend = 0.01
+            seen.append(batch[0].queue_offset)
+            if seen == [0, 1]:
+                # Before it has said that it commits by itself.
+                if fails == "raises":
+                    raise ValueError("once")
+                return Verdict.RETRY
+            context.auto_commit = False
+            if seen == [0, 1, 1]:
+                return Verdict.ROLLBACK
+            return Verdict.SUCCESS
+
+        async with consuming(listen, ordered=True, listener=True) as bench:
+            owned = bench.own(messages(2), lock=LockStub())
+            await until(lambda: len(seen) == 5 and owned.window.taken_count == 2)
+
+            assert seen == [0, 1, 1, 0, 1], "the rollback is of both"
+            assert bench.position(owned) in (None, 0)
+
+    async def test_of_a_batch_only_the_part_that_succeeded_is_left_uncommitted(self) -> None:
+        batches: list[list[int]] = []
+
+        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+            context.auto_commit = False
+            context.suspend = 0.01
+            batches.append([message.queue_offset for message in batch])
+            if len(batches) == 1:
+                context.ack_index = 0
+                return Verdict.SUCCESS
+            return Verdict.ROLLBACK if len(batches) == 2 else Verdict.COMMIT
+
+        async with consuming(listen, ordered=True, listener=True, batch_size=2) as bench:
+            owned = bench.own(messages(2), lock=LockStub())
+            await until(lambda: len(owned.window) == 0)
+
+        assert batches == [[0, 1], [1], [0, 1]]
+        assert bench.position(owned) == 2
+
+    async def test_what_is_rolled_back_counts_as_failed(self) -> None:
+        verdicts = [Verdict.ROLLBACK, Verdict.COMMIT]
+
+        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+            context.auto_commit = False
+            context.suspend = 0.01
+            return verdicts.pop(0)
+
+        async with consuming(listen, ordered=True, listener=True) as bench:
+            owned = bench.own(messages(1), lock=LockStub())
+            await until(lambda: len(owned.window) == 0)
+
+        counted = bench.statistics.topic("orders")
+        assert (counted.consumed, counted.failed) == (1, 1)
 
 
 async def test_a_run_is_never_of_both_kinds_of_handlers() -> None:

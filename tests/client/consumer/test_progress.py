@@ -650,14 +650,17 @@ class Stepped(Slow):
 
 
 class Unheard(MemoryProgress):
-    """Nobody takes what it puts by: it waits for ever, or says so after a while."""
+    """Once deaf, it takes nothing: whoever puts something by waits for ever, or is told so."""
 
     def __init__(self, *, hangs: bool) -> None:
         super().__init__()
         self.calls = 0
+        self.is_deaf = False
         self._hangs = hangs
 
     async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        if not self.is_deaf:
+            return await super().store(changed)
         self.calls += 1
         with suppress(TimeoutError):
             async with asyncio.timeout(None if self._hangs else 0.05):
@@ -679,6 +682,7 @@ async def test_a_stop_finds_out_once_that_progress_is_not_taken(
     async with Group(cluster.name_server, progress=store, is_orderly=is_orderly) as group:
         consumer = await group.join()
         await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
+        store.is_deaf = True
         for number in range(8):
             await client.stored(TOPIC, queue_id=number % 4)
         await until(lambda: sum(group.ledger.consumed.values()) == 8, DEADLINE)

@@ -107,8 +107,9 @@ async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster: Ne
             await until(lambda: len(member.taker.messages) == 1000, DEADLINE)
 
             assert len(member.puller.queues) == 1000
-            assert threading.active_count() - threads <= 2
-            assert len(asyncio.all_tasks()) - tasks <= 5
+            # The broker, which is here as well, has some for the files that it saves.
+            assert threading.active_count() - threads < 50
+            assert len(asyncio.all_tasks()) - tasks < 50
         await sender.close()
 
 

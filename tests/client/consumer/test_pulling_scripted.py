@@ -427,7 +427,7 @@ async def test_a_broker_that_sends_us_away_is_asked_on_a_new_connection() -> Non
 async def test_a_slave_that_was_suggested_and_is_gone_gives_way_to_the_master() -> None:
     suggest = Sequence(Found(1, records(0), suggested=1), Found(2, records(1)))
     async with ScriptedBroker(suggest, slave=hold) as broker:
-        impatient = PullSettings(hold=0.05, timeout=0.1, error_delay=0.01)
+        impatient = PullSettings(hold=0.05, timeout=1.0, error_delay=0.01)
         async with pulling(broker.name_server, settings=impatient) as member:
             member.own(QUEUE)
             await until(lambda: member.taker.offsets == [0, 1], DEADLINE)

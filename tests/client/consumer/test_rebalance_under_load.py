@@ -250,4 +250,5 @@ async def test_joins_leaves_and_kills_leave_no_gap_and_only_kills_repeat_message
     # What was in flight and what was finished since the last report, of the killed ones' queues.
     allowed = len(flock.killed) * (COUNT // 4) * (PROGRESS_INTERVAL / PAUSE)
     assert len(by_kills) <= allowed
-    assert median(pauses.values()) < 5.0
+    # Far below the two minutes after which a broker gives a silent member up.
+    assert median(pauses.values()) < 30.0

@@ -272,13 +272,39 @@ async def test_a_message_that_dies_is_in_the_log_with_all_that_is_known_of_it(
         assert f"group {GROUP} " in text
 
 
-async def test_a_dead_letter_is_never_sent_where_it_would_be_consumed() -> None:
+async def test_a_message_that_is_given_up_is_kept_while_its_broker_is_away() -> None:
     resender = Resender()
 
-    assert not await sending_back(Broker(refuses=True), resender).send_back(
+    assert not await sending_back(Broker(is_there=False), resender).send_back(
         received(1), Failure(DEAD)
     )
     assert not resender.sent
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+async def test_a_copy_of_what_is_given_up_and_gone_is_allowed_no_attempts(
+    limit: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    resender = Resender()
+    message = received(7).with_reconsume_times(2)
+
+    assert await sending_back(Broker(refuses=True), resender, max_retries=limit).send_back(
+        message, Failure(DEAD, reason="no account")
+    )
+
+    ((topic, _, properties),) = resender.sent
+    assert topic == f"%RETRY%{GROUP}"
+    assert (properties[RECONSUME_TIME], properties[MAX_RECONSUME_TIMES]) == ("3", "0")
+    assert properties["DLQ_REASON"] == "no account"
+    last = caplog.records[-1].getMessage()
+    assert "goes to the dead letters" in last
+    assert message.msg_id in last
+
+
+async def test_what_is_given_up_and_nobody_takes_is_the_callers_again() -> None:
+    back = sending_back(Broker(refuses=True), Resender(fails=True))
+
+    assert not await back.send_back(received(1), Failure(DEAD))
 
 
 @pytest.mark.parametrize("size", [20_000, 31_000, 31_600, 32_200])

@@ -14,10 +14,15 @@ from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
+from orbitmq.clock import SystemClock
 from orbitmq.filter import InvalidFilter
 from orbitmq.message.stored import StoredMessage
+from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies.base import encode_body
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.rebalancing import answering
 
 QUEUE = Queue("orders", "broker-a", 0)
 
@@ -175,3 +180,35 @@ async def test_a_topic_that_nobody_serves_yet_is_not_checked(
         await check_subscriptions(engine, "billing", [wanted])
 
     assert "the subscription of group billing to none was not checked" in caplog.text
+
+
+class LeapingClock(SystemClock):
+    """A clock by which a test lets time pass in a moment."""
+
+    leapt = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.leapt
+
+
+@pytest.mark.parametrize(("answer_takes", "was_checked"), [(0.0, True), (20.0, False)])
+async def test_a_broker_that_is_busy_is_asked_again_for_as_long_as_a_request_may_take(
+    caplog: pytest.LogCaptureFixture, *, answer_takes: float, was_checked: bool
+) -> None:
+    """And after that nothing is refused, because nobody has looked at it."""
+    wanted, clock = Subscription.by_sql("orders", "amount > 5"), LeapingClock()
+    answers = [ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_BUSY]
+
+    def check(_: Connection, request: Command) -> Command:
+        clock.leapt += answer_takes
+        return request.answer(answers.pop())
+
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders")
+        settings = ClientSettings(name_servers=(cluster.name_server,), request_timeout=30.0)
+        async with Engine(settings, clock=clock) as engine:
+            with answering(cluster.brokers[0], RequestCode.CHECK_CLIENT_CONFIG, check):
+                await check_subscriptions(engine, "billing", [wanted])
+
+    assert (answers == []) is was_checked
+    assert ("to orders was not checked" in caplog.text) is not was_checked

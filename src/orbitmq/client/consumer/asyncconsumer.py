@@ -117,6 +117,7 @@ class AsyncConsumer:
             namespace=settings.namespace,
             batch_size=self.options.consume.batch_size,
             middleware=middleware,
+            in_order=self.options.ordered,
         )
         self._check_process = ProcessCheck("this consumer", from_start=True)
         self._engine: Engine | None = None

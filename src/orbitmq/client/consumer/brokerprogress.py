@@ -13,8 +13,9 @@ The first positions of a group in a topic need care. Apache's brokers keep them 
 both, which they make when the first report comes; of two first reports at the same time each finds
 no table and makes one, and the one that is put in its place last is all that remains. Both were
 answered with success. So reports of a topic go one after the other until one was taken; and because
-other members may have made theirs at the same time, the first report of every queue is repeated
-with the next. (Java clients report everything every five seconds, whether it has changed or not.)
+other members may have made theirs at the same time, the broker is asked with the next report if the
+first of a queue is there, and told again if not. (Java clients report everything every five
+seconds, whether it has changed or not.)
 
 What a broker was told counts for as long as the connection on which it was told: one that was
 killed has lost what it had not written yet, and a slave that became the master may be behind. After
@@ -99,10 +100,12 @@ class BrokerProgress(TrackedProgress):
         self._known_on: dict[Queue, Connection] = {}
 
     async def stored(self, queue: Queue) -> int | None:
-        _, offset = await self._query(queue)
+        _, offset = await self._query(queue, set_zero=self._set_zero)
         return offset
 
-    async def _query(self, queue: Queue) -> tuple[bool, int | None]:
+    async def _query(
+        self, queue: Queue, *, set_zero: bool | None = None
+    ) -> tuple[bool, int | None]:
         """The position that is put by, and whether the master says so."""
         connection, answer = await self._ask(
             queue,
@@ -111,7 +114,7 @@ class BrokerProgress(TrackedProgress):
                 consumer_group=self._group,
                 topic=queue.topic,
                 queue_id=queue.id,
-                set_zero_if_not_found=self._set_zero,
+                set_zero_if_not_found=set_zero,
                 broker_name=queue.broker,
             ),
             _ANSWERS,
@@ -129,8 +132,7 @@ class BrokerProgress(TrackedProgress):
                 "which is no position"
             )
         if offset > 0:
-            self._tables.add(_table(queue))
-            self._certain.add(queue)
+            self._is_there(queue)
         if connection is not None and self._stored.get(queue, offset) == offset:
             self._known_on[queue] = connection
         return is_master, offset
@@ -159,6 +161,10 @@ class BrokerProgress(TrackedProgress):
         outcomes = await asyncio.gather(*(self._report(each, changed[each]) for each in rest))
         return failed | {queue: error for queue, error in zip(rest, outcomes, strict=True) if error}
 
+    def is_supposed(self, queue: Queue) -> bool:
+        """Whether a broker may have said 0 because the queue is young, which it is not for ever."""
+        return self._set_zero is not False and self.read(queue) == 0
+
     def doubt(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
             self._known_on.pop(queue, None)
@@ -184,6 +190,12 @@ class BrokerProgress(TrackedProgress):
         master = self._engine.routes.brokers.get(queue.broker, {}).get(MASTER)
         return None if master is None else self._engine.open_connection(master)
 
+    def _is_there(self, queue: Queue) -> None:
+        """The master has a position of the queue, as it says."""
+        self._tables.add(_table(queue))
+        self._reported_once.discard(queue)
+        self._certain.add(queue)
+
     def _was_reported(self, queue: Queue) -> None:
         self._tables.add(_table(queue))
         if queue in self._reported_once:
@@ -194,10 +206,11 @@ class BrokerProgress(TrackedProgress):
 
     async def _report(self, queue: Queue, offset: int) -> OrbitError | None:
         try:
-            if self._stored.get(queue) == offset and queue not in self._reported_once:
-                # Told before, on another connection: see the head of the module.
-                is_master, held = await self._query(queue)
+            if self._stored.get(queue) == offset:
+                # Told before, once only or on another connection: see the head of the module.
+                is_master, held = await self._query(queue, set_zero=False)
                 if is_master and held is not None and held >= offset:
+                    self._is_there(queue)
                     return None
             connection, _ = await self._ask(
                 queue,

@@ -134,7 +134,7 @@ class BrokerRequests:
         result = ConsumeDirectlyResult(
             consume_result=_result(call.outcome),
             order=self._consumer.is_ordered,
-            auto_commit=call.outcome is None or call.outcome.auto_commit,
+            auto_commit=call.outcome is None or call.outcome.auto_commit is not False,
             remark=call.outcome.failure.reason if call.outcome and call.outcome.failure else None,
             spent_time_mills=round((call.ended - call.began) * 1000),
         )

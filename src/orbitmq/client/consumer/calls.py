@@ -45,7 +45,7 @@ class Call(msgspec.Struct, eq=False):
         owned = self.owned
         if owned.is_draining:
             return
-        self.outcome = self.binding.call(owned.queue, self.messages)
+        self.outcome = self.binding.call(owned.queue, self.messages, owned.ownership)
         self.ended = self.monotonic()
 
     async def run_async(self) -> None:
@@ -54,7 +54,9 @@ class Call(msgspec.Struct, eq=False):
         if owned.is_draining:
             return
         try:
-            self.outcome = await self.binding.call_async(owned.queue, self.messages)
+            self.outcome = await self.binding.call_async(
+                owned.queue, self.messages, owned.ownership
+            )
         except BaseException as error:
             self.outcome = outcome_of_error(error, self.messages)
             raise
@@ -100,11 +102,11 @@ class Run:
 
     def run(self) -> None:
         self.began = self._monotonic()
-        queue = self.owned.queue
+        queue, ownership = self.owned.queue, self.owned.ownership
         for binding, messages in self.calls:
             if not self._may_go_on():
                 break
-            outcome = binding.call(queue, messages)
+            outcome = binding.call(queue, messages, ownership)
             self.outcomes.append(outcome)
             if not _is_good(outcome):
                 break
@@ -112,13 +114,13 @@ class Run:
 
     async def run_async(self) -> None:
         self.began = self._monotonic()
-        queue = self.owned.queue
+        queue, ownership = self.owned.queue, self.owned.ownership
         messages: Sequence[ReceivedMessage] = ()
         try:
             for binding, messages in self.calls:
                 if not self._may_go_on():
                     break
-                outcome = await binding.call_async(queue, messages)
+                outcome = await binding.call_async(queue, messages, ownership)
                 self.outcomes.append(outcome)
                 if not _is_good(outcome):
                     break

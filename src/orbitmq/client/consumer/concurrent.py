@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from orbitmq.client.consumer.calls import Call
 from orbitmq.client.consumer.consuming import Consuming, Parts
 from orbitmq.client.consumer.nextattempt import after_failure, dropped_after_failure
-from orbitmq.client.consumer.verdict import DEAD, DONE, Failure, Outcome, Verdict, accounted
+from orbitmq.client.consumer.verdict import DEAD, DONE, Failure, Outcome, accounted
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
@@ -197,7 +197,7 @@ class ConcurrentConsumption(Consuming):
         if outcome is None:
             self.statistics.passed_over += count
             return
-        outcome = accounted(_without_order(outcome, call), call.messages)
+        outcome = accounted(outcome, call.messages)
         tally.add(call, outcome)
         if owned.is_dropped:
             self.statistics.duplicates += count
@@ -352,11 +352,3 @@ class ConcurrentConsumption(Consuming):
         )
         reason = f"the handler took longer than {limit:g} s"
         self._start_sending_back(owned, call.messages, Failure(TIMEOUT_LEVEL, reason=reason))
-
-
-def _without_order(outcome: Outcome, call: Call) -> Outcome:
-    """Verdicts that mean something in order only are a mistake here, and no success."""
-    if outcome.verdict in (Verdict.COMMIT, Verdict.ROLLBACK):
-        reason = f"{outcome.verdict.name} is for consumption in order"
-        return Outcome(Verdict.RETRY, call.messages, Failure(reason=reason))
-    return outcome

@@ -197,7 +197,7 @@ class ConsumerCore(GroupMember):
         refusals = (str(each) for each in self.puller.refusals.standing())
         # Pulls and rounds of rebalancing may have heard the same.
         troubles = dict.fromkeys((*self.rebalancer.troubles, *refusals))
-        return self.statistics.snapshot(tuple(troubles))
+        return self.statistics.snapshot(tuple(troubles), self.puller.counts())
 
     def _has_room(self, owned: OwnedQueue) -> None:
         """Messages of a queue are done with."""

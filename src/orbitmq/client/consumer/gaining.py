@@ -2,8 +2,13 @@
 
 The order of these steps is the guarantee. Progress is read after the former owner let go, and, in
 orderly consumption, after the lock was taken; what was left in memory from an earlier ownership is
-forgotten before. A step that fails leaves the claim as it is, and it is tried again; a claim that
-was dropped meanwhile, because the queue went to somebody else, ends at the next step.
+forgotten before, unless nobody could be told (`unreported`). Where a queue begins without progress
+is put by before it is pulled. A step that fails leaves the claim as it is, and it is tried again; a
+claim that was dropped meanwhile, because the queue went to somebody else, ends at the next step.
+
+What is kept of a queue cannot be proven while only a slave of its broker is there. Then the queue
+begins where the slave says, and what was kept is thrown away: whatever is done with the queue from
+here on, by a seek or a reset as well, is not moved by it later.
 """
 
 from __future__ import annotations
@@ -18,7 +23,10 @@ from orbitmq.client.consumer.handover import Inquiry
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.ownership import Claim, Ownership
 from orbitmq.client.consumer.spells import Spells
+from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
+from orbitmq.remoting.errors import ConnectFailed
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.allocation import Strategy
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
     from orbitmq.client.consumer.starting import Starting
+    from orbitmq.client.consumer.unreported import Unreported
     from orbitmq.client.engine import Engine
     from orbitmq.client.queue import Queue
 
@@ -63,6 +72,8 @@ class _Gain:
     #: None when nobody has to be asked.
     inquiry: Inquiry | None
     news: asyncio.Event
+    #: How many questions had been sent when the members were looked at last.
+    looked_after: int = 0
     task: asyncio.Task[None] | None = None
 
 
@@ -78,20 +89,27 @@ class Gaining:
         members: GroupMembers | None,
         starting: Starting,
         progress: ProgressStore,
+        unreported: Unreported,
+        puts_start_by: bool,
         puller: Beginning,
         strategy: Strategy,
         locks: QueueLocks | None,
         settings: RebalanceSettings,
         on_gained: Callable[[str], None],
-        look_again: Callable[[], None],
+        look_again: Callable[[str], None],
     ) -> None:
-        """Without `members` nobody is asked: broadcasting. With `locks` the broker is: orderly."""
+        """Without `members` nobody is asked: broadcasting. With `locks` the broker is: orderly.
+
+        `puts_start_by` unless the application alone says what is progress.
+        """
         self._engine = engine
         self._group = group
         self._ownership = ownership
         self._members = members
         self._starting = starting
         self._progress = progress
+        self._unreported = unreported
+        self._puts_start_by = puts_start_by
         self._puller = puller
         self._strategy = strategy
         self._locks = locks
@@ -109,9 +127,10 @@ class Gaining:
         claims = self._ownership.claims
         self._drop(topic, keep=set(wanted))
         now = self._engine.clock.monotonic()
+        after = 0 if self._members is None else self._members.asked
         fresh = [queue for queue in wanted if queue not in claims]
         for queue in fresh:
-            claims[queue] = Claim(queue, now, former)
+            claims[queue] = Claim(queue, now, former, after)
         gain = self._gains.get(topic)
         if not wanted:
             if gain is not None:
@@ -152,7 +171,13 @@ class Gaining:
         inquiry = None
         if self._members is not None and self._locks is None:
             inquiry = Inquiry(
-                self._members, topic, self._strategy, self._settings, self._engine.clock
+                self._members,
+                topic,
+                self._strategy,
+                self._settings,
+                self._engine.clock,
+                me=self._engine.client_id,
+                route_refresh=self._engine.settings.route_refresh,
             )
         gain = _Gain(view, inquiry, asyncio.Event())
         gain.task = self._engine.spawn(
@@ -204,11 +229,10 @@ class Gaining:
             return await self._locked(self._locks, claims)
         if self._members is None or gain.inquiry is None:
             return claims
-        # The second look, after claiming: see `handover`.
         view = gain.view
-        if set(await self._members.of(topic)) != set(view.members):
+        if not await self._is_as_seen(self._members, topic, gain, claims):
             gain.inquiry.again()
-            self._look_again()
+            self._look_again(topic)
             return []
         others = [member for member in view.members if member != self._engine.client_id]
         free, overdue = await gain.inquiry.free(claims, others, view.queues)
@@ -221,6 +245,25 @@ class Gaining:
                 extra={"group": self._group, "queue": str(claim.queue)},
             )
         return free + overdue
+
+    async def _is_as_seen(
+        self, group_members: GroupMembers, topic: str, gain: _Gain, claims: list[Claim]
+    ) -> bool:
+        """Whether the members are those of the view: the second look of `handover`, and later ones.
+
+        One broker is enough for the later ones, if it says what all have said.
+        """
+        view = gain.view
+        after = max(gain.looked_after, *(claim.after for claim in claims))
+        members, broker = await group_members.listed(topic, after=after)
+        is_as_seen = set(members) == set(view.members)
+        if not is_as_seen or not all(each.is_looked_at for each in claims):
+            found = await group_members.everywhere(topic, members, broker, after=after)
+            is_as_seen = set(found.members) == set(view.members)
+            for claim in claims:
+                claim.is_looked_at = is_as_seen
+        gain.looked_after = group_members.asked
+        return is_as_seen
 
     async def _locked(self, locks: QueueLocks, claims: list[Claim]) -> list[Claim]:
         granted = await locks.acquire(claim.queue for claim in claims)
@@ -235,8 +278,7 @@ class Gaining:
             await self._give_back(claim)
             return
         try:
-            self._progress.forget(queue)
-            offset = await self._starting.offset(queue)
+            offset = await self._settled_start(queue)
         except OrbitError as error:
             self._ownership.counts.postponed += 1
             self._spells.trouble(queue, "where %s begins cannot be said: %s", queue, error)
@@ -250,6 +292,7 @@ class Gaining:
         # One step: whoever asks sees the claim or the owner, never neither.
         del self._ownership.claims[queue]
         self._ownership.owned[queue] = owned
+        self._unreported.drop([queue])
         self._ownership.counts.gained += 1
         log.info(
             "queue gained: %s by group %s, from offset %d",
@@ -260,6 +303,29 @@ class Gaining:
         )
         self._puller.begin(owned)
         self._on_gained(queue.topic)
+
+    async def _settled_start(self, queue: Queue) -> int:
+        """Where a queue begins once what is kept of it is put by, or is not to be: see the head."""
+        self._progress.forget(queue)
+        try:
+            await self._unreported.settle(queue)
+        except (ConnectFailed, BrokerUnavailable):
+            self._progress.forget(queue)
+            offset = await self._start(queue)
+            if self._has_master(queue):
+                # It is back, and can be told.
+                raise
+            return offset
+        return await self._start(queue)
+
+    def _has_master(self, queue: Queue) -> bool:
+        master = self._engine.routes.brokers.get(queue.broker, {}).get(MASTER)
+        return master is not None and self._engine.open_connection(master) is not None
+
+    async def _start(self, queue: Queue) -> int:
+        if self._puts_start_by:
+            return await self._starting.begin(queue)
+        return await self._starting.offset(queue)
 
     def _is_current(self, claim: Claim) -> bool:
         return self._ownership.claims.get(claim.queue) is claim

@@ -12,23 +12,40 @@ views of the group may differ for a moment:
 * Both claim before they ask. Of two who claim the same queue, the later asker is told of the
   other's claim, or of its ownership, and waits. Both waiting is possible, and ends as soon as the
   views agree: for one of them the queue is then not its own, and the claim is dropped.
-* Asking presupposes that one knows the other. So the members are read once more *after* claiming.
-  A newcomer registers before it asks anything: either it is in that second list, and everything is
-  worked out again, or it registered later and finds our claim.
+* Asking presupposes that one knows the other. So the members are read once more *after* claiming,
+  from all brokers of the topic: not each of them knows everybody (see `survey`). A newcomer
+  registers before it asks anything: either it is in that second list, and everything is worked out
+  again, or it registered later and finds our claim.
 
-What ends the wait otherwise: a member that holds a queue longer than it may (`handover`) and a
-little; and one that does not answer. The latter is waited for as long as that only if the queue was
-its own before, by the strategy; else for one `answer`.
+What ends the wait otherwise:
+
+* A member that lets go of a queue for longer than it may (`handover`) and a little. It says that it
+  is letting go; the time begins when we first hear that. A member that holds the queue and does not
+  say so consumes it, and may be right: it looks at routes less often than we, or cannot. As long as
+  it answers it keeps the queue, up to `longest_wait` (or two of our own looks at routes, if that is
+  longer): something is wrong by then, which only somebody who looks at both can mend, and a queue
+  with two owners is better than one that nobody may ever have. Java's members do not say that they
+  let go, and are not believed for so long: see below.
+* Two that claim a queue, and do not agree for longer than a hand-over takes: the one whose client
+  id is less begins then, and the other is told that it holds the queue.
+* A member that does not answer. If it last said that it holds the queue, it is waited for from then
+  on as if it were letting go; if it never said anything, from the claim on, and only if the queue
+  was its own before, by the strategy; else for one `answer`.
 
 Java members are asked otherwise. A Java client of 5.x answers from as many threads as it has
 processors, asks the broker itself while it describes what it does (for progress that it does not
 remember, five seconds long), and needs one of these threads to hear the broker's answer: as many
 such questions at once as it has processors block it, and repeated, for good. So it is asked for its
 positions (GET_CONSUMER_STATUS_FROM_CLIENT), which it answers from memory. A position is there
-before a queue is begun, and goes after the queue was let go and reported. Only a queue without any
-progress, of which the broker did not say 0, has none while it is consumed. Because of those, a
-queue that a Java member had before is begun a moment after it was claimed (`_UNLISTED`), by when
-the member has heard of the change as well.
+before a queue is begun, and goes when the queue was let go and reported. That is not all:
+
+* A pull that is answered after the queue was let go puts its position back. The member takes it
+  away with its next report, within seconds, but makes none while it has no queue at all: then it
+  names a queue for good that it has no longer. So a Java member that names a queue is waited for as
+  long as a hand-over takes, or until it must have heard of the change: two of our looks at routes.
+* A queue without any progress, of which the broker did not say 0, has none while it is consumed. So
+  a queue that a Java member had before is begun a moment after it was claimed (`_UNLISTED`), by
+  when the member has heard of the change as well.
 
 One that does not answer is left alone for a while (`silence`). Where accounts are checked, and the
 group's may not ask (in ACL 2.0 that is Get on the group), a claim waits for one `answer`, no more.
@@ -38,10 +55,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orbitmq.client.consumer.allocation import AllocationError, Strategy, share
+from orbitmq.client.consumer.members import Holdings
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
@@ -59,6 +78,17 @@ _ALLOWANCE = 1.0
 _UNLISTED = 0.3
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a member said last of the queues that were claimed then."""
+
+    at: float
+    held: frozenset[Queue]
+    claimed: frozenset[Queue]
+    #: Those that it is letting go of, and when it said so first.
+    leaving: dict[Queue, float]
+
+
 class Inquiry:
     """Asks the other members of a group what they hold, until nothing stands against a claim.
 
@@ -73,12 +103,22 @@ class Inquiry:
         strategy: Strategy,
         settings: RebalanceSettings,
         clock: Clock,
+        *,
+        me: str,
+        route_refresh: float = 0.0,
     ) -> None:
+        """`me` is the client id of who asks; every `route_refresh` it looks at routes."""
         self._members = members
         self._topic = topic
         self._strategy = strategy
         self._settings = settings
         self._clock = clock
+        self._me = me
+        #: Who looks at routes as seldom as we do has heard of the queues by then.
+        self._heard = 2 * route_refresh
+        self._said: dict[str, _Said] = {}
+        #: How many questions had been sent when everybody concerned had answered last.
+        self._asked_after = 0
         self._cleared: set[str] = set()
         #: The members of which it is known, and whether they are Java push consumers.
         self._is_java: dict[str, bool] = {}
@@ -101,56 +141,91 @@ class Inquiry:
         time, others = self._time, tuple(others)
         concerned = [member for member in dict.fromkeys(others) if member not in self._cleared]
         asked = [member for member in concerned if not self._is_left_alone(member)]
-        await self._find_java(asked)
-        answers = await asyncio.gather(*(self._holdings(member) for member in asked))
         claims, queues = list(claims), tuple(queues)
+        after = max((self._asked_after, *(claim.after for claim in claims)))
+        await self._find_java(asked, after)
+        answers = await asyncio.gather(*(self._holdings(member, after) for member in asked))
+        self._asked_after = self._members.asked
         java = [member for member in dict.fromkeys(others) if self._is_java.get(member)]
         wanted = {claim.queue for claim in claims}
-        held: set[Queue] = set()
+        answered: list[str] = []
         silent = [member for member in concerned if member not in asked]
         for member, holdings in zip(asked, answers, strict=True):
             if holdings is None:
                 silent.append(member)
                 self._silent_until[member] = self._clock.monotonic() + self._settings.silence
-            elif theirs := holdings & wanted:
-                held |= theirs
-            elif time == self._time:
+                continue
+            answered.append(member)
+            self._note(member, holdings, wanted)
+            if not wanted & (holdings.held | holdings.claimed) and time == self._time:
                 # Unless there is more to ask about than when this was asked.
                 self._cleared.add(member)
         free, overdue = [], []
         now = self._clock.monotonic()
         for claim in claims:
+            ends = [
+                *self._held_until(claim, answered),
+                *self._last_held_until(claim, silent),
+            ]
             waited = now - claim.since
-            is_blocked = (
-                claim.queue in held
-                or self._may_be_held(claim, silent, queues, waited)
-                or (waited < _UNLISTED and self._was_owned(java, claim, queues))
-            )
-            if not is_blocked:
+            if self._may_be_held(claim, silent, queues, waited) or (
+                waited < _UNLISTED and self._was_owned(java, claim, queues)
+            ):
+                ends.append(claim.since + self._patience)
+            if not ends:
                 free.append(claim)
-            elif waited >= self._settings.handover + _ALLOWANCE:
+            elif now >= max(ends):
                 overdue.append(claim)
         return free, overdue
+
+    @property
+    def _patience(self) -> float:
+        """How long it takes at most to let go of a queue."""
+        return self._settings.handover + _ALLOWANCE
+
+    def _note(self, member: str, holdings: Holdings, wanted: set[Queue]) -> None:
+        now = self._clock.monotonic()
+        before = self._said[member].leaving if member in self._said else {}
+        leaving = {queue: before.get(queue, now) for queue in holdings.leaving & wanted}
+        self._said[member] = _Said(now, holdings.held & wanted, holdings.claimed & wanted, leaving)
+
+    def _held_until(self, claim: Claim, members: list[str]) -> Iterator[float]:
+        """When those are overdue with a queue who have just said that they hold it."""
+        for member in members:
+            said = self._said[member]
+            if claim.queue in said.leaving:
+                yield max(claim.since, said.leaving[claim.queue]) + self._patience
+            elif claim.queue in said.claimed and self._me < member:
+                yield claim.since + self._patience
+            elif claim.queue in said.held | said.claimed:
+                # What a Java member names, it need not have any more.
+                longest = 0.0 if self._is_java.get(member) else self._settings.longest_wait
+                yield claim.since + max(longest, self._heard, self._patience)
+
+    def _last_held_until(self, claim: Claim, silent: list[str]) -> Iterator[float]:
+        """When those are overdue with a queue who held it when they last said anything."""
+        for said in map(self._said.get, silent):
+            if said is not None and claim.queue in said.held | said.claimed:
+                since = said.leaving.get(claim.queue, said.at)
+                yield max(claim.since, since) + self._patience
 
     def _is_left_alone(self, member: str) -> bool:
         return self._clock.monotonic() < self._silent_until.get(member, 0.0)
 
-    async def _find_java(self, members: list[str]) -> None:
+    async def _find_java(self, members: list[str], after: int) -> None:
         """Learn which members are Java's; if nobody can say, they are asked as ours are."""
         if all(member in self._is_java for member in members):
             return
         try:
-            java = await self._members.java(self._topic)
+            self._is_java.update(await self._members.java(self._topic, members, after=after))
         except OrbitError as error:
             log.debug("the languages of members are not known: %s", error)
-            return
-        self._is_java.update({member: member in java for member in members})
 
-    async def _holdings(self, member: str) -> frozenset[Queue] | None:
+    async def _holdings(self, member: str, after: int) -> Holdings | None:
         try:
             if self._is_java.get(member):
-                return await self._members.begun(member, self._topic)
-            return await self._members.holdings(member, self._topic)
+                return Holdings(await self._members.begun(member, self._topic))
+            return await self._members.holdings(member, self._topic, after=after)
         except OrbitError as error:
             log.debug("%s does not say what it holds: %s", member, error)
             return None

@@ -10,20 +10,13 @@ from typing import TYPE_CHECKING
 
 from orbitmq.message.batch import split_batch
 from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import (
-    COMPRESSED,
-    COMPRESSION_TYPE_MASK,
-    INNER_BATCH,
-    NEED_UNWRAP,
-)
+from orbitmq.message.sysflag import BATCH_MASK, COMPRESSED, COMPRESSION_TYPE_MASK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Both bits of a record's flag say that it holds several messages.
-IS_BATCH = INNER_BATCH | NEED_UNWRAP
 #: What the record says of itself and not of the messages in it.
-_OF_THE_RECORD = IS_BATCH | COMPRESSED | COMPRESSION_TYPE_MASK
+_OF_THE_RECORD = BATCH_MASK | COMPRESSED | COMPRESSION_TYPE_MASK
 
 
 def without_inner_batches(messages: Sequence[StoredMessage], first: int) -> list[StoredMessage]:
@@ -33,7 +26,7 @@ def without_inner_batches(messages: Sequence[StoredMessage], first: int) -> list
     """
     singles: list[StoredMessage] = []
     for message in messages:
-        if message.sys_flag & IS_BATCH == IS_BATCH:
+        if message.sys_flag & BATCH_MASK == BATCH_MASK:
             singles += [each for each in _unwrapped(message) if each.queue_offset >= first]
         else:
             singles.append(message)

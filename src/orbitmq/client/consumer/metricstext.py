@@ -68,6 +68,7 @@ def metrics_text(group: str, client_id: str, statistics: ConsumerStatistics) -> 
         lines.append(_sample(name, member, getattr(statistics, field)))
     lines += _head("troubles", "gauge", "Things that keep messages away now.")
     lines.append(_sample("troubles", member, len(statistics.troubles)))
+    lines += _put_off(member, statistics)
     return "\n".join(lines) + "\n"
 
 
@@ -91,6 +92,16 @@ def _calls(
     for topic, counted in called:
         if counted.consume_times.longest is not None:
             yield _sample(longest, {**member, "topic": topic}, counted.consume_times.longest)
+
+
+def _put_off(member: Mapping[str, str], statistics: ConsumerStatistics) -> Iterator[str]:
+    if not statistics.put_off:
+        return
+    name = "pulls_put_off_total"
+    yield from _head(name, "counter", "Pulls that came later, or were odd, by queue and reason.")
+    for (queue, reason), count in sorted(statistics.put_off.items()):
+        place = {"topic": queue.topic, "broker": queue.broker, "queue": str(queue.id)}
+        yield _sample(name, {**member, **place, "reason": reason.value}, count)
 
 
 def _head(name: str, kind: str, about: str) -> Iterable[str]:

@@ -17,6 +17,10 @@ the queue goes to the end of the line of those who want a worker: many queues sh
 A failed message is put back, and its queue pauses before the next attempt: later messages wait.
 Attempts are counted in memory. After the allowed ones, if there is such a limit, the message is
 given up, which a broker makes a dead letter of, and its queue goes on.
+
+A listener that commits by itself leaves messages taken and uncommitted. They are what its window
+has in hand from before the run: nothing but the listener's own verdict commits them, and neither a
+failure nor a message that middleware kept from it does.
 """
 
 from __future__ import annotations
@@ -211,11 +215,15 @@ class OrderlyConsumption(Consuming):
         made = len(run.outcomes)
         if not made:
             return
-        again = sum(len(outcome.failed) for outcome in run.outcomes)
+        # Of a run, only the last call can have been rolled back.
+        was_rolled_back = run.outcomes[-1].is_rolled_back
+        back = len(run.calls[made - 1][1]) if was_rolled_back else 0
+        outcomes = run.outcomes[:-1] if was_rolled_back else run.outcomes
+        again = sum(len(outcome.failed) for outcome in outcomes)
         self.statistics.consumed(
             run.owned.queue.topic,
-            done=_messages(run, made) - again,
-            failed=sum(len(outcome.tried) for outcome in run.outcomes),
+            done=_messages(run, made) - again - back,
+            failed=sum(len(outcome.tried) for outcome in outcomes) + back,
             times=run.times(),
         )
 
@@ -227,16 +235,23 @@ class OrderlyConsumption(Consuming):
         last = accounted(run.outcomes[-1], run.calls[made - 1][1]) if made else None
         if last is None:
             self._go_on(line)
+            return
+        # What is in hand besides the messages of these calls was left uncommitted before them.
+        is_open = owned.window.taken_count > _messages(run, made)
+        commits = last.commits(is_open=is_open)
+        if last.is_rolled_back:
+            # With what middleware kept from the listener, if there is any.
+            owned.window.rollback()
+            self._pause(line, self._pause_after(last, None))
         elif last.failed:
             self._log_failure(owned, last, run.calls[made - 1][0].name)
             line.become(_State.SETTLING)
             self._engine.spawn(
-                self._retry(line, last), f"{self._group}: failed message of {owned.queue}"
+                self._retry(line, last, commits=commits),
+                f"{self._group}: failed message of {owned.queue}",
             )
-        elif not last.auto_commit:
-            self._obey(line, last)
         else:
-            if last.verdict is not Verdict.SUCCESS:
+            if last.auto_commit and last.verdict is not Verdict.SUCCESS:
                 log.warning(
                     "%s without auto_commit = False counts as success (group %s, %s)",
                     last.verdict.name,
@@ -244,18 +259,9 @@ class OrderlyConsumption(Consuming):
                     owned.queue,
                     extra={"group": self._group, "queue": str(owned.queue)},
                 )
-            self._commit(owned)
+            if commits:
+                self._commit(owned)
             self._go_on(line)
-
-    def _obey(self, line: _Line, outcome: Outcome) -> None:
-        """A listener that commits by itself was successful, or wants to go back."""
-        if outcome.verdict is Verdict.ROLLBACK:
-            line.owned.window.rollback()
-            self._pause(line, self._pause_after(outcome, None))
-            return
-        if outcome.verdict is Verdict.COMMIT:
-            self._commit(line.owned)
-        self._go_on(line)
 
     def _commit(self, owned: OwnedQueue) -> None:
         """Everything that was taken is done with."""
@@ -270,7 +276,7 @@ class OrderlyConsumption(Consuming):
             message.attempt, failure, retries, self._pause_after(outcome, failure.pause)
         )
 
-    async def _retry(self, line: _Line, outcome: Outcome) -> None:
+    async def _retry(self, line: _Line, outcome: Outcome, *, commits: bool) -> None:
         """Have failed messages tried again after a pause, or give them up."""
         owned = line.owned
         failure = outcome.failure or Failure()
@@ -283,7 +289,7 @@ class OrderlyConsumption(Consuming):
             self._close(line)
             return
         owned.window.rollback(again)
-        if outcome.auto_commit:
+        if commits:
             self._commit(owned)
         if again:
             wanted = failure.pause if tried else outcome.hold

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from orbitmq.client.consumer.landmarks import Landmark
 from orbitmq.client.consumer.window import Window
 from orbitmq.client.names import is_retry_topic
 
@@ -24,6 +25,15 @@ class HeldLock(Protocol):
         """Whether it may be relied on at `now`, by the clock's `monotonic`."""
 
 
+class Ownership:
+    """Stands for one spell of owning a queue: the same for all deliveries in it, and for no others.
+
+    Compared by identity. Who keeps something for the length of the spell holds it weakly.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
 class OwnedQueue:
     """One owned queue. Belongs to the event loop; compared by identity."""
 
@@ -32,11 +42,13 @@ class OwnedQueue:
         "is_dropped",
         "is_paused",
         "last_consumed",
+        "last_fetched",
         "last_pull",
         "lock",
         "max_offset",
         "min_offset",
         "next_offset",
+        "ownership",
         "queue",
         "running",
         "window",
@@ -47,9 +59,13 @@ class OwnedQueue:
     ) -> None:
         """`next_offset` is where to begin; `now` is by the clock's `monotonic`."""
         self.queue = queue
+        #: What is told about this object to those who run around handlers.
+        self.ownership = Ownership()
         self.window = Window()
         #: Where the next pull begins.
         self.next_offset = next_offset
+        #: The last message that a pull brought.
+        self.last_fetched: Landmark | None = None
         #: The bounds of the queue as the last pull told them; the end is the next message's offset.
         self.min_offset: int | None = None
         self.max_offset: int | None = None
@@ -86,6 +102,12 @@ class OwnedQueue:
             return None
         done = self.window.commit_offset
         return max(0, self.max_offset - (self.next_offset if done is None else done))
+
+    @property
+    def landmark(self) -> Landmark | None:
+        """A message by which its position can be judged: the first unfinished, or the last one."""
+        first = self.window.first
+        return self.last_fetched if first is None else Landmark.of(first.stored)
 
     def drop(self) -> None:
         """It is no longer ours."""

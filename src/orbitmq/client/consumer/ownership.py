@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orbitmq.client.consumer.members import CLAIMS, claims_text
+from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
 from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ProcessQueueInfo
 
@@ -28,6 +28,10 @@ class Claim:
     since: float  #: by the clock's `monotonic`
     #: The members before the change that made the queue ours.
     former: tuple[str, ...] = ()
+    #: How many questions had been sent when it was made: only answers to later ones matter.
+    after: int = 0
+    #: Whether all brokers were asked for the members since: the second look of `handover`.
+    is_looked_at: bool = False
     lock: QueueLock | None = None
     #: Not tried again before, because where the queue begins could not be said.
     not_before: float = float("-inf")
@@ -65,12 +69,16 @@ class Ownership:
 
     def running_info(self, progress: ProgressStore, clock: Clock) -> ConsumerRunningInfo:
         """What others are told when they ask (307). A queue is in it until it is given up."""
+        leaving = [
+            queue for queue, owned in self.owned.items() if owned.is_draining or owned.is_dropped
+        ]
+        properties = {CLAIMS: self.claims, LEAVING: leaving}
         return ConsumerRunningInfo(
             mq_table={
                 _wire(queue): _described(owned, progress.read(queue), clock)
                 for queue, owned in self.owned.items()
             },
-            properties={CLAIMS: claims_text(self.claims)} if self.claims else {},
+            properties={name: queues_text(queues) for name, queues in properties.items() if queues},
         )
 
 

@@ -67,6 +67,17 @@ class Doubting(Protocol):
         """See to it, when the positions of `queues` are put by next, that they really are."""
 
 
+@runtime_checkable
+class Supposing(Protocol):
+    """A store that may name a position of which nothing is put by, and later another one."""
+
+    def is_supposed(self, queue: Queue) -> bool:
+        """Whether what was fetched may be no more than a supposition."""
+
+    def insist(self, queues: Iterable[Queue]) -> None:
+        """Have positions put by the next time, whether they have changed or not."""
+
+
 class _Batch:
     """Positions that are put by together, and what became of them."""
 

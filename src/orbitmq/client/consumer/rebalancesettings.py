@@ -20,11 +20,14 @@ class RebalanceSettings:
     handover: float = 10.0
     answer: float = 1.0  #: how long a member may take to say what it holds
     silence: float = 5.0  #: how long one that did not say is left alone (see `handover`)
+    #: How long a member keeps a queue that is ours, although it answers, if it does not let go
+    #: (Java members not so long: see `handover`).
+    longest_wait: float = 300.0
     stalled: float = 120.0  #: an owned queue that was not pulled for so long is begun anew
     persist: float = 5.0  #: how often progress is put by
     #: Also when a queue had nothing to do for so long (see `reporting`); 0: only as often as that.
     persist_idle: float = 0.2
-    #: After a broker connection was lost and made again, members that are missing are waited for.
+    #: After a broker was connected to, members that no broker lists are waited for (see `survey`).
     return_grace: float = 3.0
     #: A queue that somebody else still holds is asked for again after so long, and slower then.
     first_poll: float = 0.02

@@ -3,8 +3,9 @@
 A round looks at every subscribed topic: its queues, its members, our share. Queues that are not in
 the share any more are released, those that are new in it are claimed (`releasing`, `gaining`; why
 that is safe, in `handover`). Rounds are at the start, every 20 s, 1 s after one that left something
-undone, and at once when there are news: members came or went, a route or a subscription changed, a
-broker was connected to. Whatever cannot be found out leaves the topic as it is.
+undone or brokers at odds about who is there, and at once when there are news: members came or went,
+a route or a subscription changed, a broker was connected to. Whatever cannot be found out leaves
+the topic as it is.
 
 Broadcasting takes every queue and asks nobody.
 """
@@ -27,6 +28,7 @@ from orbitmq.client.consumer.reporting import Reporting
 from orbitmq.client.consumer.spells import Spells
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting
 from orbitmq.client.consumer.survey import Survey
+from orbitmq.client.consumer.unreported import Unreported
 from orbitmq.client.errors import GroupRefused
 from orbitmq.client.serving import NOT_MINE, NotMine
 from orbitmq.errors import OrbitError
@@ -75,8 +77,12 @@ class Rebalancer:
         settings: RebalanceSettings | None = None,
         listener: AssignmentListener | None = None,
         describe: Describe | None = None,
+        puts_start_by: bool = True,
     ) -> None:
-        """`topics` are those subscribed to now; with `locks` queues are consumed in order."""
+        """`topics` are those subscribed to now; with `locks` queues are consumed in order.
+
+        `puts_start_by`: where a queue without progress is begun is its progress from then on.
+        """
         self._engine = engine
         self._group = group
         self._topics = topics
@@ -86,29 +92,38 @@ class Rebalancer:
         self._locks = None if is_broadcasting else locks
         self._describe = describe
         self._members = (
-            None if is_broadcasting else GroupMembers(engine, group, answer_within=settings.answer)
+            None
+            if is_broadcasting
+            else GroupMembers(
+                engine, group, answer_within=settings.answer, silence=settings.silence
+            )
         )
         self._ownership = Ownership()
         self._news = AssignmentNews(engine, group, listener, self._assignment)
+        starting = Starting(engine, progress, consume_from)
+        self._unreported = Unreported(engine, group, progress, self._ownership, starting)
         self._gaining = Gaining(
             engine,
             group,
             self._ownership,
             members=self._members,
-            starting=Starting(engine, progress, consume_from),
+            starting=starting,
             progress=progress,
+            unreported=self._unreported,
+            puts_start_by=puts_start_by,
             puller=puller,
             strategy=self._strategy,
             locks=self._locks,
             settings=settings,
             on_gained=self._news.changed,
-            look_again=self.wake,
+            look_again=self._other_members,
         )
         self._releasing = Releasing(
             engine,
             group,
             self._ownership,
             progress=progress,
+            unreported=self._unreported,
             puller=puller,
             consumption=consumption,
             locks=self._locks,
@@ -160,6 +175,7 @@ class Rebalancer:
             settings.interval, self._round, first=0.0, name=f"rebalance {self._group}"
         )
         self.reporting.start()
+        self._unreported.start(settings.persist)
 
     async def stop(self, *, within: float | None = None) -> None:
         """Give everything up: handlers finish, progress is reported, locks are given back.
@@ -170,6 +186,7 @@ class Rebalancer:
         self._is_stopping = True
         if self._rounds is not None:
             self._rounds.stop()
+        self._unreported.stop()
         self.reporting.stop()
         try:
             await self._gaining.stop()
@@ -240,6 +257,7 @@ class Rebalancer:
 
         Offsets of queues that are not ours are left to those whose they are.
         """
+        self._unreported.drop(offsets)
         owned = self._ownership.owned
         mine = {queue: owned[queue] for queue in offsets if queue in owned}
         for each in mine.values():
@@ -273,11 +291,13 @@ class Rebalancer:
         self._track(topics)
         self._release_others(topics)
         self.counts.rounds += 1
-        pauses = await asyncio.gather(*(self._balance(topic) for topic in sorted(topics)))
+        # Topics share what is asked about members from here on.
+        after = self._survey.asked
+        pauses = await asyncio.gather(*(self._balance(topic, after) for topic in sorted(topics)))
         self._last_round = clock.monotonic()
         return min(pauses, default=settings.interval)
 
-    async def _balance(self, topic: str) -> float:
+    async def _balance(self, topic: str, after: int) -> float:
         """Look at a topic; in how many seconds it should be looked at again."""
         settings = self._settings
         queues = await self._survey.queues(topic)
@@ -285,10 +305,11 @@ class Rebalancer:
             self.counts.failed_rounds += 1
             # A topic that is made on demand comes soon after its first user, or not for long.
             times = self._missing[topic] = self._missing.get(topic, 0) + 1
-            return min(settings.interval, settings.retry * (1 << min(times - 1, 10)))
+            return self._ever_later(times)
         self._missing.pop(topic, None)
         try:
-            members = await self._survey.members(topic, self._views.get(topic, _NOBODY).members)
+            before = self._views.get(topic, _NOBODY).members
+            members = await self._survey.members(topic, before, after=after)
             if members is None:
                 return settings.retry
             own = (
@@ -312,7 +333,14 @@ class Rebalancer:
         if self._is_stopping or topic not in self._tracked:
             return settings.interval
         is_done = self._apply(topic, View(tuple(in_order(queues)), members), own)
-        return settings.interval if is_done else settings.retry
+        if not is_done:
+            return settings.retry
+        split = self._survey.split_rounds(topic)
+        return self._ever_later(split) if split else settings.interval
+
+    def _ever_later(self, times: int) -> float:
+        """When to look the next time for what was looked for so often."""
+        return min(self._settings.interval, self._settings.retry * (1 << min(times - 1, 10)))
 
     def _apply(self, topic: str, view: View, own: tuple[Queue, ...]) -> bool:
         """Release and claim; whether nothing is left to be done."""
@@ -367,6 +395,7 @@ class Rebalancer:
         header = request.header(NotifyConsumerIdsChangedRequest)
         if header.consumer_group != self._group:
             return NOT_MINE
+        self._survey.happened()
         self.wake()
         return None if request.is_one_way else request.answer(ResponseCode.SUCCESS)
 
@@ -379,9 +408,14 @@ class Rebalancer:
         if topic in self._tracked:
             self.wake()
 
+    def _other_members(self, topic: str) -> None:
+        self._survey.happened(topic)
+        self.wake()
+
     def _connected(self, where: Address) -> None:
         self._survey.connected(where)
         self.wake()
+        self._unreported.wake()
 
     def _lock_lost(self, queue: Queue) -> None:
         owned = self._ownership.owned.get(queue)

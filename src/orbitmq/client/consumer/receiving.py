@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.client.consumer.flowcontrol import FlowReason, FlowSettings
-from orbitmq.client.consumer.innerbatches import IS_BATCH, without_inner_batches
+from orbitmq.client.consumer.innerbatches import without_inner_batches
+from orbitmq.client.consumer.landmarks import Landmark
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.stored import decode_messages
+from orbitmq.message.sysflag import BATCH_MASK
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
@@ -86,7 +88,10 @@ class IntoWindow:
         return self._limits.exceeded_by(owned.window)
 
     def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
-        wanted = subscription.accepted(self._decoded(owned.queue, pulled))
+        found = self._decoded(owned.queue, pulled)
+        if found:
+            owned.last_fetched = Landmark.of(found[-1].stored)
+        wanted = subscription.accepted(found)
         window = owned.window
         new = window.add(wanted, pulled.next_offset)
         if new:
@@ -122,6 +127,6 @@ def decode_pulled(pulled: Pulled) -> list[StoredMessage]:
     """The messages that a pull found. Raises `MessageError`."""
     stored = decode_messages(pulled.body)
     for each in stored:
-        if each.sys_flag & IS_BATCH == IS_BATCH:
+        if each.sys_flag & BATCH_MASK == BATCH_MASK:
             return without_inner_batches(stored, pulled.offset)
     return stored

@@ -40,11 +40,16 @@ class Registrations:
         namespace: str | None = None,
         batch_size: int | None = None,
         middleware: Sequence[object] = (),
+        in_order: bool = False,
     ) -> None:
-        """`batch_size` and `middleware` are those of all handlers."""
+        """`batch_size` and `middleware` are those of all handlers.
+
+        `in_order`: whether messages are consumed so, and listeners may commit by themselves.
+        """
         self._group = group
         self._namespace = namespace
         self._batch_size = batch_size
+        self._in_order = in_order
         self._middleware = _several(middleware)
         self._by_topic: dict[str, Registration] = {}
 
@@ -96,6 +101,7 @@ class Registrations:
             group=self._group,
             batch_size=self._batch_size if batch_size is None else batch_size,
             middleware=(*self._middleware, *_several(middleware)),
+            in_order=self._in_order,
         )
         return self._put(topic, tags, sql, binding, replace=replace)
 

@@ -10,6 +10,8 @@ Progress is reported twice: at once, for an owner-to-be that does not wait (Apac
 not), and when the last handler has finished. Before the second report the broker is asked when some
 time has passed, or the lock was lost: what another owner has reported meanwhile is not taken back.
 At a stop the broker is asked for what it is believed to have, too: nobody would say it later.
+Otherwise, what a broker could not be told is kept, and told later if it still counts then
+(`unreported`): a broker that was away may be back with other messages under the same numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE
 from orbitmq.client.consumer.progress import Doubting
-from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.errors import RemotingError
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.ownership import Ownership
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.unreported import Unreported
     from orbitmq.client.engine import Engine
     from orbitmq.client.queue import Queue
 
@@ -64,6 +67,7 @@ class Releasing:
         ownership: Ownership,
         *,
         progress: ProgressStore,
+        unreported: Unreported,
         puller: Beginning,
         consumption: Draining,
         locks: QueueLocks | None,
@@ -74,6 +78,7 @@ class Releasing:
         self._group = group
         self._ownership = ownership
         self._progress = progress
+        self._unreported = unreported
         self._puller = puller
         self._consumption = consumption
         self._locks = locks
@@ -84,6 +89,8 @@ class Releasing:
         self._tasks: dict[OwnedQueue, asyncio.Task[None]] = {}
         #: Queues that were given up by a stop while a handler was at work on them.
         self.left_busy: set[Queue] = set()
+        #: Queues whose broker was away when it was to be told, and why.
+        self._cut_off: dict[OwnedQueue, OrbitError] = {}
         #: Brokers that did not answer at a stop, and are told nothing more.
         self._given_up: set[str] = set()
 
@@ -156,6 +163,7 @@ class Releasing:
 
     def _let_go(self, owned: OwnedQueue) -> None:
         queue = owned.queue
+        self._cut_off.pop(owned, None)
         try:
             if self._ownership.owned.get(queue) is owned:
                 del self._ownership.owned[queue]
@@ -213,20 +221,45 @@ class Releasing:
     async def _report(self, owned: OwnedQueue, *, is_careful: bool) -> None:
         """Put the progress by, trying for as long as the next owner waits."""
         until = self._engine.clock.monotonic() + self._settings.handover
-        while True:
+        while owned not in self._cut_off:
             error = await self._persist(owned, is_careful=is_careful)
             if error is None:
                 return
             if self._is_stopping or self._engine.clock.monotonic() >= until:
-                log.warning(
-                    "progress of group %s in %s could not be reported, its messages come again: %s",
-                    self._group,
-                    owned.queue,
-                    error,
-                    extra={"group": self._group, "queue": str(owned.queue)},
-                )
+                self._keep(owned)
+                self._not_reported(owned, error)
                 return
+            if isinstance(error, BrokerRefused):
+                await asyncio.sleep(_AGAIN)
+        await self._report_again(owned, self._cut_off[owned], until)
+
+    async def _report_again(self, owned: OwnedQueue, error: OrbitError, until: float) -> None:
+        """The same after a broker was away: it may have lost messages, so that proof is needed."""
+        self._keep(owned)
+        while not self._is_stopping and self._engine.clock.monotonic() < until:
             await asyncio.sleep(_AGAIN)
+            try:
+                await self._unreported.settle(owned.queue)
+            except OrbitError as failed:
+                error = failed
+            else:
+                return
+        self._not_reported(owned, error)
+
+    def _keep(self, owned: OwnedQueue) -> None:
+        position = self._progress.read(owned.queue)
+        if position is not None and not self._is_stopping:
+            self._unreported.keep(owned.queue, position, owned.landmark)
+
+    def _not_reported(self, owned: OwnedQueue, error: OrbitError) -> None:
+        log.warning(
+            "progress of group %s in %s could not be reported, %s: %s",
+            self._group,
+            owned.queue,
+            "its messages come again" if self._is_stopping else "and is when its broker is back",
+            error,
+            extra={"group": self._group, "queue": str(owned.queue)},
+        )
 
     async def _persist(self, owned: OwnedQueue, *, is_careful: bool = False) -> OrbitError | None:
         """Put the progress by; what prevented it, if anything did."""
@@ -243,6 +276,8 @@ class Releasing:
         except OrbitError as error:
             if self._is_stopping and isinstance(error, RemotingError | BrokerUnavailable):
                 self._given_up.add(broker)
+            if not (self._is_stopping or isinstance(error, BrokerRefused)):
+                self._cut_off[owned] = error
             return error
         return None
 

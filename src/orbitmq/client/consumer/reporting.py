@@ -150,7 +150,8 @@ class Reporting:
                 pace.went(now, longest=self._longest)
 
     async def _report_all(self) -> None:
-        await self._report(self._owned)
+        # What was dropped is settled by whoever gives it up.
+        await self._report(queue for queue, owned in self._owned.items() if not owned.is_dropped)
 
     async def _report(self, queues: Iterable[Queue]) -> None:
         try:

@@ -5,6 +5,10 @@ and delivers it later, or makes it a dead letter. When that broker does not take
 to the group's retry topic as an ordinary message, to any broker. When that fails as well, whoever
 asked keeps the message and tries again.
 
+One that is given up goes the same way only when its broker says no, because the message is gone
+there, as a rule: the copy says that it is allowed no attempts, and whoever takes it makes it a dead
+letter at once. While the broker is away it is kept.
+
 A consumer in order retries in place and gives a message up after its attempts. It sends the copy to
 the retry topic as well; a broker makes it a dead letter at once, because the group holds locks on
 queues. The attempts were counted in memory only, and that way they are told.
@@ -31,6 +35,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
+from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import retry_topic
 from orbitmq.errors import OrbitError
 from orbitmq.message.record import MAX_PROPERTIES
@@ -123,7 +128,6 @@ class SendingBack:
         self._group = group
         self._producer = producer
         self._max_retries = max_retries
-        self._allowed = DEFAULT_RETRIES if max_retries is None else max_retries
         self._timeout = timeout
 
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
@@ -132,7 +136,8 @@ class SendingBack:
             return await self._put_off(message, failure)
         is_taken = await self._sent_back(message, failure)
         # Without a limit of our own the broker has the group's, which is not known here.
-        if is_taken and (failure.level == DEAD or message.reconsume_times >= self._allowed):
+        is_used_up = message.reconsume_times >= self._allowed(message.queue.broker)
+        if is_taken and (failure.level == DEAD or is_used_up):
             self._tell_dead(
                 message, failure, is_sure=failure.level == DEAD or self._max_retries is not None
             )
@@ -142,24 +147,39 @@ class SendingBack:
         try:
             await self._ask(message, failure)
         except OrbitError as error:
+            # A broker that is away will be there again, and has the message.
+            is_kept = failure.level == DEAD and not isinstance(error, BrokerRefused)
             log.warning(
-                "the broker did not take %s back, sending it to the retry topic: %s",
+                "the broker did not take %s back, %s: %s",
                 self._named(message),
+                "keeping it" if is_kept else "sending it to the retry topic",
                 error,
                 extra=self._fields(message),
             )
+            if is_kept:
+                return False
         else:
             return True
-        if failure.level == DEAD:
-            # In a retry topic it would be consumed again. Its broker will be there again.
-            return False
         times = message.reconsume_times
+        if failure.level == DEAD:
+            # With no attempts allowed it is nowhere consumed again.
+            return await self._resend(
+                message, failure, attempts=times + 1, level=FIRST_LEVEL, allowed=0
+            )
         level = failure.level or FIRST_LEVEL + times
         if failure.delay is not None:
             level = level_for(failure.delay)
         return await self._resend(
-            message, failure, attempts=times + 1, level=level, allowed=self._allowed
+            message,
+            failure,
+            attempts=times + 1,
+            level=level,
+            allowed=self._allowed(message.queue.broker),
         )
+
+    def _allowed(self, _broker: str) -> int:
+        """The retries of a message that a broker has, as far as is known."""
+        return DEFAULT_RETRIES if self._max_retries is None else self._max_retries
 
     async def _put_off(self, message: ReceivedMessage, failure: Failure) -> bool:
         """Have a message delivered again with the attempts that it has."""

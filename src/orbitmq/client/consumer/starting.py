@@ -11,6 +11,11 @@ not, as with Apache, whose clients of the same group must not begin elsewhere.
 
 A question that cannot be answered is an error; the queue is not begun and tried again later. There
 is no third outcome: a guess here is a silent loss, or everything twice.
+
+Where a group begins without progress is its progress from then on, and is put by before the first
+pull (`Starting.begin`). Whoever has the queue next would otherwise work it out anew, at an end that
+has moved on: what came between would be lost. (Apache's clients put nothing by until a message is
+finished, or a held pull has ended without one.)
 """
 
 from __future__ import annotations
@@ -18,10 +23,12 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from orbitmq.client.consumer.progress import Supposing
 from orbitmq.client.durations import Instant, epoch
 from orbitmq.client.errors import BrokerRefused, SettingError
 from orbitmq.client.names import is_retry_topic
@@ -141,8 +148,29 @@ class Starting:
     async def offset(self, queue: Queue) -> int:
         """The offset of the first message to pull. Raises when it cannot be worked out."""
         stored = await self._progress.fetch(queue)
+        return await self.without_progress(queue) if stored is None else stored
+
+    async def begin(self, queue: Queue) -> int:
+        """The same; and it is put by, unless it was. Raises when that cannot be done either."""
+        stored, progress = await self._progress.fetch(queue), self._progress
         if stored is not None:
+            if isinstance(progress, Supposing) and progress.is_supposed(queue):
+                progress.insist([queue])
+                await self._put_by(queue)
             return stored
+        offset = await self.without_progress(queue)
+        progress.update(queue, offset)
+        await self._put_by(queue)
+        return offset
+
+    async def _put_by(self, queue: Queue) -> None:
+        # A broker that does not take progress of the group refuses its pulls as well, and is told
+        # of there. Until then the position is in memory, and goes with the next report.
+        with suppress(BrokerRefused):
+            await self._progress.persist([queue])
+
+    async def without_progress(self, queue: Queue) -> int:
+        """Where a queue of which nothing is put by begins now."""
         ordinary, retry = WITHOUT_PROGRESS[self._begin.begin]
         point = retry if is_retry_topic(queue.topic) else ordinary
         if point is _Point.ZERO:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.calltimes import CallTimes
 from orbitmq.client.consumer.meters import CallMeter, Meter
 from orbitmq.wire.bodies.stats import ConsumeStatus
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.setbacks import Setback
+    from orbitmq.client.queue import Queue
 
 #: Rates are taken over so many slots of so many seconds.
 _MINUTE: Final = (12, 5.0)
@@ -56,6 +61,9 @@ class ConsumerStatistics:
     #: What keeps messages away now, a sentence each: a topic that is not there, a name server that
     #: does not answer, a group that brokers do not have.
     troubles: tuple[str, ...] = ()
+    #: How often fetching was put off, or odd, by queue and reason: flow control, a broker that
+    #: refused, an offset that went back.
+    put_off: Mapping[tuple[Queue, Setback], int] = field(default_factory=dict)
 
 
 class _Topic:
@@ -123,7 +131,11 @@ class Statistics:
             call_seconds=counts.calls.total,
         )
 
-    def snapshot(self, troubles: Sequence[str] = ()) -> ConsumerStatistics:
+    def snapshot(
+        self,
+        troubles: Sequence[str] = (),
+        put_off: Mapping[tuple[Queue, Setback], int] = MappingProxyType({}),
+    ) -> ConsumerStatistics:
         """Everything, as it is now."""
         return ConsumerStatistics(
             topics={topic: self.topic(topic) for topic in self._topics},
@@ -134,6 +146,7 @@ class Statistics:
             timed_out=self.timed_out,
             dead_letters=self.dead_letters,
             troubles=tuple(troubles),
+            put_off=put_off,
         )
 
     def status(self, topic: str) -> ConsumeStatus:

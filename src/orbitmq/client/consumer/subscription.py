@@ -70,6 +70,10 @@ class Subscription:
     def is_by_tags(self) -> bool:
         return self.type == TAG
 
+    def is_same_filter(self, other: Subscription) -> bool:
+        """Whether both want the same of their topics, whenever they were said."""
+        return (self.type, self.expression) == (other.type, other.expression)
+
     def accepted(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
         """Those that were asked for: a broker compares hashes of tags, and hashes collide."""
         if self.tags.matches_all:

@@ -3,6 +3,34 @@
 Whatever cannot be found out is told once, and again when it lasts; until it is found out the topic
 is left as it is.
 
+Who is a member. A broker lists those who are connected to it, and as a rule that is everybody. But
+a broker that is new in a topic's route is heard of by each member when it next looks at the route,
+up to half a minute after the first; a broker that was restarted knows those who are back; and a
+member may be cut off from one broker alone. To believe such a list is to take the queues of members
+that go on consuming them. So *a member is whoever any broker of the topic lists, and nobody has
+left before all of them say so*:
+
+* In quiet times one broker is asked, any one, as Java does it. Its list is enough if it names
+  everybody we know of.
+* If it does not, or names others, or anything has happened since all were asked (we are new,
+  members came or went, a broker was connected to, the second look of `gaining` found somebody else,
+  the lists differed), all brokers are asked, side by side. So nobody is overlooked either whom one
+  broker alone knows. All topics of a round share the answers, which are the same for each.
+* Whoever is listed twice by a broker, because it does not know yet that an old connection is dead,
+  is one member. Members of other kinds than ours count what the one broker lists that they happen
+  to ask, so beside them he counts as often as the list has him that has him most often. (Shares are
+  then as theirs when they ask that broker.) Lists in which he is not as often differ.
+* A broker that cannot be reached, or refuses, has no say. One that takes longer than an `answer`
+  may know those who are missing: they are waited for, for one `return_grace`.
+* After a broker was connected to while we consume, those who are missing everywhere are waited for
+  as long as well: they may be on their way to it.
+
+Brokers see within moments of each other that a member has left, or was killed, and tell so; each
+time all are asked. Should one not tell, lists that differ are looked at again after a second, and
+ever later then. A broker from which a member was cut off lists it until it thinks it dead, after
+120 s, and no longer; so the wait for the one list that still has it ends as well. Members that ask
+one broker only, as Java's do, see the same as we as soon as all brokers list the same.
+
 What keeps a consumer from all of its topics, since the beginning, is an obstacle: a wrong address,
 a name that was mistyped, a group that the broker does not make. Whoever is asked for messages can
 say so instead of returning none. Once one of the topics was consumed, trouble is something that
@@ -14,10 +42,12 @@ That there is no such group is known by the broker that says so: another one may
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.consumer.members import Listing
 from orbitmq.client.errors import (
     BrokerRefused,
     GroupRefused,
@@ -81,12 +111,40 @@ class Survey:
         self._similar: dict[str, str | None] = {}
         self._connected_to: set[Address] = set()
         self._returned_at = float("-inf")
+        #: What all brokers of a topic listed, of which nothing has happened since.
+        self._agreed: dict[str, Counter[str]] = {}
+        self._happenings = 0
+        #: How many questions had been sent when something happened last.
+        self._happened_after = 0
+        #: In how many rounds, one after the other, brokers have listed different members.
+        self._split: dict[str, int] = {}
+        #: Since when somebody is missing whom a broker may know that does not answer.
+        self._unheard: dict[str, float] = {}
 
     def connected(self, where: Address) -> None:
         """A broker was connected to; maybe it was before, and has been away."""
-        if where in self._connected_to:
+        if where in self._connected_to or self._consumed:
             self._returned_at = self._engine.clock.monotonic()
         self._connected_to.add(where)
+        self.happened()
+
+    def happened(self, topic: str | None = None) -> None:
+        """Members, maybe of one topic only, may be others than those that one broker lists."""
+        self._happenings += 1
+        self._happened_after = self.asked
+        if topic is None:
+            self._agreed.clear()
+        else:
+            self._agreed.pop(topic, None)
+
+    @property
+    def asked(self) -> int:
+        """How many questions about members were sent so far."""
+        return 0 if self._members is None else self._members.asked
+
+    def split_rounds(self, topic: str) -> int:
+        """For how many rounds brokers of a topic have listed different members."""
+        return self._split.get(topic, 0)
 
     # ---- obstacles
 
@@ -124,6 +182,9 @@ class Survey:
         self._hindered.pop(topic, None)
         self._similar.pop(topic, None)
         self._unlisted.pop(topic, None)
+        self._agreed.pop(topic, None)
+        self._split.pop(topic, None)
+        self._unheard.pop(topic, None)
         self._spells.forget(_route(topic))
         for broker in tuple(self._refused_by):
             self._not_refused(topic, broker)
@@ -171,31 +232,73 @@ class Survey:
             self._similar[topic] = await similar_topic(self._engine, topic)
         return NoRoute(topic, error.name_servers, similar=self._similar[topic])
 
-    async def members(self, topic: str, before: Collection[str]) -> tuple[str, ...] | None:
-        """The members of the group; None when it is better to wait for some of those `before`."""
-        if self._members is None:
+    async def members(
+        self, topic: str, before: Collection[str], *, after: int | None = None
+    ) -> tuple[str, ...] | None:
+        """The members of the group; None when it is better to wait for some of those `before`.
+
+        What was asked for another topic will do if it was none of the first `after` questions.
+        """
+        group = self._members
+        if group is None:
             return ()
+        after = self.asked if after is None else max(after, self._happened_after)
+        # What happens while brokers are asked has happened since.
+        happenings, agreed = self._happenings, self._agreed.pop(topic, None)
+        members, broker, after = await self._listed(group, topic, after)
+        if agreed is not None and agreed == Counter(members) and set(before) <= agreed.keys():
+            found = Listing(members)
+        else:
+            found = await group.everywhere(topic, members, broker, after=after)
+        if found.is_agreed:
+            self._split.pop(topic, None)
+        else:
+            self._split[topic] = self._split.get(topic, 0) + 1
+        if found.is_agreed and found.is_whole and happenings == self._happenings:
+            self._agreed[topic] = Counter(found.members)
+        if self._may_come(topic, before, found):
+            return None
+        once = tuple(dict.fromkeys(found.members))
+        if len(once) < len(found.members) and not await group.are_ours(topic, once, after=after):
+            return found.members
+        return once
+
+    async def _listed(
+        self, group_members: GroupMembers, topic: str, after: int
+    ) -> tuple[tuple[str, ...], Address, int]:
+        """What one broker lists, once it knows us; and after how many questions it was asked."""
         members: tuple[str, ...] = ()
         # So Apache's brokers say that there is nobody in the group, not even us.
         with suppress(BrokerRefused):
-            members, broker = await self._members.listed(topic)
+            members, broker = await group_members.listed(topic, after=after)
         if self._engine.client_id not in members:
             # A broker that was restarted, or has thought us dead, hears of us before we believe it.
             failed = await self._engine.heartbeat()
+            after = self.asked
             try:
-                members, broker = await self._members.listed(topic)
+                members, broker = await group_members.listed(topic, after=after)
             except BrokerRefused as refused:
                 if self._is_no_group(topic, refused, failed):
                     raise self._refused(topic, refused) from refused
                 raise
         self._has_group(topic, str(broker))
-        missing = set(before) - set(members)
-        since_return = self._engine.clock.monotonic() - self._returned_at
-        if missing and since_return < self._return_grace:
-            # The broker knows those who have returned to it. Its list is no proof yet that the
-            # others are gone, and they go on consuming what they own.
-            return None
-        return members
+        return members, broker, after
+
+    def _may_come(self, topic: str, before: Collection[str], found: Listing) -> bool:
+        """Whether somebody is missing of whom it is no proof yet that nobody lists him.
+
+        A broker knows those who have returned to it, or found it; the others go on consuming what
+        they own.
+        """
+        is_missing = not set(before) <= set(found.members)
+        now, grace = self._engine.clock.monotonic(), self._return_grace
+        if not is_missing or found.is_whole:
+            self._unheard.pop(topic, None)
+        if not is_missing:
+            return False
+        if now - self._returned_at < grace:
+            return True
+        return not found.is_whole and now - self._unheard.setdefault(topic, now) < grace
 
     # ---- brokers without the group
 

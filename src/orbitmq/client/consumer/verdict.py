@@ -13,6 +13,11 @@ A handler says it by what it returns or raises:
 Anything else that it returns is a mistake that must not pass for success; it counts as raised.
 
 A low-level listener must say something: None is a failure there, as with Apache's clients.
+
+A listener in order that turns `auto_commit` off leaves what succeeds uncommitted: it is done with
+the next `COMMIT`, and comes again with a `ROLLBACK`, or when the queue goes to somebody else. Only
+the listener's own verdict ends that stretch. What is said in its place (an error, a message that
+middleware dropped) neither commits it nor takes it back.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.checks import whole
@@ -143,7 +148,30 @@ class Outcome:
     hold: float = 0.0
     #: A listener in order may say how long its queue pauses.
     suspend: float | None = None
-    auto_commit: bool = True
+    #: Whether what succeeded is done now. None: no listener said so; if calls before this one left
+    #: something uncommitted, this call joins it.
+    auto_commit: bool | None = True
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """Whether everything since the last commit comes again, without an attempt spent."""
+        return self.verdict is Verdict.ROLLBACK and self.auto_commit is False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether messages of the call come again."""
+        return bool(self.failed) or self.is_rolled_back
+
+    def commits(self, *, is_open: bool) -> bool:
+        """Whether what succeeded, and what was left uncommitted before, is done for good now.
+
+        `is_open`: whether calls before this one have left anything uncommitted.
+        """
+        if self.auto_commit is False:
+            return self.verdict is Verdict.COMMIT
+        # A failure speaks of its own call, not of those before.
+        is_said = self.auto_commit is True and self.verdict is not Verdict.RETRY
+        return is_said or not is_open
 
     @property
     def held_failure(self) -> Failure:
@@ -161,10 +189,13 @@ class Outcome:
 
 #: Nearly every call ends so.
 DONE: Final = Outcome(Verdict.SUCCESS)
+#: The same where a listener had nothing to say in the matter: middleware spared it the messages.
+SPARED: Final = Outcome(Verdict.SUCCESS, auto_commit=None)
 _RETURNED_RETRY: Final = Failure(reason="the handler asked for a retry")
 _UNACCOUNTED: Final = Failure(
     reason="what was said about the messages of the call does not add up to them"
 )
+_ROLLED_BACK: Final = Failure(reason="the listener rolled back what was not committed")
 _LEFT_OUT: Final = Failure(reason="the handler acknowledged only the messages before it")
 
 
@@ -203,14 +234,20 @@ def outcome_of_error(error: BaseException, messages: Sequence[ReceivedMessage]) 
 
 
 def outcome_of_verdict(
-    verdict: object, context: ConsumeContext, messages: Sequence[ReceivedMessage], listener: str
+    verdict: object,
+    context: ConsumeContext,
+    messages: Sequence[ReceivedMessage],
+    listener: str,
+    *,
+    in_order: bool = True,
 ) -> Outcome:
     """What a low-level listener's verdict means. Raises `AnswerInvalid`, `SettingError`."""
+    auto_commit = bool(context.auto_commit) or not in_order
     if verdict is Verdict.SUCCESS and context.ack_index is None:
-        return DONE if context.auto_commit else Outcome(Verdict.SUCCESS, auto_commit=False)
+        return DONE if auto_commit else Outcome(Verdict.SUCCESS, auto_commit=False)
     level, index, suspend = _said_in(context)
     if verdict is Verdict.SUCCESS:
-        return _acknowledged(max(-1, index), messages, Failure(level))
+        return _acknowledged(max(-1, index), messages, Failure(level), auto_commit=auto_commit)
     if verdict is None or verdict is Verdict.RETRY:
         reason = _SILENCE if verdict is None else _RETURNED_RETRY.reason
         return Outcome(
@@ -218,10 +255,15 @@ def outcome_of_verdict(
             messages,
             Failure(level, reason=reason),
             suspend=suspend,
-            auto_commit=context.auto_commit,
+            auto_commit=auto_commit,
         )
     if isinstance(verdict, Verdict):
-        return Outcome(verdict, suspend=suspend, auto_commit=context.auto_commit)
+        if not in_order:
+            # A mistake, and no success: nothing is left uncommitted here that it could be about.
+            reason = f"{verdict.name} is for consumption in order"
+            return Outcome(Verdict.RETRY, messages, Failure(reason=reason))
+        outcome = Outcome(verdict, suspend=suspend, auto_commit=auto_commit)
+        return replace(outcome, failure=_ROLLED_BACK) if outcome.is_rolled_back else outcome
     raise AnswerInvalid(listener, verdict, is_batch=False)
 
 
@@ -278,11 +320,17 @@ def _said_in(context: ConsumeContext) -> tuple[int, int, float | None]:
     return level, index, None if suspend is None else seconds(suspend, "context.suspend")
 
 
-def _acknowledged(index: int, messages: Sequence[ReceivedMessage], failure: Failure) -> Outcome:
+def _acknowledged(
+    index: int,
+    messages: Sequence[ReceivedMessage],
+    failure: Failure,
+    *,
+    auto_commit: bool = True,
+) -> Outcome:
     failed = messages[index + 1 :]
     if not failed:
-        return DONE
-    return Outcome(Verdict.SUCCESS, failed, failure)
+        return DONE if auto_commit else Outcome(Verdict.SUCCESS, auto_commit=False)
+    return Outcome(Verdict.SUCCESS, failed, failure, auto_commit=auto_commit)
 
 
 def _failure_of(error: BaseException) -> Failure:

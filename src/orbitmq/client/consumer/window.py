@@ -73,6 +73,14 @@ class Window:
         return min(waiting[0], taken[0]), max(waiting[1], taken[1])
 
     @property
+    def first(self) -> ReceivedMessage | None:
+        """The unfinished message with the smallest offset."""
+        bounds = self.bounds
+        if bounds is None:
+            return None
+        return self._waiting.get(bounds[0]) or self._taken[bounds[0]]
+
+    @property
     def taken_bounds(self) -> tuple[int, int] | None:
         """The smallest and the largest offset that orderly consumption has in hand."""
         return _bounds(self._taken)

@@ -217,9 +217,8 @@ class ThreadWorkers:
             if not done:
                 return
             self._is_settling = True
-        jobs = []
-        while done:
-            jobs.append(done.popleft())
+        # Nobody else takes any out; those that come meanwhile are seen in a moment.
+        jobs = [done.popleft() for _ in range(len(done))]
         self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
         self._tell(jobs)
 
