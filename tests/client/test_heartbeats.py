@@ -215,7 +215,7 @@ async def test_a_broker_that_is_broken_does_not_delay_the_others() -> None:
         mute.serving(),
         good.serving(),
         ScriptedNameServer().serving() as names,
-        running_engine(names.address, request_timeout=0.5, heartbeat=0.02) as engine,
+        running_engine(names.address, request_timeout=1.5, heartbeat=0.02) as engine,
     ):
         names.routes["orders"] = topic_route(
             {"broker-a": {0: mute.address}, "broker-b": {0: good.address}}

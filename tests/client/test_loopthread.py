@@ -19,6 +19,7 @@ import pytest
 from orbitmq.client import loopthread
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
+from tests.support.producing import until_true
 
 DEADLINE = 20.0
 
@@ -172,6 +173,40 @@ def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread: LoopThread)
         place += 1
 
     assert place > 10
+
+
+def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting() -> None:
+    """Also within the call that hands a coroutine over to the loop, which is closed then."""
+    files = (loopthread.__file__, asyncio.base_events.__file__)
+    place, has_struck = 0, True
+    outcomes: set[object] = set()
+
+    while has_struck:
+        has_struck = False
+        left = place
+        thread = LoopThread("orbitmq-handled")
+        thread.start()
+
+        def strike(frame: FrameType, _: str, __: object, thread: LoopThread = thread) -> None:
+            nonlocal left, has_struck
+            if frame.f_code.co_filename in files:
+                left -= 1
+                if left == -1:
+                    has_struck = True
+                    thread.stop()
+
+        sys.setprofile(strike)
+        try:
+            outcomes.add(thread.run(_double(1), timeout=DEADLINE))
+        except NotRunning:
+            outcomes.add(NotRunning)
+        finally:
+            sys.setprofile(None)
+            thread.stop()
+        place += 1
+
+    assert place > 10
+    assert outcomes == {2, NotRunning}
 
 
 def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread: LoopThread) -> None:
@@ -396,3 +431,34 @@ def test_a_thread_of_a_fork_that_got_the_number_of_the_clients_is_not_taken_for_
     )
 
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_whoever_stops_it_second_waits_for_its_end_too(thread: LoopThread) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    was_alive: list[bool] = []
+
+    async def end_late() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            go_on.wait(DEADLINE)
+
+    def stop() -> None:
+        thread.stop()
+        was_alive.append("orbitmq-test" in _names())
+
+    ending = thread.submit(end_late())
+    assert begun.wait(DEADLINE)
+    first = threading.Thread(target=stop, daemon=True)
+    first.start()
+    until_true(lambda: not thread.is_running)
+    second = threading.Thread(target=stop, daemon=True)
+    second.start()
+    second.join(0.1)  # it has the opportunity to be wrong
+    go_on.set()
+    for each in (first, second):
+        each.join(DEADLINE)
+
+    assert was_alive == [False, False]
+    assert ending.cancelled()

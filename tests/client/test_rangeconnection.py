@@ -70,6 +70,14 @@ def test_answers_of_any_size_come_whole_and_in_order(step: int | None) -> None:
     ]
 
 
+def test_somebody_who_speaks_http_is_told_apart() -> None:
+    with (
+        sending([b"HTTP/1.1 400 Bad Request\r\n\r\n"]) as connection,
+        pytest.raises(ConnectionLost, match="this speaks HTTP"),
+    ):
+        connection.receive()
+
+
 @pytest.mark.parametrize("size", [10, 2 * BUFFER])
 def test_an_answer_that_ends_early_is_a_lost_connection(size: int) -> None:
     with sending([answer(1, size)[:-1]]) as connection:

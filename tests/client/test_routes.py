@@ -449,7 +449,7 @@ async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up: 
         chance=random.Random(1),
         spawn=lambda search, name: searches.append(asyncio.create_task(search, name=name)),
         return_pause=0.01,
-        return_patience=0.2 if is_given_up else 3600.0,
+        return_patience=1.0 if is_given_up else 3600.0,
     )
     routes.track("orders")
     await routes.get("orders")

@@ -8,6 +8,7 @@ The rules, in the life of one key:
 
     free     -> the handler may be called: claimed -> done      seen, for the length of the window
                                                    -> failed    free again
+                                                   -> open      uncommitted: see below
     claimed  -> somebody is at work on the same message: this delivery waits here for a little, and
                 is then seen, free, or waits again. That costs it none of its attempts, or the
                 message of a process that died at work would be a dead letter before it is free
@@ -15,6 +16,17 @@ The rules, in the life of one key:
 
 In a batch, of messages with one key the first is given to the handler, and the others wait for what
 becomes of it: when it is done they are seen, and when it failed they are looked at again.
+
+A listener in order that commits by itself (`auto_commit` off) is done with a message only when it
+says `COMMIT`. Until then the message is free, for its queue may go to somebody else, who has to do
+it all again; but it is remembered here as open. Copies of it that follow in the queue are dropped,
+and are committed or rolled back with it. `COMMIT` makes everything seen that is open in the queue,
+`ROLLBACK` forgets it, and so does the loss of the queue: what is open belongs to one spell of
+owning it (`Delivery.ownership`). A queue that is back is read from the last commit of whoever had
+it meanwhile, who may have given the same messages up.
+
+What became of a message is known when all middleware is left: one that fails around this one, such
+as a limit of time, or a transaction, makes the handler's success a failure.
 
 It is marked as seen only after success, so that a failure loses nothing. Should the process end
 between the handler's success and the mark, the message is consumed twice: what has to be exact has
@@ -29,20 +41,23 @@ can lose a claim to another; both then work on the message.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import SettingError
 from orbitmq.client.forks import tell_of_forks
+from orbitmq.client.namespaces import wrap_group
 from orbitmq.client.seenstores import Claim, SeenInMemory, SeenStore
 
 if TYPE_CHECKING:
+    from orbitmq.client.consumer.owned import Ownership
     from orbitmq.client.middleware import Delivery
     from orbitmq.client.received import ReceivedMessage
 
@@ -90,12 +105,18 @@ class Idempotence:
         self._retry = _positive("retry", retry)
         self._now = now
         self._renewal = _Renewal(self.store, self._lease, now)
+        #: What is open, by the spell of owning its queue: the offset at which each key was handled.
+        #: A queue has one call at a time, in whatever thread, and nobody else touches what is open
+        #: in it. When the spell is over, this goes with it.
+        self._open: weakref.WeakKeyDictionary[Ownership, dict[str, int]] = (
+            weakref.WeakKeyDictionary()
+        )
         #: Deliveries that did not reach the handler because they were seen before.
         self.dropped = 0
 
     def __reduce__(self) -> tuple[Callable[[], Idempotence], tuple[()]]:
         """The same settings in another process, such as a worker of Spark; nothing at work."""
-        made_again = functools.partial(
+        made_again = partial(
             type(self),
             self.store,
             key=self._key,
@@ -109,22 +130,19 @@ class Idempotence:
     def before(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
         if not self._may_wait(delivery):
             self._claim(delivery)
-            self._renewal.add(delivery.notes[self].first)
+            self._begin(delivery)
             return None
         return self._before_async(delivery)
 
     async def _before_async(self, delivery: Delivery) -> None:
         await asyncio.to_thread(self._claim, delivery)
         # Not if this was cancelled: nobody is at work then, and the claims are left to lapse.
+        self._begin(delivery)
+
+    def _begin(self, delivery: Delivery) -> None:
+        # In this order: a limit of time that strikes in between must not leave a renewal for ever.
+        delivery.at_end(self._end)
         self._renewal.add(delivery.notes[self].first)
-
-    def after(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
-        return self._end(delivery)
-
-    def on_failure(
-        self, delivery: Delivery, error: BaseException | None
-    ) -> Coroutine[Any, Any, None] | None:
-        return self._end(delivery)
 
     def _end(self, delivery: Delivery) -> Coroutine[Any, Any, None] | None:
         self._renewal.remove(delivery.notes.get(self, _Claimed()).first)
@@ -147,6 +165,10 @@ class Idempotence:
                 key = self._name(delivery.group, message)
                 if key is None:
                     continue
+                if self._is_copy_of_open(delivery, key, message):
+                    self.dropped += 1
+                    delivery.drop(message)
+                    continue
                 if key in claimed.first:
                     claimed.others.setdefault(key, []).append(message)
                     delivery.hold(message, self._retry)
@@ -164,30 +186,70 @@ class Idempotence:
             self._settle(delivery)
             raise
 
+    def _is_copy_of_open(self, delivery: Delivery, key: str, message: ReceivedMessage) -> bool:
+        """Whether a message with its key was handled before it in its queue, and is open."""
+        handled = self._open_in(delivery)
+        if key not in handled:
+            return False
+        if message.queue_offset <= handled[key]:
+            # Not behind it: whatever brought it again, better twice than never.
+            del handled[key]
+            return False
+        return True
+
+    def _open_in(self, delivery: Delivery) -> dict[str, int]:
+        """What is open where a delivery belongs; not to be added to."""
+        ownership = delivery.ownership
+        return {} if ownership is None else self._open.get(ownership, {})
+
     def _settle(self, delivery: Delivery) -> None:
         """Remember what is done, and let go of what is not. Never raises: the work is done."""
         claimed: _Claimed = delivery.notes.get(self, _Claimed())
-        done = {id(message) for message in delivery.done}
+        succeeded = {id(message) for message in delivery.succeeded}
+        good = {key: each for key, each in claimed.first.items() if id(each) in succeeded}
+        for key in good:
+            others = claimed.others.get(key, ())
+            self.dropped += len(others)
+            for other in others:
+                delivery.let_go(other)
+        done = self._closed(delivery, good)
         now = self._now()
-        for key, message in claimed.first.items():
-            is_done = id(message) in done
-            if is_done:
-                others = claimed.others.get(key, ())
-                self.dropped += len(others)
-                for other in others:
-                    delivery.let_go(other)
-            try:
-                if is_done:
-                    self.store.done(key, now, window=self._window)
-                else:
-                    self.store.release(key)
-            except Exception:  # a failing store must not repeat what was consumed
-                log.exception("that %r was consumed could not be noted", key, extra={"key": key})
+        for key in done:
+            self._note(key, partial(self.store.done, key, now, window=self._window))
+        for key in claimed.first:
+            if key not in done:
+                self._note(key, partial(self.store.release, key))
+
+    def _closed(self, delivery: Delivery, good: Mapping[str, ReceivedMessage]) -> set[str]:
+        """The keys that are done now, of those that succeeded and of those that are open."""
+        outcome, handled = delivery.outcome, self._open_in(delivery)
+        if outcome.is_rolled_back:
+            handled.clear()
+            return set()
+        if outcome.commits(is_open=bool(handled)):
+            done = {*good, *handled}
+            handled.clear()
+            return done
+        # A call that stands alone leaves nothing open: no commit will ever be about it.
+        if good and delivery.ownership is not None:
+            handled = self._open.setdefault(delivery.ownership, {})
+            handled.update((key, message.queue_offset) for key, message in good.items())
+        return set()
+
+    @staticmethod
+    def _note(key: str, note: Callable[[], None]) -> None:
+        try:
+            note()
+        except Exception:  # a failing store must not repeat what was consumed
+            log.exception("that %r was consumed could not be noted", key, extra={"key": key})
 
     def _name(self, group: str, message: ReceivedMessage) -> str | None:
         key = self._key(message)
-        # A store may serve several consumers; what one group has seen is new to another.
-        return None if key is None else f"{group}\x00{message.topic}\x00{key}"
+        if key is None:
+            return None
+        # A store may serve several consumers; what one group has seen is new to another, and groups
+        # of two namespaces are two, whatever they are called within them.
+        return f"{wrap_group(message.namespace, group)}\x00{message.topic}\x00{key}"
 
 
 @dataclass(frozen=True, slots=True)

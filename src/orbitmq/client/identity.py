@@ -63,12 +63,13 @@ class ProcessCheck:
     where modules are imported, and fork their workers afterwards.
     """
 
-    __slots__ = ("_made_in", "_pid", "_what")
+    __slots__ = ("_made_in", "_what", "pid")
 
     def __init__(self, what: str, *, from_start: bool = False) -> None:
         self._what = what
         self._made_in = os.getpid()
-        self._pid = None if from_start else self._made_in
+        #: The process that it belongs to, once it does. Who is in a hurry compares it first.
+        self.pid: int | None = None if from_start else self._made_in
 
     def begin(self) -> bool:
         """A start: from now on it belongs to this process. Whether it was made in another.
@@ -76,18 +77,18 @@ class ProcessCheck:
         Raises `UsedAfterFork` if it was started in another.
         """
         self()
-        self._pid = os.getpid()
-        return self._pid != self._made_in
+        self.pid = os.getpid()
+        return self.pid != self._made_in
 
     def __call__(self) -> None:
         """Raise `UsedAfterFork` in any other process."""
-        if self._pid is not None and os.getpid() != self._pid:
-            raise UsedAfterFork(self._what, self._pid, os.getpid())
+        if self.pid is not None and os.getpid() != self.pid:
+            raise UsedAfterFork(self._what, self.pid, os.getpid())
 
     def owner(self) -> int:
         """The process that it belongs to: this one, where it was just checked."""
-        return self._made_in if self._pid is None else self._pid
+        return self._made_in if self.pid is None else self.pid
 
     @property
     def is_same(self) -> bool:
-        return self._pid is None or os.getpid() == self._pid
+        return self.pid is None or os.getpid() == self.pid

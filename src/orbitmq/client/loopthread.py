@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -33,6 +34,8 @@ class LoopThread:
         self._check_process = ProcessCheck("this client", from_start=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        #: The thread that was told to end, for others who stop it as well.
+        self._ending: threading.Thread | None = None
         self._ident: int | None = None
         # A loop knows its tasks only weakly, and callers may throw the future away.
         self._submitted: set[concurrent.futures.Future[Any]] = set()
@@ -55,7 +58,10 @@ class LoopThread:
         atexit.register(self.stop)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Cancel what still runs, and end the thread. May be called again, and after a fork."""
+        """Cancel what still runs, and end the thread. May be called again, and after a fork.
+
+        Whoever calls it waits for the end, also of what another one has stopped meanwhile.
+        """
         if not self._check_process.is_same:
             return
         if threading.current_thread() is self._thread:
@@ -63,12 +69,15 @@ class LoopThread:
         with self._life:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = self._ident = None
-            if loop is None or thread is None:
-                return
-            loop.call_soon_threadsafe(loop.stop)
+            if loop is not None and thread is not None:
+                self._ending = thread
+                loop.call_soon_threadsafe(loop.stop)
+            ending = self._ending
+        if ending is None or ending is threading.current_thread():
+            return
         atexit.unregister(self.stop)
-        thread.join(timeout)
-        if thread.is_alive():
+        ending.join(timeout)
+        if ending.is_alive():
             log.error("thread %r does not end: something blocks its event loop", self._name)
 
     @property
@@ -123,7 +132,8 @@ class LoopThread:
 
     def check_other(self) -> None:
         """Raise `WrongUse` on this very thread, where nothing may wait for the loop."""
-        if self.is_current:
+        # On the way of every blocking call: of two reasons against it, the cheaper one first.
+        if threading.get_ident() == self._ident and self.is_current:
             raise WrongUse(
                 "a blocking call on the client's own thread would wait for itself; "
                 "use the async face in callbacks and handlers that run there"
@@ -146,10 +156,22 @@ class LoopThread:
             self._check_process()
             with self._life:
                 loop = self.loop
-                loop.call_soon_threadsafe(begin, loop, coroutine)
+                try:
+                    loop.call_soon_threadsafe(begin, loop, coroutine)
+                except RuntimeError:
+                    if not loop.is_closed():
+                        raise  # not of the loop: what interrupts a thread can have any type
+                # A signal handler on this thread may have stopped it meanwhile, also in the middle
+                # of that call: a loop takes it then without complaint, and never comes to it.
+                if loop.is_closed() and _is_unbegun(coroutine):
+                    raise NotRunning("this client", was_stopped=True)
         except OrbitError:
             coroutine.close()
             raise
+
+
+def _is_unbegun(coroutine: Coroutine[Any, Any, T]) -> bool:
+    return inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
 
 
 class LoopCall(Generic[T]):

@@ -3,8 +3,9 @@
 A middleware is one of two things:
 
 *   an object with any of `before(delivery)`, `after(delivery)` and `on_failure(delivery, error)`:
-    before the handler, after it when all messages are done, and when at least one failed. The error
-    is what was raised, or None when the handler said by its answer that something failed;
+    before the handler, after it when all messages succeeded, and when at least one comes again:
+    because it failed, or because a listener rolled it back. The error is what was raised, or None
+    when the handler said so by its answer;
 *   a function of the delivery that returns a context manager, such as a generator function under
     `contextlib.contextmanager`. It sees what the handler raises, and swallows it if it likes: the
     messages then count as done. What a middleware raises before the handler was called can be
@@ -15,7 +16,8 @@ They are entered in the order in which they were given and left in the opposite 
 raises counts as raised by the handler, which is then not called: a middleware may raise `Retry` or
 `DeadLetter` as well. It may also keep single messages from the handler: `delivery.drop` lets them
 count as done, `delivery.put_off` has them come again, `delivery.hold` keeps them here for a while
-without an attempt being spent.
+without an attempt being spent. What depends on what becomes of the messages in the end, after the
+middleware around has had its say as well, is done with `delivery.at_end`.
 
     @contextmanager
     def traced(delivery):
@@ -40,6 +42,7 @@ from orbitmq.client.durations import seconds as as_seconds
 from orbitmq.client.errors import SettingError, WrongUse
 
 if TYPE_CHECKING:
+    from orbitmq.client.consumer.owned import Ownership
     from orbitmq.client.queue import Queue
     from orbitmq.client.received import ReceivedMessage
 
@@ -54,6 +57,7 @@ class Delivery:
 
     __slots__ = (
         "_messages",
+        "endings",
         "group",
         "handler",
         "held_messages",
@@ -61,6 +65,7 @@ class Delivery:
         "is_async",
         "notes",
         "outcome",
+        "ownership",
         "put_off_messages",
         "put_off_until",
         "queue",
@@ -74,15 +79,20 @@ class Delivery:
         messages: Sequence[ReceivedMessage],
         *,
         is_async: bool,
+        ownership: Ownership | None = None,
     ) -> None:
         self.group = group
         self.queue = queue
+        #: The spell of owning the queue in which this is delivered: a queue that was lost and is
+        #: back has another one. None: the call stands alone, as one that an administrator asks for.
+        self.ownership = ownership
         #: The name of the handler.
         self.handler = handler
         self._messages = tuple(messages)
         #: Whether the handler is a coroutine function.
         self.is_async = is_async
-        #: What became of the messages, once the handler has returned; until then, nothing did.
+        #: What became of the messages, once the handler has returned, and those middlewares that
+        #: are left before the one who asks; until then, nothing did.
         self.outcome = Outcome(Verdict.RETRY, self._messages, _NOT_CALLED)
         #: What comes again without having reached the handler, and when.
         self.put_off_messages: list[ReceivedMessage] = []
@@ -92,6 +102,8 @@ class Delivery:
         self.hold_seconds = 0.0
         #: Where a middleware keeps something between its hooks, under itself as a key.
         self.notes: dict[object, Any] = {}
+        #: What is done when all middleware is left: see `at_end`.
+        self.endings: list[Callable[[Delivery], Awaitable[None] | None]] = []
 
     @property
     def messages(self) -> tuple[ReceivedMessage, ...]:
@@ -134,15 +146,34 @@ class Delivery:
         self.drop(message)
         self.held_messages.append(message)
 
+    def at_end(self, ending: Callable[[Delivery], Awaitable[None] | None]) -> None:
+        """Have something called when all middleware is left, and the outcome is the last word.
+
+        Whatever raised. In the hooks of a middleware, those around it have yet to say theirs.
+        """
+        self.endings.append(ending)
+
     def let_go(self, message: ReceivedMessage) -> None:
         """A message that was held need not come again after all; it counts as done."""
         self.held_messages = [each for each in self.held_messages if each is not message]
 
     @property
-    def done(self) -> list[ReceivedMessage]:
-        """Messages that the handler was called with and that it is done with."""
+    def succeeded(self) -> list[ReceivedMessage]:
+        """Messages that the handler was called with and that did not fail, nor were rolled back."""
+        if self.outcome.is_rolled_back:
+            return []
         failed = {id(message) for message in self.outcome.failed}
         return [message for message in self.messages if id(message) not in failed]
+
+    @property
+    def done(self) -> list[ReceivedMessage]:
+        """Those of the succeeded ones that are done for good.
+
+        None of them, as long as a listener in order that commits by itself has not: a rollback
+        would bring them again. A `COMMIT` is for those of the calls before it as well, which are
+        not listed here.
+        """
+        return self.succeeded if self.outcome.commits(is_open=False) else []
 
 
 Surrounding: TypeAlias = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
@@ -195,7 +226,7 @@ class _Hooks:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None or self._delivery.outcome.failed:
+        if error is not None or self._delivery.outcome.has_failed:
             self._hook("on_failure", error)
         else:
             self._hook("after")
@@ -229,7 +260,7 @@ class _AsyncHooks:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None or self._delivery.outcome.failed:
+        if error is not None or self._delivery.outcome.has_failed:
             await self._hook("on_failure", error)
         else:
             await self._hook("after")
@@ -243,7 +274,7 @@ class _AsyncHooks:
 
 
 class LogDeliveries:
-    """Logs every delivery: debug when it begins, info when it is done, warning when it failed."""
+    """Logs every delivery: debug when it begins, info when it succeeded, warning when it failed."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._log = logger or log
@@ -252,7 +283,10 @@ class LogDeliveries:
         self._log.debug("%s begins", self._what(delivery), extra=self._fields(delivery))
 
     def after(self, delivery: Delivery) -> None:
-        self._log.info("%s is done", self._what(delivery), extra=self._fields(delivery))
+        # What a listener has not committed can still be rolled back.
+        is_done = delivery.outcome.commits(is_open=False)
+        became = "is done" if is_done else "succeeded and is not committed yet"
+        self._log.info("%s %s", self._what(delivery), became, extra=self._fields(delivery))
 
     def on_failure(self, delivery: Delivery, error: BaseException | None) -> None:
         failure = delivery.outcome.failure

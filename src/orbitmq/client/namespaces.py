@@ -15,6 +15,7 @@ from orbitmq.client.names import (
     is_system_group,
     is_system_topic,
 )
+from orbitmq.client.queue import Queue
 
 SEPARATOR: Final = "%"
 
@@ -31,6 +32,12 @@ def wrap_group(namespace: str | None, group: str) -> str:
     if not namespace or is_system_group(group):
         return group
     return _wrapped(namespace, group)
+
+
+def wrap_queue(namespace: str | None, queue: Queue) -> Queue:
+    """The queue as brokers know it."""
+    topic = wrap_topic(namespace, queue.topic)
+    return queue if topic == queue.topic else Queue(topic, queue.broker, queue.id)
 
 
 def unwrap(namespace: str | None, name: str) -> str:

@@ -50,6 +50,21 @@ class Found(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
+class Routed:
+    """The queues of topics, as far as they are known."""
+
+    queues: tuple[Queue, ...] = ()
+    #: The topics that nobody could say anything about, and why.
+    failures: dict[str, OrbitError] = field(default_factory=dict)
+
+    def or_raise(self) -> tuple[Queue, ...]:
+        """The queues of all topics; the first failure if there is one."""
+        for failure in self.failures.values():
+            raise failure
+        return self.queues
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """The messages that a queue has: from `low` up to, and without, `high`."""
 
@@ -124,14 +139,27 @@ class RangeCluster:
 
     def queues(self, topics: Iterable[str], *, refresh: bool = False) -> tuple[Queue, ...]:
         """The queues that can be read. Raises `NoRoute` for a topic that nobody has."""
-        return self._thread.run(self._queues(tuple(topics), refresh))
+        return self.routed(topics, refresh=refresh).or_raise()
 
-    async def _queues(self, topics: tuple[str, ...], refresh: bool) -> tuple[Queue, ...]:
-        async def route(topic: str) -> TopicRoute:
-            return await self._again(lambda engine: engine.routes.get(topic, refresh=refresh))
+    def routed(self, topics: Iterable[str], *, refresh: bool = False) -> Routed:
+        """The queues that can be read; what is wrong with one topic is nothing to the others."""
+        return self._thread.run(self._routed(tuple(topics), refresh))
 
-        routes = await asyncio.gather(*map(route, topics))
-        return tuple(sorted({queue for route in routes for queue in route.subscribe_queues}))
+    async def _routed(self, topics: tuple[str, ...], refresh: bool) -> Routed:
+        async def route(topic: str) -> TopicRoute | OrbitError:
+            try:
+                return await self._again(lambda engine: engine.routes.get(topic, refresh=refresh))
+            except OrbitError as error:
+                return error
+
+        queues: set[Queue] = set()
+        failures: dict[str, OrbitError] = {}
+        for topic, answer in zip(topics, await asyncio.gather(*map(route, topics)), strict=True):
+            if isinstance(answer, OrbitError):
+                failures[topic] = answer
+            else:
+                queues.update(answer.subscribe_queues)
+        return Routed(tuple(sorted(queues)), failures)
 
     # ---- offsets
 
@@ -149,23 +177,23 @@ class RangeCluster:
         """Where queues end: the offset that the next message will get."""
         return self._of_all(queues, end_offset, patient=patient)
 
-    def at_times(self, times: Mapping[Queue, float]) -> Found[int | None]:
+    def at_times(self, times: Mapping[Queue, float], *, patient: bool = True) -> Found[int | None]:
         """The first message stored at a time or later; None where no message is that young."""
 
         async def ask(engine: Engine, queue: Queue) -> int | None:
             return await first_at(engine, queue, times[queue], self._group)
 
-        return self._of_all(times, ask)
+        return self._of_all(times, ask, patient=patient)
 
     # ---- the group
 
-    def progress(self, queues: Iterable[Queue]) -> Found[int | None]:
+    def progress(self, queues: Iterable[Queue], *, patient: bool = True) -> Found[int | None]:
         """Where the group stands; None where it stands nowhere yet."""
 
         async def ask(_engine: Engine, queue: Queue) -> int | None:
             return await self._kept.stored(queue)
 
-        return self._of_all(queues, ask)
+        return self._of_all(queues, ask, patient=patient)
 
     def report(self, positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
         """Tell brokers where the group stands; returns those that did not take it, and why."""

@@ -22,7 +22,7 @@ from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedO
 from orbitmq.wire.acl import sign
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.errors import FrameError
-from orbitmq.wire.frame import PREFIX_SIZE, Frame
+from orbitmq.wire.frame import PREFIX_SIZE, Frame, other_protocol
 from orbitmq.wire.headers.base import Header
 from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
 
@@ -118,7 +118,9 @@ class RangeConnection:
         header_size = mark & _HEADER_LENGTH
         limits = self._limits
         if not 4 + header_size <= total <= limits.frame or header_size > limits.header:
-            raise FrameError(f"a frame of {total} bytes with a header of {header_size}")
+            raise FrameError(
+                other_protocol(total) or f"a frame of {total} bytes with a header of {header_size}"
+            )
         header = self._exactly(header_size)
         size = total - 4 - header_size
         if not size or (room is None and size <= _BUFFER):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, NoNameServer, NoRoute
 from orbitmq.client.identity import ProcessCheck
+from orbitmq.client.names import AUTO_CREATE_TOPIC
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangeconnection import RangeConnection
@@ -30,6 +32,18 @@ class RangeLinks:
         self._check_process = ProcessCheck("a connection to a broker")
         self._idle: dict[Address, list[RangeConnection]] = {}
         self._routes: dict[str, tuple[float, Mapping[str, tuple[Address, ...]]]] = {}
+        #: Whether a name server has ever answered.
+        self._is_reached = False
+
+    def reach(self, topic: str = AUTO_CREATE_TOPIC) -> None:
+        """Find out whether a name server answers, whatever it says. Raises `NoNameServer`.
+
+        Once one has, nothing is asked: it may go away then, and those who work go on without it.
+        """
+        self._check_process()
+        if not self._is_reached:
+            with suppress(NoRoute, BrokerRefused):
+                self._asked_route(topic)
 
     def borrow(self, queue: Queue, *, attempt: int = 0) -> RangeConnection:
         """A connection to the broker of a queue: its master, or at later attempts a replica.
@@ -96,6 +110,7 @@ class RangeLinks:
                 failures.append((address, str(error)))
                 continue
             self.give_back(connection)
+            self._is_reached = True
             if answer.code == ResponseCode.SUCCESS:
                 return decode_body(TopicRouteData, answer.body)
             if answer.code == ResponseCode.TOPIC_NOT_EXIST:

@@ -13,10 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.consumer.landmarks import look
 from orbitmq.client.consumer.starting import end_offset, first_offset, offset_at
 from orbitmq.message.stored import decode_messages
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest, PullMessageResponse
+from orbitmq.wire.headers.pull import PullMessageResponse
 
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
@@ -81,19 +82,7 @@ async def search(
 
 
 async def _is_young(engine: Engine, queue: Queue, offset: int, wanted: int, group: str) -> bool:
-    header = PullMessageRequest(
-        consumer_group=group,
-        topic=queue.topic,
-        queue_id=queue.id,
-        queue_offset=offset,
-        max_msg_nums=1,
-        sys_flag=int(PullFlag.SUBSCRIPTION),
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-        subscription="*",
-        expression_type="TAG",
-    )
+    header = look(group, queue, offset)
     answer = await engine.ask(
         engine.routes.master(queue.broker), RequestCode.PULL_MESSAGE, header, accept=_OUTCOMES
     )

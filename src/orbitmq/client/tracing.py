@@ -130,7 +130,7 @@ class Tracing:
             yield
             # Without an error the handler may still have said that messages failed.
             failure = delivery.outcome.failure
-            if delivery.outcome.failed and span.is_recording():
+            if delivery.outcome.has_failed and span.is_recording():
                 is_dead = failure is not None and failure.level == DEAD
                 span.set_attribute("orbitmq.outcome", "dead letter" if is_dead else "retry")
                 reason = failure.reason if failure is not None else None

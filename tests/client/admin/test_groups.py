@@ -120,6 +120,32 @@ async def test_progress_shows_lag_in_messages_and_seconds_per_queue(world: World
     assert progress.of_topic("orders") == progress.queues
 
 
+async def test_retries_of_a_group_without_progress_in_them_count_from_the_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.admin.groups.create(GROUP)
+    retry = Queue(f"%RETRY%{GROUP}", "broker-a", 0)
+    await world.admin.topics.create(retry.topic, queues=1)
+    await world.fill(retry, 2)
+    await world.report(A0, 0)
+
+    (listed,) = await world.admin.groups.list()
+    told = await world.admin.groups.progress(GROUP)
+    # An Apache broker tells only of topics with progress.
+    for module in ("lag", "handlers.statistics"):
+        monkeypatch.setattr(
+            f"orbitmq.broker.{module}.topics_behind",
+            lambda parts, group: sorted(parts.progress.topics_of(group)),
+        )
+    asked = await world.admin.groups.progress(GROUP)
+
+    assert listed.retry_lag == 2
+    assert (told.retry_lag, asked.retry_lag) == (2, 2)
+    (waiting,) = asked.of_topic(retry.topic)
+    assert (waiting.queue, waiting.consumer_offset) == (retry, 0)
+    assert waiting.lag_seconds is not None
+
+
 async def test_progress_names_the_owner_of_each_queue(world: World) -> None:
     await world.fill(A0, 1)
     held = ProcessQueueInfo(cached_msg_count=1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbitmq.broker.handlers import messages as broker_messages
 from orbitmq.client.admin import (
     BadRequest,
     BodyForm,
@@ -32,7 +33,7 @@ B0 = Queue("orders", "broker-b", 0)
 B1 = Queue("orders", "broker-b", 1)
 
 
-Lookup = Callable[[str, str, int, int, int], list[memoryview]]
+Lookup = Callable[[str, str, int, int], Iterator[memoryview | None]]
 
 
 def bodies(messages: Sequence[ReceivedMessage]) -> list[bytes]:
@@ -128,20 +129,35 @@ async def test_more_messages_of_one_second_than_an_answer_holds_are_all_found(
     assert found[-1].body == b"before"
 
 
+async def test_large_messages_with_a_key_are_found_beyond_what_fits_into_an_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_messages, "_MOST_BYTES", 2000)
+    for number in range(40):
+        await world.send((A0, B0)[number % 3 == 0], b"%d" % number, KEYS="wanted")
+        if number % 4 == 0:
+            world.cluster.advance(1.0)
+
+    async with asyncio.timeout(30.0):
+        found = [message async for message in world.admin.messages.by_key("orders", "wanted")]
+
+    assert sorted(int(body) for body in bodies(found)) == list(range(40))
+
+
 @pytest.mark.parametrize("begins_at", [0.0, 0.35, 0.8])
 async def test_many_messages_around_the_turn_of_a_second_are_all_found(
     world: World, monkeypatch: pytest.MonkeyPatch, begins_at: float
 ) -> None:
     # Apache's index keeps whole seconds: a question for a time brings those of the second after.
     for broker in world.cluster.brokers:
-        exact = broker.parts.store.lookup
+        exact = broker.parts.store.looking_up
 
         def coarse(
-            topic: str, key: str, most: int, begin: int, end: int, exact: Lookup = exact
-        ) -> list[memoryview]:
-            return exact(topic, key, most, begin, min(end + 999, 2**63 - 1))
+            topic: str, key: str, begin: int, end: int, exact: Lookup = exact
+        ) -> Iterator[memoryview | None]:
+            return exact(topic, key, begin, min(end + 999, 2**63 - 1))
 
-        monkeypatch.setattr(broker.parts.store, "lookup", coarse)
+        monkeypatch.setattr(broker.parts.store, "looking_up", coarse)
     now = [int(world.cluster.clock.now()) + 10 + begins_at]
     monkeypatch.setattr(world.cluster.clock, "now", lambda: now[0])
     await world.send(A0, b"-1", KEYS="wanted")

@@ -10,6 +10,7 @@ from orbitmq.client.admin import ResendResult
 from orbitmq.client.admin.resent import with_copies
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
@@ -42,6 +43,11 @@ async def letters_of(world: World) -> None:
         world.cluster.advance(1.0)
 
 
+async def copies_of(world: World) -> list[ReceivedMessage | None]:
+    listed = world.admin.dead_letters.list(GROUP)
+    return [copy async for _, copy in with_copies(world.admin.messages, listed)]
+
+
 @pytest.mark.parametrize("brokers", [BROKERS, BROKERS[:1]], ids=["everywhere", "on one broker"])
 async def test_of_letters_whose_topic_may_not_be_read_the_retry_topic_tells(
     world: World, monkeypatch: pytest.MonkeyPatch, brokers: tuple[str, ...]
@@ -51,8 +57,7 @@ async def test_of_letters_whose_topic_may_not_be_read_the_retry_topic_tells(
 
     first = await world.admin.dead_letters.resend(GROUP, limit=1)
     second = await world.admin.dead_letters.resend(GROUP)
-    listed = world.admin.dead_letters.list(GROUP)
-    copies = [copy async for _, copy in with_copies(world.admin.messages, listed)]
+    copies = await copies_of(world)
 
     assert first.counts == {ResendResult.SENT: 1}
     assert second.counts == {ResendResult.ALREADY_SENT: 1, ResendResult.SENT: 1}
@@ -72,6 +77,26 @@ async def test_a_letter_is_not_sent_to_a_topic_in_which_an_earlier_copy_could_no
     assert blind.counts == {ResendResult.FAILED: 2}
     assert {"no SUB on this topic" in (each.problem or "") for each in blind.failed} == {True}
     assert insisting.counts == {ResendResult.SENT: 1}
+
+
+async def test_a_copy_on_one_broker_counts_though_another_refuses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await letters_of(world)
+    await world.admin.dead_letters.resend(GROUP, to="origin", limit=1)
+    before = await copies_of(world)
+    holder = next(copy.queue.broker for copy in before if copy is not None)
+    (other,) = {*BROKERS} - {holder}
+    forbid(monkeypatch, world, "orders", other)
+
+    assert await copies_of(world) == before
+    report = await world.admin.dead_letters.resend(GROUP, to="origin")
+    # Of the second nobody knows what the other broker has.
+    assert report.counts == {ResendResult.ALREADY_SENT: 1, ResendResult.FAILED: 1}
+    with pytest.raises(BrokerRefused, match="no SUB on this topic"):
+        await world.admin.messages.copies("orders", f"7F0000010001{0:020X}")
+    with pytest.raises(BrokerRefused, match="no SUB on this topic"):
+        [each async for each in world.admin.messages.by_key("orders", "any")]
 
 
 async def test_a_retry_topic_that_may_not_be_read_leaves_letters_unknown(

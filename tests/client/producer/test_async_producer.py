@@ -20,9 +20,11 @@ from orbitmq.client.errors import (
     NoRoute,
     NotRunning,
     SendFailed,
+    SettingError,
 )
 from orbitmq.client.message import Message
 from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.core import ProducerCore
 from orbitmq.client.producer.errors import BatchFailed
 from orbitmq.client.producer.inflight import TooManyInFlight
 from orbitmq.client.producer.queuechoice import by_key
@@ -40,6 +42,9 @@ from tests.client.conftest import NewCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.producing import HANG_UP, SILENCE, scripted_cluster
 from tests.support.remoting import DEADLINE, serving, until
+
+#: Connections there are refused.
+NOBODY = "127.0.0.1:1"
 
 
 @pytest.fixture
@@ -174,6 +179,88 @@ async def test_a_batch_has_an_id_of_its_own_only_for_brokers_that_keep_it_apart(
     assert sent.properties["WAIT"] == "true"
 
 
+async def test_messages_of_a_batch_go_to_the_queues_of_their_sharding_keys(
+    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
+) -> None:
+    keys = ["order-1", "order-2", None, "order-1", "order-3", None, "order-2", "order-1"] * 3
+    messages = [
+        Message("orders", b"%d" % number, sharding_key=key) for number, key in enumerate(keys)
+    ]
+
+    results = await producer.send_batch(messages)
+
+    single = {
+        key: (await producer.send("orders", b"one", sharding_key=key)).queue
+        for key in ("order-1", "order-2", "order-3")
+    }
+    bodies = {each.unique_id: each.body for each in cluster.messages("orders")}
+    assert [bodies[result.msg_id] for result in results] == [each.body for each in messages]
+    for key, queue in single.items():
+        own = [result for result, of in zip(results, keys, strict=True) if of == key]
+        assert {result.queue for result in own} == {queue}
+        offsets = [result.queue_offset for result in own]
+        assert offsets == sorted(offsets)
+    free = {result.queue for result, of in zip(results, keys, strict=True) if of is None}
+    assert len(free) == 1
+
+
+async def test_a_batch_takes_one_frame_for_each_queue_of_its_keys() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        queues = await producer.queues("orders")
+        keys = [f"order-{number}" for number in range(40)]
+        await producer.send_batch([Message("orders", b"x", sharding_key=key) for key in keys])
+
+    wanted = {by_key(key)(queues, Message("orders", b"x")).id for key in keys}
+    assert sorted(sent.header.queue_id for sent in cluster.sent) == sorted(wanted)
+    assert len(wanted) == 4
+
+
+async def test_a_queue_or_a_key_for_a_whole_batch_comes_before_sharding_keys() -> None:
+    messages = [Message("orders", b"x", sharding_key=f"order-{number}") for number in range(40)]
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        queue = (await producer.queues("orders"))[3]
+        to_queue = await producer.send_batch(messages, queue=queue)
+        to_key = await producer.send_batch(messages, key=2)
+
+    assert {result.queue for result in to_queue} == {queue}
+    assert {result.queue.id for result in to_key} == {2}
+    assert len(cluster.sent) == 2
+
+
+async def test_a_batch_is_not_sent_to_a_queue_of_another_topic() -> None:
+    messages = [Message("orders", b"x"), Message("payments", b"x")]
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        cluster.publish("payments")
+        with pytest.raises(
+            MessageRefused, match=r"\[1\]\.topic is 'payments', the queue is orders"
+        ):
+            await producer.send_batch(messages, queue=Queue("orders", "a", 0))
+
+    assert cluster.sent == []
+
+
+async def test_a_batch_takes_a_queue_or_a_key_and_not_both() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        with pytest.raises(SettingError, match="queue and key exclude each other"):
+            await producer.send_batch(
+                [Message("orders", b"x")], queue=Queue("orders", "a", 0), key="order-1"
+            )
+
+    assert cluster.sent == []
+
+
+@pytest.mark.parametrize("sharding_key", [None, "order-1"])
+async def test_a_batch_for_a_topic_that_is_not_there_fails_whatever_keys_it_has(
+    sharding_key: str | None,
+) -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        with pytest.raises(BatchFailed, match="0 of 2 messages are stored") as caught:
+            await producer.send_batch([Message("nowhere", b"x", sharding_key=sharding_key)] * 2)
+
+    assert isinstance(caught.value.cause, NoRoute)
+    assert caught.value.results == (None, None)
+
+
 async def test_an_empty_batch_sends_nothing(producer: AsyncProducer) -> None:
     assert await producer.send_batch([]) == []
 
@@ -244,7 +331,7 @@ async def test_submitted_messages_of_one_queue_keep_their_order_from_the_first_o
 
 
 async def test_submit_waits_while_too_much_is_in_flight() -> None:
-    settings = SendSettings(max_in_flight=2, timeout=0.3, retries=0)
+    settings = SendSettings(max_in_flight=2, timeout=DEADLINE, retries=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         await producer.send("orders", b"to connect")
         cluster.script = {"a": [SILENCE, SILENCE]}
@@ -284,6 +371,69 @@ async def test_stopping_waits_for_what_was_submitted(cluster: AsyncEmbeddedClust
 
     assert [future.result().is_ok for future in futures] == [True] * 200
     assert len(cluster.messages("orders")) == 200
+
+
+async def test_a_submitted_message_is_told_of_even_if_it_is_cancelled_before_it_begins() -> None:
+    outcomes: list[SendResult | BaseException] = []
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        sending = producer._core.sending("orders", b"x", {})
+        before = asyncio.all_tasks()
+        producer.publisher.begin(sending, outcomes.append)
+        (sends,) = asyncio.all_tasks() - before
+        sends.cancel()
+        await until(lambda: len(outcomes) == 1)
+
+    assert isinstance(outcomes[0], NotRunning)
+
+
+async def test_a_stop_that_nobody_cancelled_does_not_end_with_the_cancel_of_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = ProducerCore(Engine(quick_settings(NOBODY)), "g", None, None, owns_engine=True)
+    await core.start()
+    is_stopping, is_cancelled, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stop = Engine.stop
+
+    async def end_late(engine: Engine) -> None:
+        is_stopping.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+            await go_on.wait()
+            await stop(engine)
+
+    monkeypatch.setattr(Engine, "stop", end_late)
+    async with asyncio.timeout(DEADLINE):
+        first = asyncio.ensure_future(core.stop())
+        await is_stopping.wait()
+        first.cancel()
+        await is_cancelled.wait()
+        second = asyncio.ensure_future(core.stop())
+        await until(lambda: core._stoppers == 2)
+        go_on.set()
+        outcomes = await asyncio.gather(first, second, return_exceptions=True)
+
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert outcomes[1] is None
+
+
+async def test_a_stop_goes_on_where_the_cancel_of_another_one_ended_the_leave() -> None:
+    core = ProducerCore(Engine(quick_settings(NOBODY)), "g", None, None, owns_engine=True)
+    await core.start()
+
+    async with asyncio.timeout(DEADLINE):
+        with core.open_transactions.one(patience=DEADLINE):
+            first = asyncio.ensure_future(core.stop())
+            await until(lambda: core._stoppers == 1)
+            first.cancel()
+            second = asyncio.ensure_future(core.stop())
+            await asyncio.wait((first,))
+            assert first.cancelled()
+            assert not second.done()
+        await second
+
+    assert not core.engine.is_running
 
 
 async def test_it_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> None:

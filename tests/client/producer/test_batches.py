@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
-from orbitmq.client.producer.batches import batches
+from orbitmq.client.producer.batches import Batch, batches, elements
 from orbitmq.client.producer.drafts import Drafting
 from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.queue import Queue
 from orbitmq.message.batch import split_batch
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.properties import decode_properties
@@ -33,13 +35,26 @@ def _drafting() -> Drafting:
     return Drafting(SendSettings(), UniqueIds("127.0.0.1"), None)
 
 
-@given(st.lists(MESSAGES, max_size=40))
-def test_frames_hold_all_messages_once_in_order_and_within_the_limit(
-    messages: list[Message],
-) -> None:
-    frames = list(batches(messages, _drafting(), LIMIT))
+def _frames(messages: Sequence[Message], bound: Mapping[int, Queue] | None = None) -> list[Batch]:
+    drafting = _drafting()
+    checked = elements(messages, drafting, LIMIT)
+    return list(batches(messages, checked, bound or {}, drafting, LIMIT))
 
-    seen: dict[str, list[int]] = defaultdict(list)
+
+@given(st.lists(st.tuples(MESSAGES, st.sampled_from([None, 0, 1])), max_size=40))
+def test_frames_hold_all_messages_once_in_order_and_within_the_limit(
+    wished: list[tuple[Message, int | None]],
+) -> None:
+    messages = [message for message, _ in wished]
+    bound = {
+        place: Queue(message.topic, "a", queue)
+        for place, (message, queue) in enumerate(wished)
+        if queue is not None
+    }
+
+    frames = _frames(messages, bound)
+
+    seen: dict[object, list[int]] = defaultdict(list)
     for frame in frames:
         elements = split_batch(frame.draft.body)
         assert len(frame.draft.body) <= LIMIT
@@ -53,7 +68,8 @@ def test_frames_hold_all_messages_once_in_order_and_within_the_limit(
             assert frame.draft.topic == message.topic
             assert frame.draft.message is not None
             assert frame.draft.message.wait_stored == message.wait_stored
-            seen[f"{message.topic} {message.wait_stored}"].append(place)
+            assert frame.queue == bound.get(place)
+            seen[message.topic, frame.queue].append(place)
     assert sorted(place for places in seen.values() for place in places) == list(
         range(len(messages))
     )
@@ -62,7 +78,7 @@ def test_frames_hold_all_messages_once_in_order_and_within_the_limit(
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=40))
 def test_no_frame_could_take_the_first_message_of_the_next(sizes: list[int]) -> None:
-    frames = list(batches([Message("orders", bytes(size)) for size in sizes], _drafting(), LIMIT))
+    frames = _frames([Message("orders", bytes(size)) for size in sizes])
 
     for frame, following in itertools.pairwise(frames):
         first = split_batch(following.draft.body)[0]
@@ -71,7 +87,7 @@ def test_no_frame_could_take_the_first_message_of_the_next(sizes: list[int]) -> 
 
 
 def test_ids_are_different_for_each_message_and_frame() -> None:
-    frames = list(batches([Message("orders", bytes(300))] * 10, _drafting(), LIMIT))
+    frames = _frames([Message("orders", bytes(300))] * 10)
 
     ids = [frame.draft.unique_id for frame in frames]
     ids += [unique_id for frame in frames for unique_id in frame.unique_ids]
@@ -93,4 +109,4 @@ def test_what_a_batch_cannot_hold_is_refused_before_anything_is_sent(
     message: Message, problem: str
 ) -> None:
     with pytest.raises(MessageRefused, match=problem):
-        next(batches([Message("orders", b"x"), message], _drafting(), LIMIT))
+        elements([Message("orders", b"x"), message], _drafting(), LIMIT)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.engine import Engine
 from orbitmq.client.errors import (
     AlreadyRunning,
     BrokerRefused,
@@ -27,24 +30,35 @@ from orbitmq.client.errors import (
     UsedAfterFork,
     WrongUse,
 )
+from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import Message
-from orbitmq.client.producer.inflight import TooManyInFlight
+from orbitmq.client.producer.core import ProducerCore
+from orbitmq.client.producer.inflight import BlockingInFlight, TooManyInFlight
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.results import SendStatus
+from orbitmq.client.producer.publishing import Publisher
+from orbitmq.client.producer.results import SendResult, SendStatus
 from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.queue import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.cluster import Cluster
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting import sharedsocket
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.store.settings import StoreSettings
 from orbitmq.testing.background import EmbeddedCluster
 from orbitmq.wire.acl import Credentials
+from orbitmq.wire.codes import TransactionState
+from orbitmq.wire.frame import Bytes
 from tests.support.client import QUICK_CHANNELS
+from tests.support.collecting import wherever_garbage_is_collected
 from tests.support.forking import in_a_fork
+from tests.support.producing import SILENCE, scripted_cluster
+from tests.support.remoting import until
 
 DEADLINE = 30.0
+#: Connections there are refused.
+NOBODY = "127.0.0.1:1"
 TLS = Path(__file__).resolve().parents[2] / "data" / "tls"
 STORE = StoreSettings(file_size=16 * 1024 * 1024, preallocate_step=0)
 
@@ -309,6 +323,222 @@ def test_stopping_waits_for_what_was_submitted(cluster: EmbeddedCluster, topic: 
     producer.stop()
 
     assert all(future.result(0).is_ok for future in futures)
+
+
+async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time() -> None:
+    # The second attempt is made, and answered, after the time that other calls would have had.
+    settings = SendSettings(timeout=0.02, attempt_timeout=0.2, retries=50)
+    async with scripted_cluster("a") as scripted:
+        scripted.script = {"a": [SILENCE]}
+        producer = Producer(name_server=str(scripted.name_server.address), sending=settings)
+        await asyncio.to_thread(producer.start)
+        submitted = producer.submit("orders", b"x", timeout=DEADLINE)
+
+        await asyncio.to_thread(producer.stop)
+
+        assert submitted.result(0).is_ok
+
+
+def test_a_stop_that_is_interrupted_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        producer = Producer("hasty", name_server=f"127.0.0.1:{mute.getsockname()[1]}")
+        producer.start()
+        submitted = producer.submit("orders", b"x", timeout=3600)
+        monkeypatch.setattr(BlockingInFlight, "until_over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.stop()
+
+        assert isinstance(submitted.exception(DEADLINE), NotRunning)
+    assert not [each for each in threading.enumerate() if each.name.endswith("hasty")]
+
+
+class Interrupt(BaseException):
+    """What strikes a thread, as Ctrl-C does."""
+
+
+async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> bool:
+        raise Interrupt
+
+    async with scripted_cluster("a") as scripted:
+        producer = Producer("hasty", name_server=str(scripted.name_server.address))
+        await asyncio.to_thread(producer.start)
+        await asyncio.to_thread(producer.send, "orders", b"x")
+        scripted.script = {"a": [SILENCE] * 3}
+        submitted = [producer.submit("orders", b"x", timeout=3600) for _ in range(3)]
+        await until(lambda: not scripted.script["a"])
+        monkeypatch.setattr(BlockingInFlight, "until_over", interrupted)
+        with pytest.raises(Interrupt):
+            await asyncio.to_thread(producer.stop)
+
+        assert [type(each.exception(0)) for each in submitted] == 3 * [NotRunning]
+        assert producer._in_flight.count == 0
+
+
+def test_stops_that_overlap_all_wait_for_the_same_end(
+    cluster: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the transaction that they wait for is committed."""
+    producer = Producer("several-stops", name_server=cluster.name_server)
+    producer.start()
+    is_at_work, go_on, stopping = threading.Event(), threading.Event(), threading.Semaphore(0)
+    stop = ProducerCore.stop
+
+    async def noted(core: ProducerCore) -> None:
+        stopping.release()
+        await stop(core)
+
+    monkeypatch.setattr(ProducerCore, "stop", noted)
+
+    def local(_: Message, __: str) -> bool:
+        is_at_work.set()
+        return go_on.wait(DEADLINE)
+
+    def work(number: int) -> object:
+        if number == 0:
+            return producer.send_in_transaction(Message(topic, b"x"), local).state
+        assert is_at_work.wait(DEADLINE)
+        if number == 3:
+            assert stopping.acquire(timeout=DEADLINE)
+            assert stopping.acquire(timeout=DEADLINE)
+            go_on.set()
+            return None
+        producer.stop()
+        return [each.name for each in threading.enumerate() if each.name.endswith("several-stops")]
+
+    outcomes = _in_threads(4, work)
+
+    assert outcomes == [TransactionState.COMMIT, [], [], None]
+    assert [message.body for message in cluster.messages(topic)] == [b"x"]
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Producer:
+    """One that is stopped; who submits nevertheless has looked just before."""
+    producer = Producer("late", name_server=NOBODY)
+    producer.start()
+    producer.stop()
+    monkeypatch.setattr(producer._core, "check_running", lambda: None)
+    return producer
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_of_those_who_submit_too_late_each_is_told(
+    late: Producer, is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also who has left it to another one to wake the loop, which is gone."""
+    told: list[concurrent.futures.Future[SendResult]] = []
+    find = vars(LoopThread)["loop"].fget
+
+    def loop(thread: LoopThread) -> asyncio.AbstractEventLoop:
+        if not told:
+            told.append(late.submit("orders", b"another one"))
+            if is_interrupted:
+                raise Interrupt
+        return cast(asyncio.AbstractEventLoop, find(thread))
+
+    monkeypatch.setattr(LoopThread, "loop", property(loop))
+    with pytest.raises(Interrupt) if is_interrupted else contextlib.nullcontext():
+        told.append(late.submit("orders", b"x"))
+
+    assert [type(each.exception(0)) for each in told] == [NotRunning] * (1 if is_interrupted else 2)
+    assert late._in_flight.count == 0
+
+
+def test_who_submits_too_late_is_told_once_though_a_stop_tells_all(
+    late: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics: list[str] = []
+
+    def note(topic: str, _: BaseException) -> None:
+        topics.append(topic)
+        late._give_up_all()
+
+    monkeypatch.setattr(late._core, "note_unsent", note)
+
+    submitted = late.submit("orders", b"x")
+
+    assert isinstance(submitted.exception(0), NotRunning)
+    assert (topics, late._in_flight.count) == (["orders"], 0)
+
+
+def test_others_may_submit_at_any_point_of_telling_all_of_the_end(late: Producer) -> None:
+    sending = late._core.sending("orders", b"x", {})
+
+    def submit() -> None:
+        late._untold[concurrent.futures.Future()] = sending
+
+    assert wherever_garbage_is_collected(late._give_up_all, submit, late._untold) > 0
+
+
+def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_preparing, is_leaving = threading.Event(), asyncio.Event()
+    stop = Engine.stop
+
+    async def prepare(*_: object) -> None:
+        is_preparing.set()
+        await is_leaving.wait()
+
+    async def leave(engine: Engine) -> None:
+        is_leaving.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await stop(engine)
+
+    monkeypatch.setattr(Publisher, "prepare", prepare)
+    monkeypatch.setattr(Engine, "stop", leave)
+    monkeypatch.setattr(BlockingInFlight, "until_over", lambda *_: True)  # it came just after that
+    producer = Producer("leaving", name_server=NOBODY)
+    producer.start()
+    submitted = producer.submit("orders", b"x")
+    assert is_preparing.wait(DEADLINE)
+    producer.stop()
+
+    assert isinstance(submitted.exception(0), NotRunning)
+    assert (producer._in_flight.count, [each for each in caplog.messages if "fail" in each]) == (
+        0,
+        [],
+    )
+
+
+@pytest.mark.parametrize("under", ["socket", "room"])
+def test_a_signal_handler_may_stop_it_whatever_it_interrupts(
+    cluster: EmbeddedCluster, topic: str, under: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a thread that has a lock: the handler is called on that very thread."""
+    client = ClientSettings(stop_timeout=0.1)
+    producer = Producer("handled", name_server=cluster.name_server, client=client)
+    producer.start()
+    assert producer.send(topic, b"x").is_ok
+    assert producer.submit(topic, b"x").result(DEADLINE).is_ok
+    send = sharedsocket._send
+
+    def interrupted(
+        descriptor: socket.socket, pieces: Sequence[Bytes], sent: list[int]
+    ) -> OSError | None:
+        producer.stop()
+        return send(descriptor, pieces, sent)
+
+    def work(_: int) -> None:
+        if under == "socket":
+            monkeypatch.setattr(sharedsocket, "_send", interrupted)
+            end = time.monotonic() + DEADLINE
+            while time.monotonic() < end:  # a write of the loop's comes first, sometimes
+                producer.send(topic, b"x")
+        with producer._in_flight._lock:
+            producer.stop()
+
+    (outcome,) = _in_threads(1, work)
+
+    assert isinstance(outcome, NotRunning | SendFailed) if under == "socket" else outcome is None
+    assert not [each for each in threading.enumerate() if each.name.endswith("handled")]
 
 
 @pytest.mark.parametrize("round_", range(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from types import FrameType
 
 import pytest
@@ -130,6 +131,24 @@ async def test_a_thread_waits_for_room() -> None:
     await until(lambda: flight.count == 0)
 
 
+def test_what_is_in_flight_is_waited_for_until_the_last_of_it_has_had_its_time() -> None:
+    flight = BlockingInFlight(10, 100)
+    now = time.monotonic()
+    flight.enter(1, DEADLINE, now + DEADLINE)
+    flight.enter(1, DEADLINE, now + 0.01)
+    is_over: list[bool] = []
+    waiting = threading.Thread(target=lambda: is_over.append(flight.until_over(0.0)))
+    waiting.start()
+    flight.leave(1)
+    flight.leave(1)
+    waiting.join(DEADLINE)
+
+    assert is_over == [True]
+    late = BlockingInFlight(10, 100)
+    late.enter(1, DEADLINE, now)
+    assert not late.until_over(0.01)
+
+
 class Interrupt(BaseException):
     """What strikes a thread, as Ctrl-C does."""
 
@@ -163,3 +182,44 @@ def test_wherever_a_thread_is_interrupted_it_holds_neither_room_nor_the_lock() -
         place += 1
 
     assert place >= 5
+
+
+def test_a_thread_that_is_held_up_while_it_enters_holds_up_nobody_who_leaves_or_waits() -> None:
+    flight = BlockingInFlight(10, 100)
+    flight.enter(1, DEADLINE, time.monotonic() + DEADLINE)
+    is_over: list[bool] = []
+    leaving = threading.Thread(target=lambda: flight.leave(1), daemon=True)
+    waiting = threading.Thread(target=lambda: is_over.append(flight.until_over(0)), daemon=True)
+
+    with flight._lock:  # as a signal handler finds it
+        leaving.start()
+        leaving.join(DEADLINE)
+        waiting.start()
+        waiting.join(DEADLINE)
+        is_held_up = leaving.is_alive() or waiting.is_alive()
+
+    assert not is_held_up
+    assert is_over == [True]
+    assert flight.count == 0
+
+
+def test_room_is_taken_and_given_back_by_many_threads() -> None:
+    flight = BlockingInFlight(3, 100)
+    most: list[int] = []
+
+    def come_and_go() -> None:
+        for _ in range(300):
+            flight.enter(7, DEADLINE)
+            most.append(flight._entered - flight._gone - len(flight._left))
+            flight.leave(7)
+
+    threads = [threading.Thread(target=come_and_go, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(most) == 8 * 300
+    assert flight.until_empty(DEADLINE)
+    assert not flight._gates

@@ -99,7 +99,7 @@ async def test_the_last_unsafe_result_is_better_than_none() -> None:
 
 
 async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_attempt() -> None:
-    settings = SendSettings(retry_not_stored_ok=True, timeout=0.3, retry_pause=10)
+    settings = SendSettings(retry_not_stored_ok=True, timeout=1.0, retry_pause=10)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
 
@@ -303,7 +303,7 @@ async def test_a_broker_that_cannot_be_reached_costs_no_attempt() -> None:
 
 
 async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout() -> None:
-    settings = SendSettings(timeout=0.3)
+    settings = SendSettings(timeout=1.0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         server = cluster.brokers["a"].server
         assert server is not None

@@ -87,6 +87,19 @@ async def test_a_message_is_seen_when_its_transaction_commits(
     assert (stored.unique_id, stored.body, stored.tags) == (result.sent.msg_id, b"paid", "t")
 
 
+async def test_messages_in_transactions_go_to_the_queue_of_their_sharding_key(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    message = Message("orders", b"x", sharding_key="order-1")
+    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
+        single = await producer.send(message)
+        results = [await producer.send_in_transaction(message, lambda *_: True) for _ in range(3)]
+        await until(lambda: len(_delivered(cluster)) == 4)
+
+    assert {result.sent.queue for result in results} == {single.queue}
+    assert {each.queue_id for each in _delivered(cluster)} == {single.queue.id}
+
+
 async def test_a_plain_function_runs_on_a_thread(cluster: AsyncEmbeddedCluster) -> None:
     def local(_: Message, __: str) -> TransactionState:
         assert threading.current_thread() is not threading.main_thread()

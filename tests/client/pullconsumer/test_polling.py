@@ -192,7 +192,7 @@ async def test_a_consumer_that_is_stopped_while_it_starts_does_not_run_on(
 
     with pytest.raises(NotRunning):
         await asyncio.wait_for(starting, DEADLINE)
-    await until(lambda: asyncio.all_tasks() == before, DEADLINE)
+    await until(lambda: asyncio.all_tasks() <= before, DEADLINE)
 
 
 async def test_tags_and_conditions_choose_messages(
@@ -640,6 +640,8 @@ async def test_a_queue_is_not_handed_over_while_its_messages_are_in_work(
 
     async with consumer(cluster) as first:
         first.subscribe(TOPIC)
+        # All in one poll: a second one would say that what the first returned is done.
+        await until(lambda: first._core.cache.has(20), DEADLINE)
         in_work = await poll_count(first, 20)
         async with consumer(cluster) as second:
             second.subscribe(TOPIC)
@@ -684,6 +686,8 @@ async def test_an_application_that_does_not_poll_again_keeps_a_queue_for_a_bound
 
     async with consumer(cluster, rebalancing=hasty) as first:
         first.subscribe(TOPIC)
+        # All in one poll: a second one would say that what the first returned is done.
+        await until(lambda: first._core.cache.has(20), DEADLINE)
         await poll_count(first, 20)
         async with consumer(cluster, rebalancing=hasty) as second:
             second.subscribe(TOPIC)
@@ -752,7 +756,7 @@ async def test_a_consumer_that_cannot_start_leaves_nothing_behind() -> None:
         with pytest.raises(SubscriptionRefused):
             await reader.start()
 
-        await until(lambda: asyncio.all_tasks() == before, DEADLINE)
+        await until(lambda: asyncio.all_tasks() <= before, DEADLINE)
         with pytest.raises(NotRunning):
             await reader.poll()
 
@@ -813,6 +817,48 @@ async def test_a_namespace_is_put_before_topics_and_groups(
 
         assert message.topic == TOPIC
     assert cluster.progress("shop%billing", "shop%orders") == {("broker-a", 0): 1}
+
+
+@pytest.mark.parametrize("topic", [TOPIC, "shop%orders"])
+async def test_queues_may_be_named_with_their_namespace_or_without(
+    cluster: AsyncEmbeddedCluster, sender: RawClient, topic: str
+) -> None:
+    await cluster.create_topic("shop%orders", queues=1)
+    await send(sender, 3, topic="shop%orders")
+    settings = ClientSettings(name_servers=(cluster.name_server,), namespace="shop")
+    mine, known = queue(0, topic), queue(0, "shop%orders")
+
+    async with consumer(cluster, polling=BY_HAND, name_server=None, client=settings) as reader:
+        await reader.assign([mine])
+        assert reader.assignment() == await reader.queues(TOPIC) == (known,)
+        found = await poll_count(reader, 3)
+        assert {(each.topic, each.queue) for each in found} == {(TOPIC, known)}
+
+        assert await reader.commit({mine: 1}) == {mine: 1}
+        assert await reader.commit(found[1]) == {known: 2}
+        assert await reader.committed(mine) == 2
+        assert await reader.first_offsets([mine]) == {mine: 0}
+        assert await reader.end_offsets([mine]) == {mine: 3}
+        assert await reader.offsets_for_time(found[0].stored_at, [mine]) == {mine: 0}
+        await reader.seek(mine, 1)
+        assert reader.position(mine) == 1
+        await reader.seek_to_begin(mine)
+        assert reader.position(mine) == 0
+        reader.pause(mine)
+        assert reader._core.owned[known].is_paused
+        reader.pause([])
+        reader.resume([mine])
+        assert not reader._core.owned[known].is_paused
+        await reader.seek_to_time(found[0].stored_at, mine)
+        await reader.seek_to_end(mine)
+        assert reader.position(mine) == 3
+        await reader.seek_to_begin()
+        assert bodies(await poll_count(reader, 3)) == [b"0", b"1", b"2"]
+        with pytest.raises(QueueNotAssigned):
+            reader.position(queue(1, topic))
+        with pytest.raises(SettingError, match="Queue"):
+            await reader.commit({"orders": 1})  # type: ignore[arg-type]
+    assert cluster.progress("shop%billing", "shop%orders") == {("broker-a", 0): 2}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,11 @@ from orbitmq.message.ids import decode_offset_id
 from orbitmq.message.stored import decode_message, decode_messages
 from orbitmq.remoting.address import Address
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.pull import QueryMessageRequest, ViewMessageRequest
+from orbitmq.wire.headers.pull import (
+    QueryMessageRequest,
+    QueryMessageResponse,
+    ViewMessageRequest,
+)
 
 #: As many as a broker gives for one question about a key.
 MOST_BY_KEY = 64
@@ -50,6 +54,8 @@ class _Found:
     messages: tuple[ReceivedMessage, ...]
     #: The time before which a broker may have had more than it could give; None: that is all.
     floor: int | None
+    #: What those said that do not let this account read the topic; None: all let it.
+    refusal: BrokerRefused | None
 
 
 class AsyncMessages:
@@ -121,6 +127,15 @@ class AsyncMessages:
         `brokers` are asked, for who knows them; else they are looked up each time. Raises
         `BrokerRefused` when none of those that failed let this account read the topic.
         """
+        found, refusal = await self.readable_copies(topic, unique_id, brokers=brokers)
+        if refusal is not None:
+            raise refusal
+        return found
+
+    async def readable_copies(
+        self, topic: str, unique_id: str, *, brokers: Collection[BrokerNode] | None = None
+    ) -> tuple[tuple[ReceivedMessage, ...], BrokerRefused | None]:
+        """The same, of brokers that let this account read the topic, and what the others said."""
         header = QueryMessageRequest(
             topic=topic,
             key=unique_id,
@@ -131,7 +146,8 @@ class AsyncMessages:
         )
         nodes = (await self._directory.look()).readers() if brokers is None else brokers
         found = await self._query(nodes, header)
-        return tuple(each for each in found.messages if each.unique_id == unique_id)
+        copies = tuple(each for each in found.messages if each.unique_id == unique_id)
+        return copies, found.refusal
 
     # By key.
 
@@ -145,8 +161,9 @@ class AsyncMessages:
     ) -> AsyncGenerator[ReceivedMessage, None]:
         """All messages of a topic with a business key, the newest first, however many.
 
-        Brokers give 64 at most for one question, so it is repeated for the time before. When more
-        than that share a second, which the index cannot tell apart, that second is walked through.
+        Brokers give 64 at most for one question, and no more than fit into a frame, so it is
+        repeated for the time before. When more than that share a second, which the index cannot
+        tell apart, that second is walked through.
         """
         check_topic(topic)
         if not key:
@@ -164,6 +181,9 @@ class AsyncMessages:
                 end_timestamp=end,
             )
             page = await self._query(nodes, header)
+            if page.refusal is not None:
+                # Who may not read a topic everywhere would take a part for all of it.
+                raise page.refusal
             # What lies before the oldest of a full page of one broker is incomplete.
             floor = begin if page.floor is None else max(begin, page.floor)
             for message in reversed(page.messages):
@@ -195,7 +215,10 @@ class AsyncMessages:
             if answer.code != ResponseCode.SUCCESS:
                 return [], None
             stored = decode_messages(answer.body)
-            oldest = min(each.store_ms for each in stored) if len(stored) >= MOST_BY_KEY else None
+            is_cut_short = (
+                len(stored) >= MOST_BY_KEY or answer.header(QueryMessageResponse).cut_short
+            )
+            oldest = min(each.store_ms for each in stored) if is_cut_short else None
             # Other keys may have the same hash.
             return [
                 ReceivedMessage(each, Queue(each.topic, node.broker, each.queue_id))
@@ -204,14 +227,14 @@ class AsyncMessages:
             ], oldest
 
         outcomes = await self._asking.each(nodes, ask)
-        if refused := _refusals(outcomes.failed.values()):
-            # Who may not read a topic here may not read it there: nothing is half done.
-            raise refused[0]
-        parts = outcomes.check(f"looking for {header.key!r} in topic {header.topic!r}").values()
+        refused = _refusals(outcomes.failed.values())
+        if not refused:
+            outcomes.check(f"looking for {header.key!r} in topic {header.topic!r}")
+        parts = outcomes.done.values()
         found = [message for part, _ in parts for message in part]
         found.sort(key=lambda each: (each.stored.store_ms, each.queue, each.queue_offset))
         floors = [oldest for _, oldest in parts if oldest is not None]
-        return _Found(tuple(found), max(floors, default=None))
+        return _Found(tuple(found), max(floors, default=None), next(iter(refused), None))
 
     # By place.
 

@@ -17,9 +17,10 @@ from dataclasses import replace
 from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.groupvalues import GroupProgress, QueueProgress, TopicLag
 from orbitmq.client.admin.lagtables import decode_lags, lags_of
-from orbitmq.client.admin.topicstatus import queue_of
+from orbitmq.client.admin.topicstatus import TopicInsight, queue_of
 from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
 from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.names import retry_topic
 from orbitmq.client.queue import Queue
 from orbitmq.remoting.errors import ConnectionLost
 from orbitmq.wire.bodies.base import decode_body
@@ -28,6 +29,7 @@ from orbitmq.wire.bodies.stats import (
     ConsumeTimeSpans,
     QueueTimeSpan,
 )
+from orbitmq.wire.bodies.stats import QueueProgress as ToldProgress
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import OffsetResponse, QueryConsumerOffsetRequest
 from orbitmq.wire.headers.stats import (
@@ -50,6 +52,7 @@ class Progress:
     def __init__(self, asking: Asking, directory: Directory) -> None:
         self._asking = asking
         self._directory = directory
+        self._topics = TopicInsight(asking, directory)
 
     async def of_group(
         self,
@@ -63,8 +66,11 @@ class Progress:
         """One group, queue by queue, with the age of what waits.
 
         Brokers tell of topics in which the group has progress. Of those that it has `subscribed`
-        to and has not reported from yet they tell when asked by name.
+        to and has not reported from yet they tell when asked by name. What waits in the retry topic
+        of a group that is gone and never reported from it counts from its first message: there the
+        group will go on.
         """
+        retries = retry_topic(group)
 
         async def ask(
             node: BrokerNode,
@@ -73,6 +79,8 @@ class Progress:
             told = {key.topic for key in parts[0].offset_table}
             silent = [name for name in subscribed if name not in told and topic in (None, name)]
             parts += await self._asking.all(self._stats(node, group, name) for name in silent)
+            if not subscribed and retries not in told and topic in (None, retries):
+                parts.append(await self._unbegun(node, retries))
             behind = {
                 key.topic
                 for part in parts
@@ -99,6 +107,22 @@ class Progress:
             node.address,
             RequestCode.GET_CONSUME_STATS,
             GetConsumeStatsRequest(consumer_group=group, topic=topic),
+        )
+
+    async def _unbegun(self, node: BrokerNode, topic: str) -> ConsumeStats:
+        """The queues of a topic with anything in them, for a group that begins with the first."""
+        stats = await self._topics.stats(node, topic)
+        bounds = {} if stats is None else stats.offset_table
+        return ConsumeStats(
+            offset_table={
+                queue: ToldProgress(
+                    broker_offset=each.max_offset,
+                    consumer_offset=each.min_offset,
+                    pull_offset=each.min_offset,
+                )
+                for queue, each in bounds.items()
+                if each.max_offset > each.min_offset
+            }
         )
 
     async def ages(self, node: BrokerNode, group: str, topic: str) -> dict[Queue, float | None]:

@@ -20,10 +20,8 @@ from typing import Final, Self
 from orbitmq.client.admin.deadletters import RESENT_FROM, DeadLetter
 from orbitmq.client.admin.messages import AsyncMessages
 from orbitmq.client.admin.topology import BrokerNode
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import retry_topic
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.wire.codes import ResponseCode
 
 #: Letters that are looked up together.
 _TOGETHER: Final = 64
@@ -67,20 +65,19 @@ class LetterTrace:
         """The latest copy that was sent of the letter; None: it has not been sent again.
 
         `topics` are those to look into, all by default, and `brokers` those to ask. An origin that
-        may not be read is left out, unless it is the topic that is `needed`.
+        may not be read is left out, unless it is the topic that is `needed`: then `BrokerRefused`
+        is raised, if no broker shows a copy.
         """
         if self.unique_id is None:
             return None
         found: list[ReceivedMessage] = []
         for topic in self.topics if topics is None else topics:
-            try:
-                copies = await messages.copies(topic, self.unique_id, brokers=brokers)
-            except BrokerRefused as refused:
-                is_forbidden = refused.code == ResponseCode.NO_PERMISSION
-                if not is_forbidden or topic in (self.retry, needed):
-                    raise
-                continue
-            found += (each for each in copies if each.get(RESENT_FROM) == self.letter_id)
+            copies, refusal = await messages.readable_copies(topic, self.unique_id, brokers=brokers)
+            made = [each for each in copies if each.get(RESENT_FROM) == self.letter_id]
+            # One that is seen tells that it was sent again, whoever else does not show theirs.
+            if refusal is not None and not made and topic in (self.retry, needed):
+                raise refusal
+            found += made
         return max(found, key=lambda each: each.stored_at, default=None)
 
 

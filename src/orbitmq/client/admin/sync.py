@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -19,6 +20,7 @@ from orbitmq.client.admin.messages import AsyncMessages
 from orbitmq.client.admin.resetting import AsyncProgress
 from orbitmq.client.admin.runtime import RuntimeInfo
 from orbitmq.client.admin.topics import AsyncTopics
+from orbitmq.client.errors import NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock
@@ -125,6 +127,7 @@ class Messages(_Part):
     get = _waiting(AsyncMessages.get)
     by_offset_id = _waiting(AsyncMessages.by_offset_id)
     copies = _waiting(AsyncMessages.copies)
+    readable_copies = _waiting(AsyncMessages.readable_copies)
     by_key = _iterating(AsyncMessages.by_key)
     at = _waiting(AsyncMessages.at)
     browse = _iterating(AsyncMessages.browse)
@@ -216,7 +219,8 @@ class Admin:
         """Close all connections and end the thread. May be called again."""
         if self._thread.is_running:
             try:
-                self._thread.run(self._admin.stop())
+                with suppress(NotRunning):  # somebody else has stopped it meanwhile
+                    self._thread.run(self._admin.stop())
             finally:
                 self._thread.stop()
 

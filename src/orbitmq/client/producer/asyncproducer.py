@@ -87,7 +87,10 @@ class AsyncProducer:
         await self._core.start()
 
     async def stop(self) -> None:
-        """Wait for what was submitted, each within its own time; then leave. May be repeated."""
+        """Wait for what was submitted, each within its own time; then leave. May be repeated.
+
+        Transactions under way are waited for as well, each for its `timeout` from now on.
+        """
         if self._core.refuse():
             await self._in_flight.until_empty()
         await self._core.stop()
@@ -178,8 +181,11 @@ class AsyncProducer:
     ) -> list[SendResult]:
         """Send many messages in few frames; the results are in the order of the messages.
 
-        Messages of one topic go to one queue, in their order; several topics are sent one after
-        the other. Raises `BatchFailed`, which says what was stored before it failed.
+        Messages of one topic go to one queue, in their order, except for those that have a
+        sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
+        Several queues are sent to one after the other. Raises `BatchFailed`, which says what was
+        stored before it failed; before anything is sent `MessageRefused`, also for a message of
+        another topic than `queue`, and `SettingError` for a queue and a key.
         """
         self._core.check_running()
         return await self._core.send_batch(messages, queue, key, timeout)
@@ -240,18 +246,22 @@ class AsyncProducer:
         `local` is given the message and the id of the transaction, and returns True or
         `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not know; a plain
         function runs on a thread. When it raises, the error is raised here, and the message stays
-        open: the broker asks `check` later, several times, and drops it if nobody knows.
+        open: the broker asks `check` later, several times, and drops it if nobody knows. So it
+        does when the producer was stopped and the end could not be told, which is logged.
         """
-        sent = await self.send_half(message, timeout=timeout)
-        if not sent.is_ok:
-            return await self.end_transaction(sent, TransactionState.ROLLBACK)
-        try:
-            state = await outcome_of(local, message, sent.transaction_id or sent.msg_id)
-        except BaseException as error:
-            self._core.transactions.note_raised(message, sent, error)
-            await self.end_transaction(sent, TransactionState.UNKNOWN)
-            raise
-        return await self.end_transaction(sent, state)
+        core = self._core
+        with core.open_transactions.one(core.limit(timeout)):
+            sent = await self.send_half(message, timeout=timeout)
+            transactions = core.transactions
+            if not sent.is_ok:
+                return await transactions.end(sent, TransactionState.ROLLBACK)
+            try:
+                state = await outcome_of(local, message, sent.transaction_id or sent.msg_id)
+            except BaseException as error:
+                transactions.note_raised(message, sent, error)
+                await transactions.end(sent, TransactionState.UNKNOWN)
+                raise
+            return await transactions.end(sent, state)
 
     async def send_half(
         self,
@@ -268,7 +278,7 @@ class AsyncProducer:
 
     async def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
-        self._core.check_running()
+        self._core.check_not_left()
         return await self._core.transactions.end(sent, state)
 
     # ---- request and reply

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -28,6 +29,7 @@ from orbitmq.client.producer.batchsending import send_in_batches
 from orbitmq.client.producer.checks import Checks
 from orbitmq.client.producer.drafts import Draft, Drafting
 from orbitmq.client.producer.errors import NoReply, RecallUnsupported
+from orbitmq.client.producer.opentransactions import OpenTransactions
 from orbitmq.client.producer.publishing import Publisher
 from orbitmq.client.producer.recalling import decode_recall_handle
 from orbitmq.client.producer.requestreply import Requests, reply_properties
@@ -51,6 +53,8 @@ DEFAULT_GROUP: Final = "orbitmq-producer"
 _REPLY: Final = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 #: Bodies of this size and more are not compressed on the loop: others would have to wait.
 _LARGE: Final = 128 * 1024
+#: Seconds for all that a stop does beside waiting for others.
+_SPARE: Final = 10.0
 
 
 class ProducerCore:
@@ -88,7 +92,11 @@ class ProducerCore:
         self._monotonic = engine.clock.monotonic
         self._publisher: Publisher | None = None
         self._was_stopped = False
+        #: The one leave, which all who stop it wait for, and how many do.
+        self._leaving: asyncio.Task[None] | None = None
+        self._stoppers = 0
         self._unsent = Occurrences()
+        self.open_transactions = OpenTransactions()
         # There from the start on.
         self._requests: Requests
         self.transactions: Transactions
@@ -149,12 +157,47 @@ class ProducerCore:
         return self._publisher is not None
 
     async def stop(self) -> None:
-        """Leave. What is still under way ends with an error."""
-        publisher, self._publisher = self._publisher, None
+        """Leave, after transactions under way. What else still is ends with an error."""
         self._was_stopped = True
+        if not self._check_process.is_same:
+            publisher, self._publisher = self._publisher, None
+            if publisher is not None:
+                self._check_process()
+            return
+        while (leaving := self._one_leave()) is not None:
+            await self._until_ended(leaving)
+            if not leaving.cancelled():
+                leaving.result()
+                return
+            # By another one, who was the last when he gave up, and not any more when it ended.
+
+    def _one_leave(self) -> asyncio.Task[None] | None:
+        """The leave that is under way, or one that is begun now; None when it is over."""
+        if self._leaving is None or self._leaving.done():
+            if self._publisher is None:
+                return None
+            self._leaving = asyncio.ensure_future(self._leave())
+        return self._leaving
+
+    async def _until_ended(self, leaving: asyncio.Task[None]) -> None:
+        """Wait with all others; who is the last to give up cancels it, and waits for its end."""
+        self._stoppers += 1
+        try:
+            await asyncio.wait((leaving,))
+        except asyncio.CancelledError:
+            if self._stoppers == 1 and leaving.cancel():
+                await asyncio.wait((leaving,))
+            if leaving.done() and not leaving.cancelled():
+                leaving.exception()  # one that nobody asks for is complained about
+            raise
+        finally:
+            self._stoppers -= 1
+
+    async def _leave(self) -> None:
+        await self.open_transactions.until_ended()
+        publisher, self._publisher = self._publisher, None
         if publisher is None:
             return
-        self._check_process()
         publisher.close()
         self._requests.close()
         if self._checks is not None:
@@ -166,13 +209,31 @@ class ProducerCore:
             await self.engine.leave(self)
 
     @property
+    def stop_limit(self) -> float:
+        """Seconds after which a stop is certainly over, unless something blocks the loop."""
+        return self.open_transactions.patience + 2 * self.engine.settings.stop_timeout + _SPARE
+
+    @property
     def is_running(self) -> bool:
         return self._publisher is not None and not self._was_stopped
 
     def check_running(self) -> None:
         """Raises `NotRunning` or `UsedAfterFork`. May be called by any thread."""
+        self.running()
+
+    def running(self) -> Publisher:
+        """What carries sends out, after the same checks. May be called by any thread."""
+        if self._check_process.pid != os.getpid():
+            self._check_process()
+        publisher = self._publisher
+        if publisher is None or self._was_stopped:
+            raise NotRunning("this producer", was_stopped=self._was_stopped)
+        return publisher
+
+    def check_not_left(self) -> None:
+        """The same for what goes on while a stop waits: raises when it is over for good."""
         self._check_process()
-        if self._publisher is None or self._was_stopped:
+        if self._publisher is None:
             raise NotRunning("this producer", was_stopped=self._was_stopped)
 
     @property

@@ -90,8 +90,9 @@ class Drafting:
         if len(body) > self._largest_plain:
             body, compression = self._stored(body)
         properties[UNIQ_KEY] = unique_id = self._ids()
+        topic = message.topic
         return Draft(
-            self.wire_topic(message.topic),
+            topic if self._namespace is None else wrap_topic(self._namespace, topic),
             body,
             self.property_string(properties),
             unique_id,
@@ -99,7 +100,7 @@ class Drafting:
             sys_flag | compression,
             code,
             message=message,
-            wish=_wish(message),
+            wish=None if message.delay is message.deliver_at is None else _wish(message),
         )
 
     def passed_on(
@@ -186,7 +187,5 @@ class Drafting:
             )
 
 
-def _wish(message: Message) -> str | None:
-    if message.delay is not None:
-        return "delay"
-    return None if message.deliver_at is None else "deliver_at"
+def _wish(message: Message) -> str:
+    return "deliver_at" if message.delay is None else "delay"

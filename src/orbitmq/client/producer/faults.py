@@ -38,37 +38,39 @@ def avoided_for(latency: float) -> float:
 class Faults:
     """Until when which broker is avoided. May be used by several threads at a time."""
 
-    __slots__ = ("_avoid_failed", "_avoid_slow", "_monotonic", "_until")
+    __slots__ = ("_avoid_failed", "_monotonic", "avoid_slow", "avoided")
 
     def __init__(
         self, monotonic: Callable[[], float], *, avoid_failed: bool, avoid_slow: bool
     ) -> None:
         self._monotonic = monotonic
         self._avoid_failed = avoid_failed
-        self._avoid_slow = avoid_slow
-        self._until: dict[str, float] = {}
+        #: Whether it matters how long an answer took.
+        self.avoid_slow = avoid_slow
+        #: Until when a broker is avoided, or was. Empty as a rule: every send looks at it.
+        self.avoided: dict[str, float] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether no broker is avoided, or might be."""
-        return not self._until
+        return not self.avoided
 
     def is_available(self, broker: str) -> bool:
-        until = self._until.get(broker)
+        until = self.avoided.get(broker)
         return until is None or self._monotonic() >= until
 
     def answered(self, broker: str, latency: float) -> None:
         """A broker did what it was asked."""
-        if self._avoid_slow and (pause := avoided_for(latency)):
-            self._until[broker] = self._monotonic() + pause
-        elif self._until:
+        if self.avoid_slow and (pause := avoided_for(latency)):
+            self.avoided[broker] = self._monotonic() + pause
+        elif self.avoided:
             self.forgive(broker)
 
     def failed(self, broker: str) -> None:
         """A broker could not be reached, did not answer in time, or could not store."""
-        if self._avoid_failed or self._avoid_slow:
-            self._until[broker] = self._monotonic() + AVOID_FAILED
+        if self._avoid_failed or self.avoid_slow:
+            self.avoided[broker] = self._monotonic() + AVOID_FAILED
 
     def forgive(self, broker: str) -> None:
         """A broker is as good as any other again."""
-        self._until.pop(broker, None)
+        self.avoided.pop(broker, None)

@@ -13,6 +13,7 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.send import SendMessageRequest
+from orbitmq.wire.jsontext import quoted
 from orbitmq.wire.requesttemplates import RequestTemplate
 
 #: What differs between sends to the same topic and broker.
@@ -49,14 +50,9 @@ class SendFrames:
             template = self._template(draft, queue)
 
         def encode(opaque: int) -> Sequence[Bytes]:
-            return template.pieces(
-                opaque,
-                queue.id,
-                draft.sys_flag,
-                born_ms,
-                draft.flag,
-                draft.properties,
-                body=draft.body,
+            properties = quoted(draft.properties)
+            return template.filled(
+                (queue.id, draft.sys_flag, born_ms, draft.flag, properties, opaque), draft.body
             )
 
         return encode

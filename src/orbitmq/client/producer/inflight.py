@@ -11,8 +11,13 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Final
 
 from orbitmq.client.errors import ClientError
+
+#: Seconds after which a thread that waits looks again, for whatever reason nobody woke it.
+_LOOK: Final = 0.1
 
 
 class TooManyInFlight(ClientError):
@@ -112,63 +117,120 @@ class InFlight:
 
 
 class BlockingInFlight:
-    """The same for threads. The lock is held for a few instructions, and `leave` never waits.
+    """The same for threads. `leave` and the waiting for the end need no lock.
 
-    Who waits has a gate of its own, and is not kept in a condition: a thread that is interrupted
-    inside of one can leave it locked, and `leave` is called by the loop.
+    A signal handler may hold up a thread that has the lock, and may itself wait for the end, or for
+    the loop, which calls `leave`. So only those who enter take it, for a few instructions. Who
+    leaves appends to `_left`, and who enters next takes that into account. Who finds no room puts a
+    gate of its own (a condition can be left locked by a thread that is interrupted inside of it)
+    where it is found, then looks again; who leaves says so first, then opens the gates: one of the
+    two sees the other. A gate that is lost with a thread that was interrupted costs one `_LOOK`.
+
+    Nothing is in flight when as many have left as had entered, and nobody has entered meanwhile.
+    What has left is counted in `_left` or in `_gone`, for an instant in neither: never in both.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
-        self._room = Room(most, most_bytes)
+        self._most = most
+        self._most_bytes = most_bytes
         self._lock = threading.Lock()
+        # Under the lock: how many came in, how many of them are known to have left, and the bytes
+        # of the others.
+        self._entered = 0
+        self._gone = 0
+        self._size = 0
+        #: When the time of everything that has come in so far is up.
+        self._latest = 0.0
+        #: The sizes of those that have left since.
+        self._left: deque[int] = deque()
         #: Opened, all of them, when something has changed.
-        self._gates: list[threading.Lock] = []
+        self._gates: deque[threading.Lock] = deque()
 
     @property
     def count(self) -> int:
-        return self._room.count
+        """How many are in flight; at most, while others come and go."""
+        return self._entered - self._gone - len(self._left)
 
-    def enter(self, size: int, timeout: float) -> None:
-        """Blocks until there is room for a message of `size` bytes. Raises `TooManyInFlight`."""
+    def enter(self, size: int, timeout: float, until: float = 0.0) -> None:
+        """Blocks until there is room for a message of `size` bytes. Raises `TooManyInFlight`.
+
+        `until` is when the message has an outcome at the latest.
+        """
         is_in = False
         try:
             deadline = time.monotonic() + timeout
             while True:
                 with self._lock:
-                    is_in = self._room.take(size)
-                    if is_in:
+                    while self._left:
+                        self._forget_first()
+                    count = self._entered - self._gone
+                    if not count or (count < self._most and self._size + size <= self._most_bytes):
+                        # No call until all of it is noted.
+                        is_in = True
+                        self._entered += 1
+                        self._size += size
+                        if until > self._latest:
+                            self._latest = until
                         return
-                    gate = self._new_gate()
-                if not gate.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                if deadline <= time.monotonic():
                     break
+                self._wait_for_change(lambda: bool(self._left), deadline)
         except BaseException:
             if is_in:
                 self.leave(size)  # interrupted in its last step
             raise
-        raise TooManyInFlight(self._room.count, self._room.size, timeout)
+        raise TooManyInFlight(self.count, self._size, timeout)
+
+    def _forget_first(self) -> None:
+        """Take one that has left into account. The lock is held; there is no call in it."""
+        size = self._left[0]
+        del self._left[0]
+        self._gone += 1
+        self._size -= size
 
     def leave(self, size: int) -> None:
-        with self._lock:
-            self._room.give_back(size)
-            gates, self._gates = self._gates, []
-        for gate in gates:
+        """A message was answered, or never will be. Never waits."""
+        self._left.append(size)
+        while self._gates:
+            try:
+                gate = self._gates.popleft()
+            except IndexError:
+                return  # somebody else has opened it
             gate.release()
 
     def until_empty(self, timeout: float | None) -> bool:
         """Blocks until nothing is in flight; False when the time is up."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._lock:
-                if not self._room.count:
-                    return True
-                gate = self._new_gate()
-            left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
-            if not gate.acquire(timeout=left):
-                return False
+        end = None if timeout is None else time.monotonic() + timeout
+        return self._wait(lambda: end)
 
-    def _new_gate(self) -> threading.Lock:
-        """A gate that is shut. The lock is held."""
+    def until_over(self, grace: float) -> bool:
+        """The same with the time that the messages have, and `grace` to tell what came of them."""
+        return self._wait(lambda: self._latest + grace)
+
+    def _wait(self, end_of: Callable[[], float | None]) -> bool:
+        """Blocks until nothing is in flight, or until the end, which may move meanwhile."""
+        while not self._is_empty():
+            end = end_of()
+            if end is not None and end <= time.monotonic():
+                return False
+            self._wait_for_change(self._is_empty, end)
+        return True
+
+    def _wait_for_change(self, has_come: Callable[[], bool], end: float | None) -> None:
+        """Blocks until somebody has left, or for a while. May be interrupted anywhere."""
         gate = threading.Lock()
         gate.acquire()
-        self._gates.append(gate)
-        return gate
+        try:
+            self._gates.append(gate)
+            if not has_come():  # else nobody may have seen the gate
+                left = _LOOK if end is None else min(_LOOK, end - time.monotonic())
+                gate.acquire(timeout=max(0.0, left))
+        finally:
+            with contextlib.suppress(ValueError):  # it was opened
+                self._gates.remove(gate)
+
+    def _is_empty(self) -> bool:
+        entered = self._entered
+        ended = self._gone  # before `_left`: what moves between the two is not counted twice
+        ended += len(self._left)
+        return ended >= entered == self._entered

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
@@ -18,7 +21,7 @@ from orbitmq.client.message import Message
 from orbitmq.client.producer.arguments import Body, SendOptions
 from orbitmq.client.producer.core import DEFAULT_GROUP, ProducerCore
 from orbitmq.client.producer.inflight import BlockingInFlight
-from orbitmq.client.producer.publishing import Done
+from orbitmq.client.producer.publishing import Publisher
 from orbitmq.client.producer.results import SendResult
 from orbitmq.client.producer.sending import Sending
 from orbitmq.client.producer.settings import SendSettings
@@ -31,7 +34,14 @@ from orbitmq.client.producer.transactions import (
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.onloop import call_on_loop
 from orbitmq.wire.codes import TransactionState
+
+log = logging.getLogger(__name__)
+
+#: For a message whose time is up while a stop waits for it: it is to say why it was not sent.
+_GRACE: Final = 1.0
 
 
 class Producer:
@@ -68,8 +78,11 @@ class Producer:
         self._in_flight = BlockingInFlight(
             self.settings.max_in_flight, self.settings.max_in_flight_bytes
         )
-        #: Submitted, and not yet seen by the loop.
+        #: Submitted, and not yet begun by the loop, which alone takes them out.
         self._submitted: deque[tuple[Sending, concurrent.futures.Future[SendResult]]] = deque()
+        #: All that were submitted and have no outcome, from the submission on. Who takes one out
+        #: tells it the outcome, and nobody else: the loop, or any thread when the loop is gone.
+        self._untold: dict[concurrent.futures.Future[SendResult], Sending] = {}
         self._wake_is_due = False
         self._is_warming_up = False
 
@@ -102,19 +115,55 @@ class Producer:
     def stop(self) -> None:
         """Wait for what was submitted, each within its own time; then leave. May be repeated.
 
-        Sends of other threads that are under way end with an error.
+        Transactions under way are waited for as well, each for its `timeout` from now on. Other
+        sends of other threads end with an error. Interrupted, it waits no longer, and leaves.
+
+        Several threads may stop it: all wait for the same end. So may a signal handler, whatever it
+        interrupts; but what it interrupts does not go on meanwhile, and is waited for in vain for
+        its time. Better let the handler raise, or set a flag.
         """
         self._thread.check_other()
         was_running = self._core.refuse()
         if not self._thread.is_running:
+            self._thread.stop()  # nothing, unless another one is at it: its end is waited for
             return
         atexit.unregister(self.stop)
         try:
-            if was_running:
-                self._in_flight.until_empty(self.settings.timeout)
-            self._thread.run(self._core.stop())
+            self._until_over(was_running)
         finally:
-            self._thread.stop()
+            try:
+                self._thread.stop()
+            finally:
+                self._give_up_all()
+
+    def _until_over(self, was_running: bool) -> None:
+        """Wait for what was submitted, then for the leave, whoever began it."""
+        limit = self._core.stop_limit
+        with suppress(NotRunning):  # somebody else has stopped it meanwhile
+            if was_running:
+                # A thread that a signal handler interrupts may have been about to.
+                call_on_loop(self._thread.loop, self._begin_submitted)
+                self._in_flight.until_over(_GRACE)
+            try:
+                self._thread.run(self._core.stop(), limit)
+            except TimeoutError:
+                log.error(  # noqa: TRY400  # nothing went wrong in here
+                    "producer group %s did not leave within %.0f s: something blocks its event "
+                    "loop, maybe what a signal handler interrupted",
+                    self.group,
+                    limit,
+                    extra={"group": self.group},
+                )
+
+    def _give_up_all(self) -> None:
+        """The loop has ended. There is nothing to do, unless it ended before all had outcomes."""
+        # First this: who finds it set has put his message where it is found now, and who does not
+        # finds out by himself that the loop is gone.
+        self._wake_is_due = False
+        # A list: it is there before the iterator is. A tuple is made after that, which may begin a
+        # collection of garbage, and let another thread submit meanwhile.
+        for sent in list(self._untold):
+            self._give_up(sent)
 
     @property
     def client_id(self) -> str:
@@ -131,9 +180,9 @@ class Producer:
         that no other broker would take back, and `SendFailed` when attempts or time ran out.
         """
         core = self._core
-        self._check()
+        publisher = core.running()
+        self._thread.check_other()
         sending = core.sending(message, body, options)
-        publisher = core.publisher
         outcome = publisher.from_thread(sending)
         if isinstance(outcome, SendResult):
             return outcome
@@ -154,16 +203,17 @@ class Producer:
         # In a callback of another future, room is there or it is not: waiting, the loop makes none.
         patience = 0.0 if self._thread.is_current else sending.timeout
         submission = sending, sent
-        self._in_flight.enter(len(sending.draft.body), patience)
+        self._in_flight.enter(len(sending.draft.body), patience, sending.deadline)
+        self._untold[sent] = sending
         try:
             # The next call after the one that made room: no interrupt comes between the two.
             self._submitted.append(submission)
             self._wake()
-        except (RuntimeError, NotRunning):  # it was stopped in this instant
-            self._done(sending, sent)(NotRunning("this producer", was_stopped=True))
-        except BaseException:
-            self._wake()  # for what others have submitted meanwhile
-            raise
+        except BaseException as error:
+            self._wake_or_give_up()  # others may have left theirs to this thread
+            if self._thread.is_running or not isinstance(error, RuntimeError | NotRunning):
+                raise
+            # Else it was stopped in this instant, which the future tells.
         return sent
 
     def _wake(self) -> None:
@@ -176,6 +226,15 @@ class Producer:
         except BaseException:
             self._wake_is_due = False
             raise
+
+    def _wake_or_give_up(self) -> None:
+        """The same; or, if the loop is gone, tell all who waited for it."""
+        try:
+            self._wake()
+        except (RuntimeError, NotRunning):
+            if self._thread.is_running:
+                raise
+            self._give_up_all()
 
     def flush(self, timeout: Duration | None = None) -> None:
         """Returns when everything that was submitted has an outcome. Raises `TimeoutError`."""
@@ -204,8 +263,11 @@ class Producer:
     ) -> list[SendResult]:
         """Send many messages in few frames; the results are in the order of the messages.
 
-        Messages of one topic go to one queue, in their order; several topics are sent one after
-        the other. Raises `BatchFailed`, which says what was stored before it failed.
+        Messages of one topic go to one queue, in their order, except for those that have a
+        sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
+        Several queues are sent to one after the other. Raises `BatchFailed`, which says what was
+        stored before it failed; before anything is sent `MessageRefused`, also for a message of
+        another topic than `queue`, and `SettingError` for a queue and a key.
         """
         self._check()
         given = tuple(messages)  # whoever makes them may block; not the loop
@@ -237,18 +299,29 @@ class Producer:
         `local` is called on this thread with the message and the id of the transaction, and
         returns True or `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not
         know. When it raises, the error is raised here, and the message stays open: the broker asks
-        `check` later, several times, and drops it if nobody knows.
+        `check` later, several times, and drops it if nobody knows. So it does when the producer
+        was stopped and the end could not be told, which is logged.
         """
-        sent = self.send_half(message, timeout=timeout)
-        if not sent.is_ok:
-            return self.end_transaction(sent, TransactionState.ROLLBACK)
+        with self._core.open_transactions.one(self._core.limit(timeout)):
+            sent = self.send_half(message, timeout=timeout)
+            if not sent.is_ok:
+                return self._end(sent, TransactionState.ROLLBACK)
+            try:
+                state = state_of(local(message, sent.transaction_id or sent.msg_id))
+            except BaseException as error:
+                self._core.transactions.note_raised(message, sent, error)
+                self._end(sent, TransactionState.UNKNOWN)
+                raise
+            return self._end(sent, state)
+
+    def _end(self, sent: SendResult, state: TransactionState) -> TransactionResult:
+        """Tell the end of what `local` has decided, or log why not; the broker asks then."""
+        transactions = self._core.transactions
         try:
-            state = state_of(local(message, sent.transaction_id or sent.msg_id))
-        except BaseException as error:
-            self._core.transactions.note_raised(message, sent, error)
-            self.end_transaction(sent, TransactionState.UNKNOWN)
-            raise
-        return self.end_transaction(sent, state)
+            return self._thread.run(transactions.end(sent, state))
+        except OrbitError as error:
+            transactions.note_untold(sent, state, error)
+            return TransactionResult(sent, state)
 
     def send_half(self, message: Message, *, timeout: Duration | None = None) -> SendResult:
         """Store a half message; nobody sees it before `end_transaction` commits it.
@@ -260,7 +333,7 @@ class Producer:
 
     def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
-        self._check()
+        self._core.check_not_left()
         return self._thread.run(self._core.transactions.end(sent, state))
 
     # ---- request and reply
@@ -306,37 +379,46 @@ class Producer:
                 publisher = self._core.publisher
                 if not publisher.is_ready(sending):
                     # The others wait behind it: they might overtake it otherwise.
+                    self._core.engine.spawn(self._warm_up(publisher, sending), "connect")
                     self._is_warming_up = True
-                    self._core.engine.spawn(self._warm_up(sending), "connect")
                     return
-                publisher.begin(sending, self._done(sending, sent))
+                publisher.begin(sending, partial(self._finish, sent))
             except NotRunning as error:
-                self._done(sending, sent)(error)
+                self._finish(sent, error)
             self._submitted.popleft()
 
-    async def _warm_up(self, sending: Sending) -> None:
+    async def _warm_up(self, publisher: Publisher, sending: Sending) -> None:
         """Connect for the first message that was submitted, and send it whatever came of that."""
         try:
-            await self._core.publisher.prepare(sending)
+            await publisher.prepare(sending)
         except asyncio.CancelledError:
             while self._submitted:
-                self._done(*self._submitted.popleft())(
-                    NotRunning("this producer", was_stopped=True)
-                )
+                _, sent = self._submitted.popleft()
+                self._give_up(sent)
             raise
         finally:
             self._is_warming_up = False
         _, sent = self._submitted.popleft()
-        self._core.publisher.begin(sending, self._done(sending, sent))
+        try:
+            self._core.publisher.begin(sending, partial(self._finish, sent))
+        except NotRunning as error:
+            self._finish(sent, error)
         self._begin_submitted()
 
-    def _done(self, sending: Sending, sent: concurrent.futures.Future[SendResult]) -> Done:
-        def done(outcome: SendResult | BaseException) -> None:
-            self._in_flight.leave(len(sending.draft.body))
-            if isinstance(outcome, SendResult):
-                sent.set_result(outcome)
-            else:
-                self._core.note_unsent(sending.topic, outcome)
-                sent.set_exception(outcome)
+    def _give_up(self, sent: concurrent.futures.Future[SendResult]) -> None:
+        """The producer is stopped before it had an outcome."""
+        self._finish(sent, NotRunning("this producer", was_stopped=True))
 
-        return done
+    def _finish(
+        self, sent: concurrent.futures.Future[SendResult], outcome: SendResult | BaseException
+    ) -> None:
+        """Tell the outcome, unless somebody else does or has done. By any thread."""
+        sending = self._untold.pop(sent, None)
+        if sending is None:
+            return
+        self._in_flight.leave(len(sending.draft.body))
+        if isinstance(outcome, SendResult):
+            sent.set_result(outcome)
+        else:
+            self._core.note_unsent(sending.topic, outcome)
+            sent.set_exception(outcome)

@@ -76,6 +76,7 @@ class Publisher:
             default_queues=settings.auto_create_queues,
             changed=self._route_changed,
         )
+        self._known = self._targets.publications.get
         self._versions = BrokerVersions(engine)
         self._connections: dict[str, Connection] = {}
         self._sides: dict[str, BlockingSide] = {}
@@ -165,7 +166,7 @@ class Publisher:
             return
         connection = None if first is None else self._connections.get(first[0].broker)
         if first is None or connection is None or not connection.is_open:
-            self._engine.spawn(self._finish(sending, done), "send")
+            self._finish_later(sending, done, "send")
             return
         queue, limit = first
         sending.first = None
@@ -174,7 +175,7 @@ class Publisher:
             try:
                 result = self._settle(sending, queue, outcome)
                 if result is None:
-                    self._engine.spawn(self._finish(sending, done), "send again")
+                    self._finish_later(sending, done, "send again")
                     return
             except OrbitError as error:
                 done(error)
@@ -191,12 +192,17 @@ class Publisher:
         except RemotingError as error:
             settled(error)
 
+    def _finish_later(self, sending: Sending, done: Done, name: str) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            # Here and not in the coroutine, which may be cancelled before its first step.
+            if task.cancelled():
+                done(NotRunning("this producer", was_stopped=True))
+
+        self._engine.spawn(self._finish(sending, done), name).add_done_callback(ended)
+
     async def _finish(self, sending: Sending, done: Done) -> None:
         try:
             result = await self.send(sending)
-        except asyncio.CancelledError:
-            done(NotRunning("this producer", was_stopped=True))
-            raise
         except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
             done(error)
         else:
@@ -205,10 +211,12 @@ class Publisher:
     def from_thread(self, sending: Sending) -> SendResult | Attempt | None:
         """Make the first attempt on the calling thread; `go_on` with all but a result."""
         first = self._first(sending)
-        side = None if first is None else self._sides.get(first[0].broker)
-        if first is None or side is None or not side.is_open:
+        if first is None:
             return None
         queue, limit = first
+        side = self._sides.get(queue.broker)
+        if side is None or not side.connection.is_open:
+            return None
         sending.first = None
         draft = sending.draft
         encode = self.frames.encoder(draft, queue, side.connection)
@@ -218,19 +226,28 @@ class Publisher:
             return Attempt(queue, error)
         if answer.code:
             return Attempt(queue, answer)
-        self._faults.answered(queue.broker, self._monotonic() - sending.began)
+        faults = self._faults
+        if faults.avoid_slow or faults.avoided:
+            faults.answered(queue.broker, self._monotonic() - sending.began)
         return result_of(draft, queue, SendStatus.OK, answer)
 
     def _first(self, sending: Sending) -> tuple[Queue, float] | None:
         """Where a first attempt goes and how long it may take; None when that is not known yet."""
-        chosen = self._targets.choose_known(sending)
-        if chosen is None:
+        draft = sending.draft
+        publication = self._known(draft.topic)
+        if publication is None:
             return None
-        queue, others = chosen
-        if sending.draft.wish is not None and self._is_unsure_of(queue, sending.draft):
-            sending.first = queue
-            return None
+        is_free = sending.queue is None and sending.select is None and sending.first is None
+        if is_free and draft.wish is None and not self._faults.avoided:
+            # Most sends are so, and there is nothing to consider.
+            queue = publication.rotation.next_queue(publication.queues)
+        else:
+            queue = self._targets.choice(sending, publication)
+            if draft.wish is not None and self._is_unsure_of(queue, draft):
+                sending.first = queue
+                return None
         sending.began = now = self._monotonic()
+        others = publication.has_others
         return queue, attempt_time(sending, now, self._settings, others=others)
 
     async def tell(self, sending: Sending) -> None:

@@ -65,13 +65,17 @@ class RoundRobin:
     def __init__(self, chance: random.Random) -> None:
         self._places = itertools.count(chance.randrange(1 << 30))
 
+    def next_queue(self, queues: Sequence[Queue]) -> Queue:
+        """The next queue, whatever is known of its broker."""
+        return queues[next(self._places) % len(queues)]
+
     def choose(self, queues: Sequence[Queue], faults: Faults, tried: Collection[str] = ()) -> Queue:
         """The next queue: of a broker not tried before and not avoided, if there is one.
 
         Otherwise of one that was not tried last, otherwise any.
         """
-        if not tried and faults.is_empty:
-            return queues[next(self._places) % len(queues)]
+        if not tried and not faults.avoided:
+            return self.next_queue(queues)
         last = next(reversed(list(tried)), None)
         for is_wanted in (
             lambda broker: broker not in tried and faults.is_available(broker),
@@ -82,7 +86,7 @@ class RoundRobin:
             found = self._next_of(queues, is_wanted)
             if found is not None:
                 return found
-        return queues[next(self._places) % len(queues)]
+        return self.next_queue(queues)
 
     def _next_of(self, queues: Sequence[Queue], is_wanted: Callable[[str], bool]) -> Queue | None:
         # Every look moves on, or the first wanted queue after unwanted ones would get their share.

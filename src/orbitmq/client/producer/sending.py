@@ -158,11 +158,13 @@ def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -
 def attempt_time(sending: Sending, now: float, settings: SendSettings, *, others: bool) -> float:
     """Seconds that the next attempt may take; `others`: whether there are other brokers."""
     left = sending.made + sending.timeout - now
+    if not others and settings.attempt_timeout is None:
+        return left
     if sending.is_bound or sending.counted >= settings.retries:
         return left
     if settings.attempt_timeout is not None:
         return min(left, settings.attempt_timeout)
-    return left / 2 if others else left
+    return left / 2
 
 
 def pause_before(sending: Sending, broker: str, settings: SendSettings) -> float:

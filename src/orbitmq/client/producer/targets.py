@@ -51,7 +51,7 @@ class Targets:
             if sending.error is None or not isinstance(found, RequestTimedOut):
                 sending.error = found
             raise sending.failed() from sending.error
-        return self._choice(sending, found), found.has_others
+        return self.choice(sending, found), found.has_others
 
     def choose_known(self, sending: Sending) -> tuple[Queue, bool] | None:
         """The same without asking anybody; None for a topic that is not known yet.
@@ -61,7 +61,7 @@ class Targets:
         publication = self.publications.get(sending.draft.topic)
         if publication is None:
             return None
-        return self._choice(sending, publication), publication.has_others
+        return self.choice(sending, publication), publication.has_others
 
     async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
         """The queues of a topic, as brokers know them. Raises `NoRoute`.
@@ -97,7 +97,8 @@ class Targets:
         except TimeoutError:
             return trouble
 
-    def _choice(self, sending: Sending, publication: Publication) -> Queue:
+    def choice(self, sending: Sending, publication: Publication) -> Queue:
+        """Where the next attempt goes, of the queues of its topic. May be called by any thread."""
         bound = sending.queue or sending.first
         if bound is not None:
             return bound

@@ -22,6 +22,7 @@ from orbitmq.client.errors import ClientError, MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.drafts import Drafting
 from orbitmq.client.producer.publishing import Publisher
+from orbitmq.client.producer.queuechoice import by_sharding_key
 from orbitmq.client.producer.results import SendResult
 from orbitmq.client.producer.sending import Sending
 from orbitmq.client.received import ReceivedMessage
@@ -104,7 +105,10 @@ class Transactions:
         self._group = group
 
     async def begin(self, message: Message, timeout: float) -> SendResult:  # noqa: ASYNC109
-        """Store a half message. Raises `MessageRefused` for one with a delay."""
+        """Store a half message, in the queue of its sharding key if it has one.
+
+        Raises `MessageRefused` for one with a delay.
+        """
         _check_no_delay(message)
         if self._should_warn:
             self._should_warn = False
@@ -121,7 +125,8 @@ class Transactions:
             extra={TRANSACTION_PREPARED: "true", PRODUCER_GROUP: self._group},
         )
         now = self._engine.clock.monotonic()
-        return await self._publisher.send(Sending(draft, made=now, timeout=timeout))
+        select = None if message.sharding_key is None else by_sharding_key
+        return await self._publisher.send(Sending(draft, made=now, timeout=timeout, select=select))
 
     def note_raised(self, message: Message, sent: SendResult, error: BaseException) -> None:
         """The local work raised something: whether it was done is for `check` to say."""
@@ -167,17 +172,21 @@ class Transactions:
             where = self._engine.routes.master(sent.queue.broker)
             await self._engine.tell(where, RequestCode.END_TRANSACTION, header)
         except OrbitError as error:
-            log.warning(
-                "the end (%s) of the transaction of message %s to %s (group %s) was not told, the "
-                "broker will ask: %s",
-                state.name,
-                sent.msg_id,
-                sent.queue,
-                self._group,
-                error,
-                extra={"group": self._group, "topic": sent.queue.topic},
-            )
+            self.note_untold(sent, state, error)
         return TransactionResult(sent, state)
+
+    def note_untold(self, sent: SendResult, state: TransactionState, error: OrbitError) -> None:
+        """What becomes of it could not be told."""
+        log.warning(
+            "the end (%s) of the transaction of message %s to %s (group %s) was not told, the "
+            "broker will ask: %s",
+            state.name,
+            sent.msg_id,
+            sent.queue,
+            self._group,
+            error,
+            extra={"group": self._group, "topic": sent.queue.topic},
+        )
 
 
 def _check_no_delay(message: Message) -> None:

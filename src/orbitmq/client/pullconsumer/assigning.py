@@ -35,12 +35,15 @@ class Assigning:
         progress: ProgressStore,
         starting: Starting,
         settling: Settling,
+        *,
+        puts_start_by: bool,
     ) -> None:
+        """`puts_start_by`: where a queue without progress is begun is its progress from then on."""
         self._engine = engine
         self._puller = puller
         self._progress = progress
-        self._starting = starting
         self._settling = settling
+        self._start = starting.begin if puts_start_by else starting.offset
         self._owned: dict[Queue, OwnedQueue] = {}
         self._wanted: set[Queue] = set()
         self._tracked: set[str] = set()
@@ -49,27 +52,28 @@ class Assigning:
     def owned(self) -> Mapping[Queue, OwnedQueue]:
         return self._owned
 
+    async def check(self, queues: Iterable[Queue]) -> None:
+        """Whether they can be assigned. Raises `NoRoute`, or `SettingError` for an unknown one."""
+        wanted = set(queues)
+        for topic in {queue.topic for queue in wanted}:
+            known = await self._engine.routes.subscribe_queues(topic)
+            for queue in wanted:
+                if queue.topic == topic and queue not in known:
+                    named = ", ".join(str(each) for each in known) or "none that can be read"
+                    raise SettingError(f"topic {topic!r} has no queue {queue}; it has {named}")
+
     async def assign(self, queues: Iterable[Queue]) -> None:
-        """Exactly these from now on. Raises `NoRoute`, or `SettingError` for an unknown queue.
+        """Exactly these from now on, which were checked.
 
         Where a queue begins may be unknown for a while; then it is begun later.
         """
         wanted = set(queues)
-        await self._check(wanted)
         self._track({queue.topic for queue in wanted})
         self._wanted = wanted
         gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
         await self._end(gone)
         new = [queue for queue in wanted if queue not in self._owned]
         await asyncio.gather(*(self._begin(queue) for queue in new))
-
-    async def _check(self, queues: Iterable[Queue]) -> None:
-        for topic in {queue.topic for queue in queues}:
-            known = await self._engine.routes.subscribe_queues(topic)
-            for queue in queues:
-                if queue.topic == topic and queue not in known:
-                    named = ", ".join(str(each) for each in known) or "none that can be read"
-                    raise SettingError(f"topic {topic!r} has no queue {queue}; it has {named}")
 
     def _track(self, topics: set[str]) -> None:
         for topic in topics - self._tracked:
@@ -80,7 +84,7 @@ class Assigning:
 
     async def _begin(self, queue: Queue) -> None:
         try:
-            offset = await self._starting.offset(queue)
+            offset = await self._start(queue)
         except OrbitError as error:
             log.warning(
                 "where %s begins cannot be said: %s", queue, error, extra={"queue": str(queue)}

@@ -15,7 +15,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import SettingError
 from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.names import check_group
-from orbitmq.client.namespaces import wrap_group, wrap_topic
+from orbitmq.client.namespaces import wrap_group, wrap_queue, wrap_topic
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
 from orbitmq.client.pullconsumer.committing import Commits, Trouble, positions_of
 from orbitmq.client.pullconsumer.core import WHAT, PullCore
@@ -52,7 +52,11 @@ class AsyncPullConsumer:
     another poll has followed, and is committed within the interval after that. When the consumer is
     stopped, everything returned counts as done, unless an error ends its `async with` block, or one
     that came after the last poll is being handled where `stop` is called (in a `finally`, for
-    instance). Without it, progress is what `commit` says. One task polls at a time.
+    instance). Without it, progress is what `commit` says: what a new group polls before its first
+    commit may be passed over after a crash, when it begins at the end, or at a later time, anew;
+    `commit({queue: consumer.position(queue)})` before the first poll prevents that.
+
+    One task polls at a time.
     """
 
     def __init__(
@@ -170,7 +174,9 @@ class AsyncPullConsumer:
     def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None:
         """Share the queues of a topic with the group; by tags (`a || b`) or by a SQL92 condition.
 
-        Replaces an earlier subscription to the topic. All members of a group must say the same.
+        Replaces an earlier subscription to the topic, for everything that no poll has returned yet:
+        what was fetched ahead by the old one is fetched anew. All members of a group must say the
+        same.
         """
         self._core.subscribe(self._subscription(topic, tags, sql))
 
@@ -183,22 +189,31 @@ class AsyncPullConsumer:
     ) -> None:
         """Read exactly these queues from now on, whatever others of the group do.
 
-        Those that were assigned before and still are go on where they are; what was returned so far
-        counts as done. Raises `NoRoute`, or `SettingError` for a queue that does not exist.
+        Those that were assigned before and still are go on where they are, from there on by this
+        filter; what was returned so far counts as done. Raises `NoRoute`, `SettingError` for a
+        queue that does not exist, or `SubscriptionRefused`; then nothing has changed.
         """
-        self.plan(queues, tags, sql)
-        await self._core.assign()
+        await self._core.assign(*self._wanted(queues, tags, sql))
 
     def plan(
         self, queues: Iterable[Queue], tags: str | None = None, sql: str | None = None
     ) -> None:
         """Before the start: be assigned these queues with it."""
-        wanted = tuple(queues)
-        for queue in wanted:
-            if not isinstance(queue, Queue):
-                raise SettingError(f"queues are Queue(topic, broker, id), got {queue!r}")
-        topics = {queue.topic for queue in wanted}
-        self._core.plan([self._subscription(topic, tags, sql) for topic in sorted(topics)], wanted)
+        self._core.plan(*self._wanted(queues, tags, sql))
+
+    def _wanted(
+        self, queues: Iterable[Queue], tags: str | None, sql: str | None
+    ) -> tuple[list[Subscription], list[Queue]]:
+        """What assigned queues are, as brokers know it, and what is wanted of their topics."""
+        wanted = [self._known(queue) for queue in queues]
+        topics = sorted({queue.topic for queue in wanted})
+        return [self._subscription(topic, tags, sql) for topic in topics], wanted
+
+    def _known(self, queue: Queue) -> Queue:
+        """A queue as brokers know it; the application may leave the namespace out."""
+        if not isinstance(queue, Queue):
+            raise SettingError(f"queues are Queue(topic, broker, id), got {queue!r}")
+        return wrap_queue(self._namespace, queue)
 
     def _subscription(self, topic: str, tags: str | None, sql: str | None) -> Subscription:
         if tags is not None and sql is not None:
@@ -340,11 +355,11 @@ class AsyncPullConsumer:
 
     def position(self, queue: Queue) -> int:
         """The offset that the next poll of a queue begins with. Raises `QueueNotAssigned`."""
-        return self._core.position(queue)
+        return self._core.position(self._known(queue))
 
     async def seek(self, queue: Queue, offset: int) -> None:
         """Go on from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
-        await self._core.seek({queue: offset})
+        await self._core.seek({self._known(queue): offset})
 
     async def seek_to_begin(self, *queues: Queue) -> None:
         """Go on from the first message that is there; in all assigned queues, or in these."""
@@ -359,18 +374,23 @@ class AsyncPullConsumer:
         await self._seek_to(queues, at_time(time))
 
     async def _seek_to(self, queues: Sequence[Queue], find: Find) -> None:
-        await self._core.seek(await self._found(queues or None, find))
+        found = await self._found(queues or None, find)
+        await self._core.seek({self._known(queue): offset for queue, offset in found.items()})
 
     def pause(self, *queues: Queue | Iterable[Queue]) -> None:
         """Fetch and return nothing of these queues, or of all; they stay assigned.
 
         Queues are given one by one, or several as a list: `pause(*queues)`, `pause(queues)`.
         """
-        self._core.pause(each_queue(queues) if queues else self.assignment())
+        self._core.pause(self._each(queues))
 
     def resume(self, *queues: Queue | Iterable[Queue]) -> None:
         """Go on with these queues, given as to `pause`, or with all."""
-        self._core.resume(each_queue(queues) if queues else self.assignment())
+        self._core.resume(self._each(queues))
+
+    def _each(self, queues: Sequence[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
+        """Queues given one by one or several at once; without any argument, all that are ours."""
+        return tuple(map(self._known, each_queue(queues))) if queues else self.assignment()
 
     # ---- what brokers know
 
@@ -389,8 +409,10 @@ class AsyncPullConsumer:
         return await self._found(queues, at_time(time))
 
     async def _found(self, queues: Iterable[Queue] | None, find: Find) -> dict[Queue, int]:
-        asked = self.assignment() if queues is None else queues
-        return await find_offsets(self._core, asked, find)
+        asked = self.assignment() if queues is None else tuple(queues)
+        found = await find_offsets(self._core, map(self._known, asked), find)
+        # Named as they were asked for.
+        return {queue: found[self._known(queue)] for queue in asked}
 
     def lag(self) -> dict[Queue, int]:
         """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
@@ -406,7 +428,14 @@ class AsyncPullConsumer:
         refuses with, `QueueNotAssigned` for a queue that was lost meanwhile, and `OffsetOutOfRange`
         for a position beyond the end, which would skip messages that are still to come.
         """
-        return await self._core.commit(None if done is None else positions_of(done))
+        if done is None:
+            return await self._core.commit()
+        positions = positions_of(done)
+        stored = await self._core.commit(
+            {self._known(queue): offset for queue, offset in positions.items()}
+        )
+        # Named as they were given.
+        return {queue: stored[self._known(queue)] for queue in positions}
 
     async def commit_but(self, unread: Iterable[tuple[Chunk, int]]) -> dict[Queue, int]:
         """Commit everything that polls have returned, but these chunks from these offsets on."""
@@ -423,6 +452,7 @@ class AsyncPullConsumer:
     async def committed(self, queue: Queue) -> int | None:
         """The group's progress in a queue, as the broker has it; None without any."""
         self._core.check_running()
+        queue = self._known(queue)
         await self._core.engine.routes.get(queue.topic)
         return await self._core.progress.stored(queue)
 

@@ -8,7 +8,9 @@ Three positions of a queue, each at most the next:
 * the next offset to pull; between it and *returned* lies what is cached.
 
 Automatic commits store *settled*, so that what an application was given and had not asked beyond
-comes again after a crash. `commit()` stores *returned*: there, the application says so itself.
+comes again after a crash. They begin before the first pull, with where the queue is begun: without
+progress, the next life would begin elsewhere. `commit()` stores *returned*: there, the application
+says so itself, and before its first one there is no progress but what the group had.
 
 Stretches without a message for us count as returned when nothing of the queue is cached.
 """
@@ -205,6 +207,14 @@ class Cache:
         queue.returned = queue.settled = offset
         queue.spell += 1
         self._unsettled.discard(queue)
+
+    def rewind(self, owned: OwnedQueue) -> int:
+        """Forget what is cached of a queue; returns where it goes on, behind what was returned.
+
+        What was taken and is given back later comes before that, as it was.
+        """
+        self.clear(owned)
+        return self.of(owned).returned
 
     def clear(self, owned: OwnedQueue) -> None:
         """Forget what is cached of a queue."""

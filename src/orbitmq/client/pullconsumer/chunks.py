@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.client.consumer.innerbatches import IS_BATCH, without_inner_batches
+from orbitmq.client.consumer.innerbatches import without_inner_batches
+from orbitmq.client.consumer.landmarks import Landmark
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.errors import RecordInvalid
 from orbitmq.message.record import MIN_RECORD_SIZE
 from orbitmq.message.stored import decode_messages
+from orbitmq.message.sysflag import BATCH_MASK
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
@@ -107,25 +109,33 @@ class Chunk:
 def chunk_of(
     owned: OwnedQueue, pulled: Pulled, subscription: Subscription, spell: int = 0
 ) -> Chunk:
-    """What a pull brought. Raises `MessageError` when it is not whole records."""
-    count, has_batches = _counted(pulled.body)
+    """What a pull brought, whose last message is noted in the queue.
+
+    Raises `MessageError` when it is not whole records.
+    """
+    count, last, has_batches = _counted(pulled.body)
     if has_batches:
         singles = without_inner_batches(decode_messages(pulled.body), pulled.offset)
+        if singles:
+            owned.last_fetched = Landmark.of(singles[-1])
         body: Bytes = b"".join(each.encode() for each in singles)
         return Chunk(owned, subscription, body, len(singles), pulled.next_offset, spell)
+    if count:
+        owned.last_fetched = Landmark.in_records(pulled.body, last)
     return Chunk(owned, subscription, pulled.body, count, pulled.next_offset, spell)
 
 
-def _counted(body: Bytes) -> tuple[int, bool]:
-    """How many records there are, and whether some hold several messages."""
-    at, end, count, has_batches = 0, len(body), 0, False
+def _counted(body: Bytes) -> tuple[int, int, bool]:
+    """How many records there are, where the last begins, and whether some hold several messages."""
+    at, end, count, last, has_batches = 0, len(body), 0, 0, False
     while at < end:
         if end - at < MIN_RECORD_SIZE:
             raise RecordInvalid(at, f"{end - at} bytes are left, a record has {MIN_RECORD_SIZE}")
         size, flag = _read_head(body, at)
         if not MIN_RECORD_SIZE <= size <= end - at:
             raise RecordInvalid(at, f"its size says {size}, {end - at} bytes are left")
-        has_batches = has_batches or flag & IS_BATCH == IS_BATCH
+        has_batches = has_batches or flag & BATCH_MASK == BATCH_MASK
+        last = at
         at += size
         count += 1
-    return count, has_batches
+    return count, last, has_batches

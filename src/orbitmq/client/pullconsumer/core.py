@@ -11,7 +11,7 @@ import asyncio
 import copy
 import enum
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,8 @@ class PullCore:
             consume_from=begin,
             settings=rebalancing,
             listener=listener,
+            # Who commits by hand has no progress before: to look must not change a group.
+            puts_start_by=settings.auto_commit,
         )
         self._assigning = Assigning(
             engine,
@@ -118,6 +120,7 @@ class PullCore:
             self.progress,
             Starting(engine, self.progress, begin),
             self._settling,
+            puts_start_by=settings.auto_commit,
         )
         self._mode: Mode | None = None
         self._planned: tuple[Queue, ...] = ()
@@ -175,6 +178,7 @@ class PullCore:
         await check_subscriptions(self.engine, self.group, self.subscriptions)
         await self.rebalancer.start()
         if self._mode is Mode.ASSIGN:
+            await self._assigning.check(self._planned)
             await self._assigning.assign(self._planned)
         self.check_running()  # it may have been stopped meanwhile
         settings = self.settings
@@ -232,7 +236,7 @@ class PullCore:
 
     def subscribe(self, subscription: Subscription) -> None:
         self._enter(Mode.SUBSCRIBE)
-        self.subscriptions.put(subscription)
+        self._want(subscription)
         if self.is_running:
             self.engine.spawn(self._resubscribed(), f"subscribe {self.group}")
 
@@ -252,19 +256,39 @@ class PullCore:
             log.error("%s", error, extra={"group": self.group})  # noqa: TRY400  # says it all
 
     def plan(self, subscriptions: Iterable[Subscription], queues: Iterable[Queue]) -> None:
-        """Be assigned these queues, now or with the start."""
+        """Be assigned these queues, with the start or by `assign`."""
         self._enter(Mode.ASSIGN)
         self._planned = tuple(dict.fromkeys(queues))
         for subscription in subscriptions:
-            self.subscriptions.put(subscription)
+            self._want(subscription)
 
-    async def assign(self) -> None:
-        """Begin what is planned."""
+    async def assign(self, subscriptions: Sequence[Subscription], queues: Sequence[Queue]) -> None:
+        """Be assigned these queues, now. What is refused changes nothing."""
+        self._enter(Mode.ASSIGN)
         if self.is_running:
-            await check_subscriptions(self.engine, self.group, self.subscriptions)
+            await check_subscriptions(self.engine, self.group, subscriptions)
+            await self._assigning.check(queues)
             # As with `unsubscribe`.
             self.cache.settle()
+        self.plan(subscriptions, queues)
+        if self.is_running:
             await self._assigning.assign(self._planned)
+
+    def _want(self, subscription: Subscription) -> None:
+        """Note what is wanted of a topic, and ask for that in the queues that are pulled.
+
+        What is held at the broker still waits for what was wanted before, and its answer would lead
+        behind what is wanted now; what is cached was chosen by the old filter. So each queue is
+        pulled anew, from the first message that no poll has returned.
+        """
+        before = self.subscriptions.get(subscription.topic)
+        said = self.subscriptions.put(subscription)
+        if before is not None and before.is_same_filter(said):
+            return
+        for owned in self.puller.queues:
+            if owned.queue.topic == said.topic and not owned.is_draining:
+                owned.next_offset = self.cache.rewind(owned)
+                self.puller.restart(owned)
 
     def _enter(self, mode: Mode) -> None:
         if self._state is _State.STOPPED:

@@ -147,7 +147,11 @@ class PullConsumer:
     # ---- which queues
 
     def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None:
-        """Share the queues of a topic with the group; by tags (`a || b`) or a SQL92 condition."""
+        """Share the queues of a topic with the group; by tags (`a || b`) or a SQL92 condition.
+
+        Replaces an earlier subscription to the topic; see `AsyncPullConsumer.subscribe`.
+        """
+        self._take_back()
         self._do(lambda: self._consumer.subscribe(topic, tags, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
@@ -158,7 +162,10 @@ class PullConsumer:
     def assign(
         self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
     ) -> None:
-        """Read exactly these queues from now on, whatever others of the group do."""
+        """Read exactly these queues from now on, whatever others of the group do.
+
+        See `AsyncPullConsumer.assign`.
+        """
         self._take_back()
         if self._is_running:
             self._run(self._consumer.assign(tuple(queues), tags, sql=sql))

@@ -19,7 +19,8 @@ def _pulls() -> PullSettings:
 class PollSettings:
     """Numbers and seconds of polling."""
 
-    #: Commit what earlier polls returned, by itself. Off: what `commit` says, and nothing else.
+    #: Commit what earlier polls returned, by itself. Off: what `commit` says, and nothing else; a
+    #: group without progress then begins by `consume_from` again until something is committed.
     auto_commit: bool = True
     auto_commit_interval: float = 5.0
     max_messages: int = 500  #: of one poll that names no number

@@ -1,0 +1,202 @@
+"""Stopping a producer while transactions are under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from orbitmq.client.errors import NotRunning
+from orbitmq.client.message import Message
+from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.producer.opentransactions import OpenTransactions
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.producer.transactions import TransactionResult
+from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.wire.codes import TransactionState
+from tests.client.conftest import NewCluster
+from tests.support.collecting import wherever_garbage_is_collected
+from tests.support.producing import scripted_cluster
+from tests.support.remoting import DEADLINE, until
+
+MESSAGE = Message("orders", b"paid", keys="o-1")
+
+
+@pytest.fixture
+def is_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a stop has come to wait for transactions."""
+    is_waiting = threading.Event()
+    until_ended = OpenTransactions.until_ended
+
+    async def noted(transactions: OpenTransactions) -> bool:
+        is_waiting.set()
+        return await until_ended(transactions)
+
+    monkeypatch.setattr(OpenTransactions, "until_ended", noted)
+    return is_waiting
+
+
+@pytest.fixture
+async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with new_cluster() as cluster:
+        await cluster.create_topic("orders")
+        yield cluster
+
+
+async def test_a_stop_waits_until_the_end_of_a_transaction_is_told(
+    cluster: AsyncEmbeddedCluster, is_waiting: threading.Event
+) -> None:
+    producer = AsyncProducer("svc", name_server=cluster.name_server)
+    await producer.start()
+    half = await producer.send_half(Message("orders", b"half"))
+    stops: list[asyncio.Task[None]] = []
+
+    async def local(_: Message, __: str) -> bool:
+        stops.append(asyncio.create_task(producer.stop()))
+        await until(is_waiting.is_set)
+        assert not stops[0].done()
+        with pytest.raises(NotRunning):
+            await producer.send_in_transaction(MESSAGE, lambda *_: True)
+        # Another one, begun by hand, can be ended as long as there is time.
+        await producer.end_transaction(half, TransactionState.COMMIT)
+        return True
+
+    result = await producer.send_in_transaction(MESSAGE, local, timeout=DEADLINE)
+    await asyncio.wait_for(stops[0], DEADLINE)
+
+    assert result.state is TransactionState.COMMIT
+    await until(lambda: {each.body for each in cluster.messages("orders")} == {b"half", b"paid"})
+    with pytest.raises(NotRunning):
+        await producer.end_transaction(result.sent, TransactionState.COMMIT)
+
+
+async def test_a_stop_of_the_blocking_face_waits_as_well(
+    cluster: AsyncEmbeddedCluster, is_waiting: threading.Event
+) -> None:
+    producer = Producer("svc", name_server=cluster.name_server)
+    stop = threading.Thread(target=producer.stop)
+
+    def local(_: Message, __: str) -> bool:
+        stop.start()
+        assert is_waiting.wait(DEADLINE)
+        with pytest.raises(NotRunning):
+            producer.send_in_transaction(MESSAGE, lambda *_: True)
+        producer.end_transaction(half, TransactionState.COMMIT)
+        return True
+
+    def work() -> TransactionResult:
+        try:
+            return producer.send_in_transaction(MESSAGE, local, timeout=DEADLINE)
+        finally:
+            stop.join(DEADLINE)
+
+    await asyncio.to_thread(producer.start)
+    half = await asyncio.to_thread(producer.send_half, Message("orders", b"half"))
+    result = await asyncio.to_thread(work)
+
+    assert not stop.is_alive()
+    assert result.state is TransactionState.COMMIT
+    await until(lambda: {each.body for each in cluster.messages("orders")} == {b"half", b"paid"})
+    with pytest.raises(NotRunning):
+        producer.end_transaction(half, TransactionState.COMMIT)
+
+
+@pytest.mark.parametrize("face", ["async", "blocking"])
+@pytest.mark.parametrize(
+    "error", [None, ValueError("the database is gone")], ids=["done", "raised"]
+)
+async def test_work_that_ends_after_the_stop_has_its_own_outcome_and_is_left_to_the_broker(
+    face: str,
+    error: Exception | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def given_up(_: OpenTransactions) -> bool:
+        return False
+
+    async def local(_: Message, __: str) -> bool:
+        await producer.stop()
+        return outcome()
+
+    def blocking_local(_: Message, __: str) -> bool:
+        blocking.stop()
+        return outcome()
+
+    def outcome() -> bool:
+        if error is not None:
+            raise error
+        return True
+
+    def blocking_work() -> TransactionResult:
+        blocking.start()
+        return blocking.send_in_transaction(MESSAGE, blocking_local)
+
+    monkeypatch.setattr(OpenTransactions, "until_ended", given_up)
+    result: object
+    async with scripted_cluster("a") as cluster:
+        address = str(cluster.name_server.address)
+        producer, blocking = AsyncProducer(name_server=address), Producer(name_server=address)
+        try:
+            if face == "blocking":
+                result = await asyncio.to_thread(blocking_work)
+            else:
+                await producer.start()
+                result = await producer.send_in_transaction(MESSAGE, local)
+        except Exception as raised:  # noqa: BLE001  # looked at below
+            result = raised
+
+    state = "COMMIT" if error is None else "UNKNOWN"
+    if error is None:
+        assert isinstance(result, TransactionResult)
+        assert result.state is TransactionState.COMMIT
+    else:
+        assert result is error
+    assert f"the end ({state}) of the transaction" in caplog.text
+    assert "was not told, the broker will ask" in caplog.text
+
+
+async def test_work_without_an_end_is_waited_for_no_longer_than_its_time() -> None:
+    transactions = OpenTransactions()
+
+    with transactions.one(0.01), transactions.one(0.02):
+        assert not await transactions.until_ended()
+    assert await transactions.until_ended()
+
+
+async def test_the_last_one_that_ends_lets_all_go_who_wait() -> None:
+    transactions = OpenTransactions()
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with transactions.one(DEADLINE):
+            has_begun.set()
+            assert may_end.wait(DEADLINE)
+
+    with transactions.one(DEADLINE):
+        working = asyncio.create_task(asyncio.to_thread(work))
+        await until(has_begun.is_set)
+        waiting = [asyncio.create_task(transactions.until_ended()) for _ in range(2)]
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in waiting)
+    may_end.set()
+
+    assert await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE) == [True, True]
+    await asyncio.wait_for(working, DEADLINE)
+
+
+def test_transactions_may_begin_at_any_point_of_a_look_at_all_of_them() -> None:
+    transactions = OpenTransactions()
+    with contextlib.ExitStack() as others:
+
+        def begin() -> None:
+            others.enter_context(transactions.one(2.0))
+
+        assert (
+            wherever_garbage_is_collected(lambda: transactions.patience, begin, transactions._open)
+            > 0
+        )
+        assert transactions.patience == 2.0

@@ -1,0 +1,213 @@
+"""A pull consumer that wants something else from now on misses nothing of it.
+
+The broker holds its pulls by the old filter, and leaves them held: Apache's brokers do not look at
+them again when a group changes its subscription, as ours do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.holding import Holding
+from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
+from orbitmq.client.errors import NoRoute, SettingError
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from tests.support.broker import RawClient, until
+from tests.support.polling import (
+    DEADLINE,
+    GROUP,
+    NO_TIMER,
+    PULLS,
+    REBALANCE,
+    TOPIC,
+    consumer,
+    poll_count,
+    polling,
+    progress,
+    queue,
+)
+
+#: Pulls are held for as long as a test takes.
+HELD = replace(PULLS, hold=60.0, timeout=90.0)
+
+both_ways = pytest.mark.parametrize("way", ["subscribe", "assign"])
+
+
+@pytest.fixture(autouse=True)
+def held_pulls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    wake = Holding.wake
+
+    def wake_but_for_groups(
+        self: Holding, topic: Any = None, queue_id: Any = None, group: Any = None, **more: Any
+    ) -> None:
+        if group is None:
+            wake(self, topic, queue_id, **more)
+
+    monkeypatch.setattr(Holding, "wake", wake_but_for_groups)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=1)
+        yield cluster
+
+
+@pytest.fixture
+async def sender(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+    client = await RawClient.open(cluster.brokers[0])
+    yield client
+    await client.close()
+
+
+async def send(sender: RawClient, *tags: str) -> None:
+    """One message for each tag, which is its body, too."""
+    for tag in tags:
+        await sender.stored(TOPIC, tag.encode(), properties={"TAGS": tag})
+
+
+async def want(reader: AsyncPullConsumer, way: str, tags: str) -> None:
+    if way == "subscribe":
+        reader.subscribe(TOPIC, tags)
+        await until(reader.assignment, DEADLINE)
+    else:
+        await reader.assign([queue()], tags)
+
+
+async def until_held(cluster: AsyncEmbeddedCluster) -> None:
+    await until(lambda: len(cluster.brokers[0].parts.held), DEADLINE)
+
+
+@both_ways
+async def test_what_is_wanted_from_now_on_is_not_passed_by_a_pull_that_is_held(
+    cluster: AsyncEmbeddedCluster, sender: RawClient, way: str
+) -> None:
+    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
+        await want(reader, way, "a")
+        await until_held(cluster)
+
+        await want(reader, way, "a || b")
+        await send(sender, "b", "b", "a", "b")
+        found = await poll_count(reader, 4)
+
+        assert [message.body for message in found] == [b"b", b"b", b"a", b"b"]
+        assert reader.position(queue()) == 4
+
+
+@both_ways
+@pytest.mark.parametrize("as_arrow", [False, True], ids=["messages", "columns"])
+async def test_what_was_fetched_by_the_old_filter_is_fetched_anew_from_what_was_returned(
+    cluster: AsyncEmbeddedCluster, sender: RawClient, way: str, as_arrow: bool
+) -> None:
+    await send(sender, "a", "b", "a", "b", "a")
+
+    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
+        await want(reader, way, "a")
+        first = await reader.poll(DEADLINE, max_messages=1)
+        await until_held(cluster)
+        assert [message.queue_offset for message in first] == [0]
+        assert reader.position(queue()) == 2, "the filter left one out, and two are cached"
+
+        await want(reader, way, "b")
+        if as_arrow:
+            rest = await reader.poll_arrow(DEADLINE)
+            assert rest.column("queueOffset").to_pylist() == [3]
+        else:
+            assert [m.queue_offset for m in await reader.poll(DEADLINE)] == [3]
+
+
+async def test_a_new_filter_settles_nothing_that_a_subscriber_was_given(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, "a", "a", "b")
+
+    async with consumer(cluster) as reader:
+        reader.subscribe(TOPIC, "a")
+        await poll_count(reader, 2)
+        reader.subscribe(TOPIC, "a || b")
+        await reader.stop(done=False)
+
+    assert progress(cluster).get(0, 0) == 0, "the two come again"
+
+
+async def test_the_same_filter_again_fetches_nothing_anew(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    await send(sender, "a", "a", "a")
+
+    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
+        await reader.assign([queue()], "a")
+        await reader.poll(DEADLINE, max_messages=1)
+        await until_held(cluster)
+        cached = reader._core.cache.queues[0].chunks[0]
+
+        await reader.assign([queue()], "a")
+
+        assert reader._core.cache.queues[0].chunks[0] is cached
+        assert [m.queue_offset for m in await reader.poll(DEADLINE)] == [1, 2]
+
+
+async def test_an_assignment_that_is_refused_changes_nothing(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
+        await reader.assign([queue()], "a")
+        before = reader._core.subscriptions.get(TOPIC)
+
+        with pytest.raises(SettingError, match="has no queue"):
+            await reader.assign([queue(7)], "b")
+        with pytest.raises(NoRoute):
+            await reader.assign([queue(0), queue(0, "nothing")], "b")
+
+        assert reader._core.subscriptions.get(TOPIC) is before
+        assert reader.assignment() == (queue(),)
+        await send(sender, "b", "a")
+        assert [m.body for m in await poll_count(reader, 1)] == [b"a"]
+
+
+async def test_a_condition_that_the_broker_refuses_changes_nothing(
+    cluster: AsyncEmbeddedCluster, sender: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_engine: object, _group: str, subscriptions: Any) -> None:
+        for each in subscriptions:
+            if not each.is_by_tags:
+                raise SubscriptionRefused(each.topic, each.expression, "no conditions here")
+
+    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
+        await reader.assign([queue()], "a")
+        monkeypatch.setattr("orbitmq.client.pullconsumer.core.check_subscriptions", refuse)
+
+        with pytest.raises(SubscriptionRefused):
+            await reader.assign([queue()], sql="amount > 1")
+
+        await send(sender, "b", "a")
+        assert [m.body for m in await poll_count(reader, 1)] == [b"a"]
+
+
+def test_an_iteration_goes_on_by_the_new_filter() -> None:
+    with EmbeddedCluster() as cluster:
+        cluster.create_topic(TOPIC, queues=1)
+        with Producer("makers", name_server=cluster.name_server) as producer:
+            for tag in ("a", "b", "a", "b", "a"):
+                producer.send(TOPIC, tag.encode(), tags=tag)
+        reader = PullConsumer(
+            GROUP,
+            name_server=cluster.name_server,
+            polling=NO_TIMER,
+            consume_from="first",
+            rebalancing=REBALANCE,
+        )
+
+        with reader:
+            reader.subscribe(TOPIC, "a")
+            assert next(reader).queue_offset == 0
+            reader.subscribe(TOPIC, "b")
+
+            assert next(reader).queue_offset == 3
