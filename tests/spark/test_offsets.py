@@ -19,9 +19,12 @@ from orbitmq.spark.offsets import (
     Latest,
     OnNoMatch,
     Place,
+    begun_here,
     from_json,
     is_starting,
+    queue_begins,
     starting,
+    stream_begin,
     to_json,
 )
 
@@ -40,6 +43,21 @@ def test_offsets_survive_sparks_log(found: dict[Queue, int]) -> None:
 
     assert from_json(offset) == found
     assert not is_starting(offset)
+
+
+@given(found=positions, begins=positions)
+def test_the_end_of_a_batch_says_where_it_begins(
+    found: dict[Queue, int], begins: dict[Queue, int]
+) -> None:
+    here = json.loads(json.dumps(begun_here(found)))
+    elsewhere = json.loads(json.dumps(to_json(found, begins=begins)))
+
+    assert from_json(here) == from_json(elsewhere) == found
+    assert not is_starting(here)
+    assert not is_starting(elsewhere)
+    assert (stream_begin(here), queue_begins(here)) == (found, {})
+    # What is not said, as by versions that said nothing of it, is not made up.
+    assert (stream_begin(elsewhere), queue_begins(elsewhere)) == (begins or None, begins)
 
 
 @given(found=positions, chance=st.randoms(use_true_random=False))

@@ -11,7 +11,7 @@ import pytest
 
 from orbitmq.client.queue import Queue
 from orbitmq.client.ranges import RangeFilter
-from orbitmq.spark.errors import OptionRefused
+from orbitmq.spark.errors import OptionMisspelt, OptionRefused
 from orbitmq.spark.offsets import (
     AtOffsets,
     AtTimes,
@@ -83,13 +83,22 @@ def test_topics_are_named_in_one_of_three_ways(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"subscribe": "a", "subscribePattern": "b"}, {"topic": "a", "subscribe": "a"}],
+    ("options", "got"),
+    [
+        ({}, "none is given"),
+        ({"subscribe": "a", "subscribePattern": "b"}, "subscribe and subscribePattern are given"),
+        ({"topic": "a", "subscribe": "a"}, "subscribe and topic are given"),
+    ],
     ids=["none", "two ways", "alias and name"],
 )
-def test_topics_have_to_be_named_in_exactly_one_way(options: dict[str, str]) -> None:
-    with pytest.raises(OptionRefused, match="the only one of subscribe"):
+def test_topics_have_to_be_named_in_exactly_one_way(options: dict[str, str], got: str) -> None:
+    said = r"say which topics to read, with one of the options subscribe \(or topic\), "
+
+    with pytest.raises(OptionRefused, match=f"{said}subscribePattern and assign; {got}") as refused:
         batch_options({"nameServer": "a:1"} | options, {})
+
+    again = pickle.loads(pickle.dumps(refused.value))  # noqa: S301  # our own
+    assert str(again) == str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -341,10 +350,26 @@ def test_a_value_that_nothing_can_use_is_refused_wherever_it_is_given(
         write_options({"nameServer": "a:1", "topic": "orders"} | wrong, {})
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kafka.bootstrap.servers": "a:1"}, "kafka.bootstrap.servers'; did you mean nameServer"),
+        ({"namesrvAddr": "a:1"}, "did you mean nameServer"),
+        ({"nameServer": "a:1", "kafka.group.id": "billing"}, "did you mean group"),
+    ],
+)
+def test_the_names_that_others_have_for_an_option_are_refused_with_ours(
+    options: dict[str, str], said: str
+) -> None:
+    for environment in ({}, {"ORBITMQ_NAME_SERVER": "b:1"}):
+        with pytest.raises(OptionMisspelt, match=said):
+            stream_options({"subscribe": "a"} | options, environment)
+
+
 def test_unknown_options_are_told_of_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     batch_options(LEAST | {"kafka.bootstrap.servers": "x", "checkpointLocation": "file:/x"}, {})
 
-    assert "option kafka.bootstrap.servers is not known and has no effect" in caplog.text
+    assert "option kafka.bootstrap.servers is not known and has no effect: here" in caplog.text
     assert "checkpointlocation" not in caplog.text.lower()
 
 

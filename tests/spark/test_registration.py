@@ -12,7 +12,9 @@ import pytest
 
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.spark.connections import links_to
-from orbitmq.spark.session import prepare
+from orbitmq.spark.errors import NoSpark
+from orbitmq.spark.java import find_java
+from orbitmq.spark.session import local_session, prepare
 
 
 def run(code: str) -> str:
@@ -78,7 +80,7 @@ def test_what_is_set_already_stays(tmp_path: Path) -> None:
     given = {
         "PYSPARK_PYTHON": "python-of-mine",
         "PYSPARK_DRIVER_PYTHON": "another",
-        "JAVA_HOME": "/java",
+        "JAVA_HOME": f"{find_java().home}/",
         "SPARK_HOME": str(tmp_path),
     }
     environment = dict(given)
@@ -86,6 +88,13 @@ def test_what_is_set_already_stays(tmp_path: Path) -> None:
     prepare(environment)
 
     assert environment == given
+
+
+def test_a_session_without_pyspark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    with pytest.raises(NoSpark, match=r"pyspark, which is not installed; pip install 'orbitmq\[s"):
+        local_session("nothing")
 
 
 def test_connections_belong_to_a_process_and_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,66 @@ def test_rows_that_are_read_together_are_what_each_is_alone(
             assert found._replace(key=found.key or None) == alone
 
 
+NO_TEXT = b"\xff\xfe"
+
+
+def texts_of(*values: bytes) -> pa.StringArray:
+    """A column as Spark makes it of bytes: it does not look whether they are a text."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        (
+            "deliverAt",
+            pa.array([None, 253_402_300_800_000_000, None], pa.timestamp("us", "UTC")),
+            "column deliverAt is beyond the years 1 to 9999",
+        ),
+        (
+            "deliverAt",
+            pa.array([None, -62_135_596_800_000_001, None], pa.timestamp("us", "UTC")),
+            "column deliverAt is beyond the years 1 to 9999",
+        ),
+        ("tags", texts_of(b"a", NO_TEXT, b"b"), "column tags is no text in UTF-8"),
+        ("identity", texts_of(b"a", NO_TEXT, b"b"), "column identity is no text in UTF-8"),
+        ("shardingKey", texts_of(b"a", NO_TEXT, b"b"), "column shardingKey is no text in UTF-8"),
+        (
+            "properties",
+            pa.MapArray.from_arrays(
+                pa.array([0, 0, 1, 1], pa.int32()), texts_of(b"shop"), texts_of(NO_TEXT)
+            ),
+            "column properties is no text in UTF-8",
+        ),
+    ],
+)
+def test_a_value_that_python_has_not_is_refused_with_its_row_and_column(
+    column: str, values: pa.Array, said: str
+) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([b"x"] * 3), values], names=["body", column])
+    reader = RowReader("orders", ORIGIN)
+
+    assert len(list(reader.messages(batch))) == 3
+    first, second, third = reader.messages(batch)
+
+    assert isinstance(first, Written)
+    assert isinstance(second, RowRefused)
+    assert isinstance(third, Written)
+    assert (second.row, second.problem) == (4, said)
+
+
+def test_a_text_for_a_body_is_sent_as_its_bytes() -> None:
+    bodies = texts_of("Köln".encode(), NO_TEXT)
+    batch = pa.RecordBatch.from_arrays([bodies], names=["body"])
+
+    found = list(RowReader("orders", ORIGIN).messages(batch))
+
+    assert [each.element.body for each in found if isinstance(each, Written)] == [
+        "Köln".encode(),
+        NO_TEXT,
+    ]
+
+
 def test_most_rows_take_the_quick_way() -> None:
     batch = pa.RecordBatch.from_pylist([{"body": b"x", "tags": "paid", "keys": "o-1 c-7"}] * 3)
 

@@ -183,6 +183,38 @@ def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
     assert sorted(found) == list(range(1000, 1200))
 
 
+def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_options_say_then(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    topic = orbit_shared_topic
+    send(orbit_shared_cluster, topic, 40)
+    found: list[list[int]] = []
+
+    def sink(frame: DataFrame, _: int) -> None:
+        found.append(sorted(int(bytes(row.body)) for row in frame.collect()))
+        if len(found) == 1:
+            raise RuntimeError("the sink fails")
+
+    def run(**options: str) -> None:
+        query = (
+            stream(spark, orbit_shared_cluster, topic, **options)
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(once=True)
+            .start()
+        )
+        assert query.awaitTermination(DEADLINE)
+
+    with pytest.raises(Exception, match="the sink fails"):
+        run(startingOffsets="earliest")
+    run()  # from latest, by the options
+
+    assert found == [list(range(40)), list(range(40))]
+
+
 def test_rule_4_a_bad_body_does_not_stop_a_stream(
     spark: SparkSession,
     orbit_shared_cluster: EmbeddedCluster,

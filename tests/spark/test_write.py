@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from orbitmq.javahash import java_hash
 from orbitmq.testing.background import EmbeddedCluster
@@ -247,6 +248,14 @@ def test_what_cannot_be_written_is_named(
 
     with pytest.raises(Exception, match=words):
         write(frame, orbit_shared_cluster, **{"topic": orbit_shared_topic, **options})
+
+
+def test_a_wrong_address_is_found_on_the_driver_before_any_task(spark: SparkSession) -> None:
+    frame = spark.range(1).selectExpr("'x' AS body")
+    writer = frame.write.format("rocketmq").option("nameServer", "127.0.0.1:1")
+
+    with pytest.raises(AnalysisException, match=r"no name server answers.*127\.0\.0\.1:1"):
+        writer.option("topic", "nowhere").mode("append").save()
 
 
 def test_messages_cannot_be_overwritten(

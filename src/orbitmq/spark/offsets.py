@@ -8,8 +8,15 @@ give the same text, so topics and queues are written in one order:
 The initial offset of a stream names the place where it begins instead: `{"starting": "latest"}`.
 Spark asks for the initial offset again when the very first batch is repeated after a crash, and
 logs only where that batch ends. By then time may have moved the place, or somebody has given
-another. So the first batch of a stream is one without rows that ends at the positions the place
-stood for. From then on they are in Spark's log.
+another. So the end of the first batch says itself where the stream began:
+
+    {"orders": {"broker-a:0": 17, "broker-a:1": 4}, "begins at": "here"}
+    {"orders": {"broker-a:0": 17}, "begins at": {"orders": {"broker-a:0": 12}}}
+
+The first is the rule: a batch without rows, which ends where the stream begins. The second is of
+triggers that make one batch only. In the same way, the end of a later batch says where queues begin
+that are new in it. (No topic can have that name: it has a space.) Ends without it are from versions
+that did not say; from then on it is for the options and for beginnings of queues to tell.
 """
 
 from __future__ import annotations
@@ -31,6 +38,8 @@ Positions: TypeAlias = Mapping[Queue, int]
 Json: TypeAlias = dict[str, Any]
 
 _STARTING: Final = "starting"
+_BEGINS: Final = "begins at"
+_HERE: Final = "here"
 
 
 class OnNoMatch(enum.Enum):
@@ -95,12 +104,33 @@ def is_starting(offset: Json) -> bool:
     return isinstance(offset.get(_STARTING), str)
 
 
-def to_json(positions: Positions) -> Json:
-    """Positions as Spark logs them."""
+def to_json(positions: Positions, *, begins: Positions | None = None) -> Json:
+    """Positions as Spark logs them, and where queues begin that the batch's start has not."""
     found: Json = {}
     for queue in sorted(positions):
         found.setdefault(queue.topic, {})[queue_name(queue)] = positions[queue]
+    if begins:
+        found[_BEGINS] = to_json(begins)
     return found
+
+
+def begun_here(positions: Positions) -> Json:
+    """The end of a first batch that takes nothing: the stream begins there."""
+    return to_json(positions) | {_BEGINS: _HERE}
+
+
+def stream_begin(end: Json) -> dict[Queue, int] | None:
+    """Where the stream began whose first batch has this end; None if that was not said."""
+    begins = end.get(_BEGINS)
+    if begins is None:
+        return None
+    return from_json(end if begins == _HERE else begins)
+
+
+def queue_begins(end: Json) -> dict[Queue, int]:
+    """Where queues begin that are new in the batch with this end, as far as that was said."""
+    begins = end.get(_BEGINS)
+    return {} if begins is None or begins == _HERE else from_json(begins)
 
 
 def from_json(offset: Json) -> dict[Queue, int]:
@@ -109,6 +139,7 @@ def from_json(offset: Json) -> dict[Queue, int]:
         return {
             named_queue(topic, name): int(position)
             for topic, positions in offset.items()
+            if topic != _BEGINS
             for name, position in positions.items()
         }
     except (AttributeError, TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.spark.access import ACCESS_OPTIONS, access_options
-from orbitmq.spark.errors import OptionMisspelt, OptionRefused
+from orbitmq.spark.errors import OptionMisspelt, OptionRefused, TopicsNotNamed
 from orbitmq.spark.offsets import (
     LATEST,
     AtOffsets,
@@ -91,6 +91,15 @@ _WRITE: Final = ("topic", "producerGroup", "sendTimeoutMs", "sendBatchBytes", "b
 _OF_BATCHES: Final = ACCESS_OPTIONS + _READ + _BATCH
 _OF_STREAMS: Final = ACCESS_OPTIONS + _READ + _STREAM
 _OF_WRITES: Final = ACCESS_OPTIONS + _WRITE
+#: What others call an option of ours: Spark's Kafka source, and clients of RocketMQ.
+_ELSEWHERE: Final = {
+    "kafka.bootstrap.servers": "nameServer",
+    "bootstrap.servers": "nameServer",
+    "kafka.group.id": "group",
+    "group.id": "group",
+    "namesrvaddr": "nameServer",
+    "consumergroup": "group",
+}
 #: Given by Spark itself, or for it.
 _SPARKS: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode"})
 
@@ -263,7 +272,11 @@ def _checked(options: Mapping[str, str], known: tuple[str, ...]) -> OptionTexts:
         # A name that is nearly one of ours is a slip of the pen, and would silently do nothing.
         if close := difflib.get_close_matches(given, ours, n=1, cutoff=0.8):
             raise OptionMisspelt(given, ours[close[0]])
-        log.warning("option %s is not known and has no effect", given)
+        meant = _ELSEWHERE.get(given)
+        if meant is not None and meant.lower() in here and texts.get(meant) is None:
+            raise OptionMisspelt(given, meant)
+        hint = "" if meant is None else f": here it is called {meant}"
+        log.warning("option %s is not known and has no effect%s", given, hint)
     check_values(texts)
     for option in (ours[given] for given in sorted(texts.names() & ours.keys() - here)):
         # Passed over, a stream would read what somebody has taken care to leave out.
@@ -311,11 +324,7 @@ def _subscription(texts: OptionTexts) -> Subscription:
     choices = ("subscribe", "subscribePattern", "assign")
     given = [name for name in (*choices, "topic") if texts.get(name) is not None]
     if len(given) != 1:
-        raise OptionRefused(
-            "subscribe",
-            ", ".join(given) if given else None,
-            "the only one of subscribe (or topic), subscribePattern and assign",
-        )
+        raise TopicsNotNamed(given)
     (option,) = given
     text = texts.get(option) or ""
     if option == "assign":

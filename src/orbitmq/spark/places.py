@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangecluster import Bounds, RangeCluster
+from orbitmq.client.rangecluster import Bounds, RangeCluster, Routed
 from orbitmq.client.ranges import OffsetsGone, QueueRange
+from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import DataLost, OptionRefused, SourceError
 from orbitmq.spark.offsets import (
     EARLIEST,
@@ -38,17 +39,26 @@ _PASSED_OVER = (
 
 def subscribed(
     cluster: RangeCluster, subscription: Subscription, *, refresh: bool = False
-) -> tuple[Queue, ...]:
-    """The queues that a subscription means now. Raises `NoRoute` for a topic that nobody has."""
+) -> Routed:
+    """The queues that a subscription means now, and what is wrong with topics of it."""
     if subscription.pattern is not None:
-        return cluster.queues(cluster.topics(subscription.pattern), refresh=refresh)
+        return cluster.routed(cluster.topics(subscription.pattern), refresh=refresh)
     if subscription.topics:
-        return cluster.queues(subscription.topics, refresh=refresh)
-    topics = sorted({queue.topic for queue in subscription.queues})
-    existing = cluster.queues(topics, refresh=refresh)
-    if missing := sorted(set(subscription.queues) - set(existing)):
-        raise OptionRefused("assign", _shown(missing), f"queues that exist: {_shown(existing)}")
-    return subscription.queues
+        return cluster.routed(subscription.topics, refresh=refresh)
+    return _assigned(cluster, subscription.queues, refresh=refresh)
+
+
+def _assigned(cluster: RangeCluster, queues: tuple[Queue, ...], *, refresh: bool) -> Routed:
+    found = cluster.routed(sorted({queue.topic for queue in queues}), refresh=refresh)
+    existing = set(found.queues)
+    failures: dict[str, OrbitError] = dict(found.failures)
+    for queue in queues:
+        if queue not in existing and queue.topic not in failures:
+            missing = [each for each in queues if each not in existing]
+            failures[queue.topic] = OptionRefused(
+                "assign", _shown(missing), f"queues that exist: {_shown(found.queues)}"
+            )
+    return Routed(tuple(queue for queue in queues if queue in existing), failures)
 
 
 def resolve(

@@ -3,6 +3,10 @@
 One bad message never fails a task, or its query would fail at it again after every restart. A body
 that is damaged or cannot be expanded is null, in a row that has everything else. Messages that
 should be there and are not are another matter: that is what `failOnDataLoss` decides.
+
+A record may hold several messages, in topics of RocketMQ 5 that keep batches as they were sent. It
+then comes once for every pull that begins inside of it. Such records are taken apart, and of their
+messages each chunk has those of its own offsets.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orbitmq.client.consumer.innerbatches import without_inner_batches
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
@@ -25,8 +30,15 @@ from orbitmq.client.ranges import OffsetsGone, QueueRange
 from orbitmq.client.rangewindow import Bytes, Chunk, WindowLimits
 from orbitmq.filter.tags import parse_tags
 from orbitmq.message.arrow import BadBody, messages_to_arrow
-from orbitmq.message.errors import ChunkTooLarge, RecordInvalid
+from orbitmq.message.errors import (
+    BatchInside,
+    ChunkTooLarge,
+    CodecMissing,
+    MessageError,
+    RecordInvalid,
+)
 from orbitmq.message.slices import listed
+from orbitmq.message.stored import StoredMessage, decode_messages
 from orbitmq.spark.connections import answer_memory, links_to
 from orbitmq.spark.errors import DataLost, UnnamedReadRefused
 from orbitmq.spark.schema import arrow_schema
@@ -97,16 +109,20 @@ class _Stretch:
     start: int
     end: int
     pieces: list[Bytes]
+    #: The offsets that each of the pieces was read for, as start and end.
+    bounds: list[tuple[int, int]]
     size: int
 
     def halves(self) -> tuple[_Stretch, _Stretch]:
         """The same in two, with bounds that only the whole knows."""
         middle = len(self.pieces) // 2
-        first, second = self.pieces[:middle], self.pieces[middle:]
         return (
-            _Stretch(self.queue, self.start, self.end, first, sum(map(len, first))),
-            _Stretch(self.queue, self.start, self.end, second, sum(map(len, second))),
+            self.with_pieces(self.pieces[:middle], self.bounds[:middle]),
+            self.with_pieces(self.pieces[middle:], self.bounds[middle:]),
         )
+
+    def with_pieces(self, pieces: list[Bytes], bounds: list[tuple[int, int]]) -> _Stretch:
+        return _Stretch(self.queue, self.start, self.end, pieces, bounds, sum(map(len, pieces)))
 
 
 def _joined(chunks: Iterator[Chunk]) -> Iterator[_Stretch]:
@@ -116,8 +132,9 @@ def _joined(chunks: Iterator[Chunk]) -> Iterator[_Stretch]:
         if stretch is None or stretch.queue != chunk.queue or stretch.end != chunk.start:
             if stretch is not None:
                 yield stretch
-            stretch = _Stretch(chunk.queue, chunk.start, chunk.end, [], 0)
+            stretch = _Stretch(chunk.queue, chunk.start, chunk.end, [], [], 0)
         stretch.pieces += chunk.pieces
+        stretch.bounds += [(chunk.start, chunk.end)] * len(chunk.pieces)
         stretch.size += sum(map(len, chunk.pieces))
         stretch.end = chunk.end
         if stretch.size >= BATCH_BYTES:
@@ -162,8 +179,11 @@ class _Decoder:
                     broker_name=stretch.queue.broker,
                     columns=self._columns,
                     bad_body=BadBody.NULL,
+                    refuse_batches=True,
                 )
             ]
+        except BatchInside:
+            return self._decoded(self._taken_apart(stretch))
         except ChunkTooLarge:
             # Compressed bodies that grow beyond what one column can hold.
             if len(stretch.pieces) == 1:
@@ -183,11 +203,40 @@ class _Decoder:
         first, second = stretch.halves()
         return self._decoded(first) + self._decoded(second)
 
+    def _taken_apart(self, stretch: _Stretch) -> _Stretch:
+        """The same with a record for each message."""
+        pieces: list[Bytes] = []
+        for piece, (start, end) in zip(stretch.pieces, stretch.bounds, strict=True):
+            singles = [
+                each for record in decode_messages(piece) for each in self._singles(stretch, record)
+            ]
+            pieces.append(
+                b"".join(each.encode() for each in singles if start <= each.queue_offset < end)
+            )
+        return stretch.with_pieces(pieces, stretch.bounds)
+
+    def _singles(self, stretch: _Stretch, record: StoredMessage) -> list[StoredMessage]:
+        try:
+            return without_inner_batches([record], record.queue_offset)
+        except CodecMissing:
+            raise
+        except MessageError as error:
+            problem = f"the batch at offset {record.queue_offset} cannot be taken apart: {error}"
+            if self._options.fail_on_data_loss:
+                raise DataLost([f"{stretch.queue}: {problem}"]) from error
+            log.warning(
+                "messages are left out: %s",
+                problem,
+                extra={"queue": str(stretch.queue), "offset": record.queue_offset},
+            )
+            return []
+
     def _check_count(self, stretch: _Stretch, count: int) -> None:
         """Without a filter every offset has a message."""
         wanted = QueueRange(stretch.queue, stretch.start, stretch.end)
         if count != len(wanted):
-            raise DataLost([f"{wanted} has {count} messages instead of {len(wanted)}"])
+            problem = f"{wanted} has {count} messages instead of {len(wanted)}"
+            raise DataLost([f"{problem} (a topic that its broker compacts has gaps)"])
 
     def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._tags is None:

@@ -19,6 +19,7 @@ this. The digits in which other clients put the time are zero: time is not the s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,8 @@ class RowReader:
     def messages(self, batch: pa.RecordBatch) -> Iterator[Written | RowRefused]:
         """A message, or why there is none, for every row."""
         names = [name for name in _FIELDS if name in batch.schema.names]
-        columns = {name: batch.column(name).to_pylist() for name in names}
+        unreadable: dict[int, str] = {}
+        columns = {name: _values(name, batch.column(name), unreadable) for name in names}
         plain: Sequence[bytes | None] = [None] * batch.num_rows
         if self._topic is not None:
             plain = plain_properties(batch)
@@ -134,6 +136,9 @@ class RowReader:
         queues, keys = columns.get("queueId", nothing), columns.get("shardingKey", nothing)
         brokers, identities = columns.get("brokerName", nothing), columns.get("identity", nothing)
         for place, properties in enumerate(plain):
+            if unreadable and place in unreadable:
+                yield RowRefused(first + place, unreadable[place])
+                continue
             if properties is None or self._topic is None:
                 row = {name: columns[name][place] for name in names}
                 yield self._judged(first + place, row)
@@ -200,6 +205,28 @@ class RowReader:
         )
 
 
+def _values(name: str, column: pa.Array, unreadable: dict[int, str]) -> Sequence[Any]:
+    """The values of a column; rows whose value Python has no word for go into `unreadable`."""
+    import pyarrow as pa  # noqa: PLC0415  # as the caller has it
+
+    if name == "body" and pa.types.is_string(column.type):
+        # A text is sent as the bytes that it is.
+        column = column.cast(pa.binary())
+    with contextlib.suppress(*_UNREADABLE):
+        found: list[Any] = column.to_pylist()
+        return found
+    values: list[Any] = []
+    for place, value in enumerate(column):
+        try:
+            values.append(value.as_py())
+        except _UNREADABLE as error:
+            is_text = isinstance(error, UnicodeDecodeError)
+            problem = "is no text in UTF-8" if is_text else "is beyond the years 1 to 9999"
+            unreadable.setdefault(place, f"column {name} {problem}")
+            values.append(None)
+    return values
+
+
 def _with_id(content: BatchElement, unique_id: str) -> BatchElement:
     properties = b"%bUNIQ_KEY\x01%b\x02" % (content.properties, unique_id.encode())
     return BatchElement(content.body, content.flag, properties)
@@ -242,6 +269,9 @@ def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
     properties: list[bytes | None] = found.to_pylist()
     return properties
 
+
+#: Values of Spark that Python has none for: it makes texts of any bytes, and its time goes further.
+_UNREADABLE: Final = (UnicodeDecodeError, OverflowError)
 
 #: Words of printable ASCII with single spaces between them, or nothing.
 _PLAIN_TEXT: Final = r"^([!-~]+( [!-~]+)*)?$"

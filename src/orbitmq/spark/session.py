@@ -8,12 +8,14 @@ found, or made (see `java`). Workers run the interpreter that runs this, not the
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orbitmq.spark.errors import NoSpark
 from orbitmq.spark.java import cache_folder, find_java
 from orbitmq.spark.sparkprocesses import QUIET_DAEMON
 
@@ -55,7 +57,8 @@ def local_session(
 ) -> SparkSession:
     """A session in this process's own JVM; a failed task is tried `attempts` times.
 
-    Its queries are reported to the console that the variable ORBITMQ_CONSOLE names, if any.
+    Its queries are reported to the console that the variable ORBITMQ_CONSOLE names, if any. Raises
+    `NoSpark` or `NoJava` where one of these is missing.
     """
     prepare(os.environ)
     from pyspark.sql import SparkSession  # noqa: PLC0415  # reads the environment
@@ -110,11 +113,18 @@ def settings_for(version: str | None = None) -> dict[str, str]:
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Set what the launcher of Spark reads; what is set already stays. Before the first session."""
+    """Set what the launcher of Spark reads; what is set already stays. Before the first session.
+
+    Raises `NoSpark` without PySpark, and `NoJava` when there is no Java for it, or `JAVA_HOME` is
+    none.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise NoSpark
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "JAVA_HOME" not in environment:
-        environment["JAVA_HOME"] = str(find_java(environment).home)
+    java = find_java(environment)
+    if not environment.get("JAVA_HOME"):
+        environment["JAVA_HOME"] = str(java.home)
     if "SPARK_HOME" not in environment:
         environment["SPARK_HOME"] = str(_spark_home(environment))
 

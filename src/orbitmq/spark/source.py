@@ -53,10 +53,15 @@ class RocketMQSource(DataSource):
         return stream_reader(stream_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
+        from orbitmq.spark.connections import links_to  # noqa: PLC0415
         from orbitmq.spark.options import write_options  # noqa: PLC0415
         from orbitmq.spark.writer import RocketMQWriter  # noqa: PLC0415
 
-        return RocketMQWriter(write_options(self.options), schema, overwrite=overwrite)
+        options = write_options(self.options)
+        writer = RocketMQWriter(options, schema, overwrite=overwrite)
+        # On the driver: of a wrong address every task would tell, again and again.
+        links_to(options.access).reach()
+        return writer
 
     def streamWriter(  # type: ignore[override]  # either kind of writer  # noqa: N802
         self, schema: StructType, overwrite: bool

@@ -6,16 +6,18 @@ it, after the fact, and is never read back except by a new stream that asks for 
 done; only that sign comes in time also for the last batch, so progress is told there.
 
 A stream begins at a place. The first batch takes nothing and ends at the offsets that the place
-stands for; only from then on there is something to repeat. So neither time nor another
+stands for; where there will be no other batch, it takes what is there. Either way its end says
+where it began, and Spark logs the end before anything is read. So neither time nor another
 `startingOffsets` can move the place when a first batch that failed is repeated.
 
-A queue that appears later is read from its beginning: the batch in which it appears takes nothing
-of it and ends at its first message. Where losses are allowed, a batch takes nothing of a queue that
-ends before the stream's position, and the stream goes on at that end: it never goes further back.
+A queue that appears later is begun where `latequeues` says, and in the same way: the batch in which
+it appears takes nothing of it, and its end says where the queue begins. Where losses are allowed, a
+batch takes nothing of a queue that ends before the stream's position, and the stream goes on at
+that end: it never goes further back.
 
 A checkpoint is of the topics that the query reads. If it is of others only, it belongs to another
-query, and nothing is read, nor told to brokers. If the query has given up some of them, what they
-have beyond it counts as lost.
+query, and nothing is read, nor told to brokers. If the query has given up some of them, or queues
+that were assigned, what they have beyond it counts as lost.
 """
 
 from __future__ import annotations
@@ -29,16 +31,20 @@ from orbitmq.client.rangecluster import Bounds, RangeCluster
 from orbitmq.client.ranges import QueueRange
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError
-from orbitmq.spark.errors import CheckpointOfOtherTopics, DataLost
+from orbitmq.spark.errors import CheckpointOfOtherTopics, DataLost, SourceError
 from orbitmq.spark.heads import Heads, HeadSettings
+from orbitmq.spark.latequeues import LateQueues
 from orbitmq.spark.offsets import (
     AtOffsets,
     GroupProgress,
     Json,
     Latest,
+    begun_here,
     from_json,
     is_starting,
+    queue_begins,
     starting,
+    stream_begin,
     to_json,
 )
 from orbitmq.spark.options import StreamOptions
@@ -76,13 +82,15 @@ class StreamDriver:
             heads or HeadSettings(route=read.route_life),
             clock,
         )
+        self._late = LateQueues(read.start, self._cluster, clock)
         self._gate = TriggerGate(options.min_offsets, options.max_delay)
         self._initial: Json | None = None
         self._resolved: dict[Queue, int] | None = None
         #: Where the run is to end that takes only what is there when it begins.
         self._target: dict[Queue, Bounds] | None = None
         self._last_start: Json | None = None
-        #: Topics of the checkpoint that the query does not read any more.
+        self._assigned = frozenset(read.subscription.queues)
+        #: Topics and queues of the checkpoint that the query does not read any more.
         self._given_up: tuple[str, ...] = ()
         self._reported: dict[Queue, int] = {}
         self._report_not_before = float("-inf")
@@ -113,7 +121,7 @@ class StreamDriver:
         is_new_start = start != self._last_start
         self._last_start = start
         if is_starting(start):
-            return to_json(self._first_batch_end(take_all=take_all))
+            return self._first_batch_end(take_all=take_all)
         positions = self._own(start)
         self._report(positions)
         if self._is_draining():
@@ -122,8 +130,12 @@ class StreamDriver:
         # Says early what a batch would find missing.
         found = placed(positions, bounds, fail=self._options.read.fail_on_data_loss)
         self._check_brokers(positions)
-        ends = self._ends(found, bounds, limit, take_all=take_all)
-        return start if ends == positions else to_json(ends)
+        late = {q: each for q, each in bounds.items() if q not in found and self._is_taken(q)}
+        begins = self._late.begins(late)
+        ends = self._ends(found, bounds, limit, take_all=take_all) | {
+            queue: max(at, late[queue].high) if take_all else at for queue, at in begins.items()
+        }
+        return start if ends == positions else to_json(ends, begins=begins)
 
     def latest_known(self) -> Json | None:
         """Where queues end, for whoever watches the lag; asks nobody."""
@@ -131,8 +143,20 @@ class StreamDriver:
         return to_json({queue: each.high for queue, each in bounds.items()}) if bounds else None
 
     def ends(self) -> Json:
-        """Where all queues end now. Raises when one does not say."""
-        return to_json(self._cluster.ends(self._heads.queues).or_raise())
+        """Where all queues end now, for a batch whose start is not known; raises if one is silent.
+
+        If it is the first of all batches, the stream begins where the options say now.
+        """
+        ends = self._cluster.ends(self._heads.queues).or_raise()
+        if isinstance(self._options.read.start, Latest):
+            return begun_here(ends)
+        try:
+            begin = self._begin()
+        except SourceError as error:
+            # Options that a stream cannot begin with do not matter to one that has begun.
+            log.debug("where a new stream would begin is not known: %s", error)
+            return to_json(ends)
+        return to_json(ends, begins={q: min(at, ends[q]) for q, at in begin.items() if q in ends})
 
     def take_only_what_is_there(self) -> None:
         """From now on no batch goes beyond what the queues have at this moment."""
@@ -141,7 +165,7 @@ class StreamDriver:
     def partitions(self, start: Json, end: Json) -> list[tuple[QueueRange, ...]]:
         """The ranges of a batch, dealt out to tasks."""
         read = self._options.read
-        ranges = list(self._ranges(start, self._own(end)))
+        ranges = list(self._ranges(start, end))
         return partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
 
     def finished(self, end: Json) -> None:
@@ -152,27 +176,35 @@ class StreamDriver:
     # ---- whose checkpoint it is
 
     def _own(self, offset: Json) -> dict[Queue, int]:
-        """The positions of an offset, without those of topics that the query reads no more.
+        """The positions of an offset, without those of topics and queues that are read no more.
 
         They are neither reported, since others may go on there, nor kept: one batch with
         `failOnDataLoss` false forgets them.
         """
         read = self._options.read
-        others = tuple(topic for topic in offset if not read.subscription.names(topic))
-        if others and len(others) == len(offset):
-            raise CheckpointOfOtherTopics(others, read.subscription.text)
-        if others and read.fail_on_data_loss:
-            raise DataLost(
-                f"topic {topic} is in the checkpoint, and the query does not read it any more"
-                for topic in others
-            )
-        if others and others != self._given_up:
-            self._given_up = others
-            log.warning("topics of the checkpoint are not read any more: %s", ", ".join(others))
         positions = from_json(offset)
-        if not others:
-            return positions
-        return {queue: at for queue, at in positions.items() if queue.topic not in others}
+        topics = dict.fromkeys(queue.topic for queue in positions)
+        others = tuple(topic for topic in topics if not read.subscription.names(topic))
+        if others and len(others) == len(topics):
+            raise CheckpointOfOtherTopics(others, read.subscription.text)
+        own = {
+            queue: at
+            for queue, at in positions.items()
+            if (queue in self._assigned if self._assigned else queue.topic not in others)
+        }
+        if len(own) == len(positions):
+            return own
+        left = [str(queue) for queue in positions if queue not in own and queue.topic not in others]
+        given_up = (*(f"topic {topic}" for topic in others), *(f"queue {each}" for each in left))
+        if read.fail_on_data_loss:
+            raise DataLost(
+                f"{each} is in the checkpoint, and the query does not read it any more"
+                for each in given_up
+            )
+        if given_up != self._given_up:
+            self._given_up = given_up
+            log.warning("in the checkpoint, and not read any more: %s", ", ".join(given_up))
+        return own
 
     # ---- where batches end
 
@@ -181,19 +213,20 @@ class StreamDriver:
             self._resolved = resolve(self._options.read.start, self._heads.queues, self._cluster)
         return self._resolved
 
-    def _first_batch_end(self, *, take_all: bool) -> dict[Queue, int]:
+    def _first_batch_end(self, *, take_all: bool) -> Json:
         begin, read = self._begin(), self._options.read
         # A stream that begins at the end has nothing to take, however much came since.
         if isinstance(read.start, Latest):
-            return begin
+            return begun_here(begin)
         bounds = self._heads.bounds(fresh=True)
         found = begin
         if isinstance(read.start, AtOffsets | GroupProgress):
             # The others stand for offsets that are there.
             found = placed(begin, bounds, fail=read.fail_on_data_loss)
         if not take_all:
-            return found
-        return {queue: max(at, bounds[queue].high) for queue, at in found.items()}
+            return begun_here(found)
+        ends = {queue: max(at, bounds[queue].high) for queue, at in found.items()}
+        return to_json(ends, begins=found)
 
     def _ends(
         self,
@@ -203,22 +236,16 @@ class StreamDriver:
         *,
         take_all: bool,
     ) -> dict[Queue, int]:
-        within = {queue: each for queue, each in bounds.items() if self._is_taken(queue)}
-        new = {
-            queue: each.high if take_all else each.low
-            for queue, each in within.items()
-            if queue not in positions
-        }
         highs = {
             queue: self._limited(queue, each.high)
-            for queue, each in within.items()
-            if queue in positions
+            for queue, each in bounds.items()
+            if queue in positions and self._is_taken(queue)
         }
         waiting = sum(max(0, high - positions[queue]) for queue, high in highs.items())
         is_open = take_all or self._target is not None
         if not is_open and not self._gate.opens(waiting, self._monotonic()):
-            return positions | new
-        return admit(positions, highs, limit) | new
+            return positions
+        return admit(positions, highs, limit)
 
     def _is_draining(self) -> bool:
         """Whether whoever runs the stream wants it to come to rest, to be stopped between batches.
@@ -249,21 +276,19 @@ class StreamDriver:
 
     # ---- what batches take
 
-    def _ranges(self, start: Json, end: dict[Queue, int]) -> Iterator[QueueRange]:
+    def _ranges(self, start: Json, end: Json) -> Iterator[QueueRange]:
         """What lies between two offsets of the stream."""
         read = self._options.read
+        ends = self._own(end)
         if is_starting(start):
-            if isinstance(read.start, Latest):
-                return
-            # The batch that only says where the stream begins takes nothing: it ends there.
-            begin = self._begin()
-            positions = {queue: min(begin.get(queue, at), at) for queue, at in end.items()}
+            begin = self._begin_of(end)
+            positions = {queue: min(begin.get(queue, at), at) for queue, at in ends.items()}
         else:
-            positions = self._own(start)
+            positions = queue_begins(end) | self._own(start)
         bounds = self._heads.bounds()
         wanted: list[QueueRange] = []
         problems: list[str] = []
-        for queue, to in sorted(end.items()):
+        for queue, to in sorted(ends.items()):
             low = bounds[queue].low if queue in bounds else 0
             at = positions.get(queue, min(low, to))
             if to < at:
@@ -274,6 +299,15 @@ class StreamDriver:
         if problems and read.fail_on_data_loss:
             raise DataLost(problems)
         yield from available(wanted, bounds, fail=read.fail_on_data_loss)
+
+    def _begin_of(self, end: Json) -> dict[Queue, int]:
+        """Where the stream began whose first batch has this end."""
+        begin = stream_begin(end)
+        if begin is not None:
+            return begin
+        # Logged by a version that went by the options whenever it was asked. A batch that only
+        # says where the stream begins takes nothing: it ends there.
+        return from_json(end) if isinstance(self._options.read.start, Latest) else self._begin()
 
     # ---- the group
 

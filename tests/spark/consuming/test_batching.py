@@ -68,7 +68,7 @@ def test_one_message_in_order_that_is_tried_every_second_makes_no_group_ill(grou
     for attempts in range(1, 60):
         group.batch(
             PieceReport(
-                place=0, finished=0, attempts=attempts, pause=1.0, failures={attempts - 1: 1}
+                place=0, finished=0, attempts={0: attempts}, pause=1.0, failures={attempts - 1: 1}
             )
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orbitmq.client.admin.sync import Admin
 from orbitmq.client.errors import SettingError
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark import judged, process, settle, with_retries
@@ -98,6 +99,24 @@ def test_a_row_that_has_used_up_its_attempts_is_counted_as_dead(
 
     assert settled == Settled(retried=0, dead=1, failures={0: 1})
     until(lambda: orbit_cluster.messages("%DLQ%billing"), "it is a dead letter")
+
+
+def test_rows_are_counted_as_dead_by_the_limit_that_the_group_has_at_the_broker(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(3))
+    with Admin(name_server=orbit_cluster.name_server) as admin:
+        admin.groups.create("billing", max_retries=0)
+
+    def fail(message: ReceivedMessage) -> None:
+        raise ValueError("no")
+
+    with judged(read(spark, orbit_cluster, "orders"), fail) as rows:
+        settled = settle(rows, "billing", name_server=orbit_cluster.name_server)
+
+    assert settled == Settled(retried=0, dead=3, failures={0: 3})
+    assert len(orbit_cluster.messages("%DLQ%billing")) == 3
 
 
 def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(

@@ -61,7 +61,7 @@ def test_few_messages_are_one_task() -> None:
 
 
 def test_in_order_the_attempts_of_a_message_travel_with_its_piece() -> None:
-    piece = Piece(QueueRange(Queue("orders", "broker-a", 0), 5, 900), attempts=3)
+    piece = Piece(QueueRange(Queue("orders", "broker-a", 0), 5, 900), {5: 3, 6: 1})
 
     assert deal([piece], 4, may_cut=False) == [(piece,)]
 

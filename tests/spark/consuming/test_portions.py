@@ -140,7 +140,7 @@ async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) 
     await portions.settle(
         first,
         [
-            PieceReport(place=places[QUEUE], finished=4, attempts=2, pause=0.2),
+            PieceReport(place=places[QUEUE], finished=4, attempts={4: 2, 5: 1}, pause=0.2),
             PieceReport(place=places[OTHER], finished=10),
         ],
     )
@@ -155,7 +155,36 @@ async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) 
 
     assert [piece.range.queue for piece in second.pieces] == [OTHER]
     attempts = {piece.range.queue: (piece.range.start, piece.attempts) for piece in third.pieces}
-    assert attempts[QUEUE] == (4, 2)
+    assert attempts[QUEUE] == (4, {4: 2, 5: 1})
+
+
+async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_stay(
+    bench: Bench,
+) -> None:
+    portions = bench.portions(ordered=True)
+    bench.own(portions, lock=LockStub())
+    first = await portions.plan(20)
+    await portions.settle(first, finished(first, 4, attempts={4: 2, 5: 2, 6: 2}))
+
+    small = await portions.plan(2)
+    await portions.settle(small, finished(small, 5, attempts={5: 3}))
+    following = await portions.plan(20)
+
+    assert [piece.attempts for piece in small.pieces] == [{4: 2, 5: 2}]
+    assert [piece.attempts for piece in following.pieces] == [{5: 3, 6: 2}]
+
+
+async def test_attempts_are_not_those_of_other_messages_at_the_same_offsets(bench: Bench) -> None:
+    """The broker lost the end of its log, and the offsets are used again."""
+    portions = bench.portions(ordered=True)
+    bench.own(portions, at=500, lock=LockStub())
+    portions._portions[QUEUE].remember({500: 2, 501: 2})
+
+    await portions.plan(20)
+    await asyncio.to_thread(fill, bench.address, "orders", numbered(500))
+    following = await portions.plan(1000)
+
+    assert [(piece.range.start, piece.attempts) for piece in following.pieces] == [(100, {})]
 
 
 async def test_in_order_a_queue_without_its_lock_is_not_planned(bench: Bench) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from orbitmq.client.admin.sync import Admin
 from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.stored import StoredMessage
 from orbitmq.spark.consuming.returner import Returner
+from orbitmq.spark.consuming.returning import Fate
 from orbitmq.spark.consuming.rowmessages import NO_PLACE
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
@@ -42,8 +44,53 @@ def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(
         returner.stop()
     orbit_cluster.advance(10)
 
-    assert taken == [True, True]
+    assert taken == [Fate.RETRIED, Fate.DEAD]
     until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
     (copy,) = orbit_cluster.messages("%RETRY%billing")
     assert (copy.body, copy.reconsume_times) == (b"gone", 1)
     assert [each.body for each in orbit_cluster.messages("%DLQ%billing")] == [there.body]
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_there", "dead", "retried"),
+    [
+        (0, True, 3, 0),
+        (1, True, 0, 3),
+        # A copy of it goes to the retry topic, and carries the limit.
+        (0, False, 3, 0),
+        (1, False, 1, 2),
+    ],
+)
+def test_what_is_dead_is_counted_by_the_limit_of_the_group(
+    orbit_cluster: EmbeddedCluster, limit: int, is_there: bool, dead: int, retried: int
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(3))
+    with Admin(name_server=orbit_cluster.name_server) as admin:
+        admin.groups.create("billing", max_retries=limit)
+    queue = Queue("orders", "broker-a", 0)
+    failed = [
+        StoredMessage.build(
+            topic="orders",
+            stored_body=stored.stored_body,
+            queue_offset=stored.queue_offset,
+            physical_offset=stored.physical_offset if is_there else NO_PLACE,
+        )
+        for stored in orbit_cluster.messages("orders")
+    ]
+    tried = [0, 0, 0 if is_there else 1]
+    returner = Returner(RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None)
+    returner.start()
+
+    try:
+        fates = returner.send_back(
+            [
+                (ReceivedMessage(stored, queue, "billing", times), Failure(reason="no"))
+                for stored, times in zip(failed, tried, strict=True)
+            ]
+        )
+    finally:
+        returner.stop()
+
+    assert (fates.count(Fate.DEAD), fates.count(Fate.RETRIED)) == (dead, retried)
+    assert len(orbit_cluster.messages("%DLQ%billing")) == dead

@@ -9,18 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.errors import SettingError
 from orbitmq.client.idempotence import Idempotence
 from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.ranges import QueueRange
+from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.seenstores import SeenInSqlite
+from orbitmq.message.batch import encode_batch
+from orbitmq.message.stored import StoredMessage
+from orbitmq.message.sysflag import BATCH_MASK
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
 from orbitmq.spark.consuming.errors import ReturnFailed, RowsRefused
-from orbitmq.spark.consuming.settling import Settled, neighbours
+from orbitmq.spark.consuming.settling import Settled, _stored, neighbours
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import Sent, fill, numbered
 from tests.support.sparking import DEADLINE, read, stream, until
@@ -213,13 +219,16 @@ def test_a_row_whose_message_is_gone_is_sent_as_it_is(
 ) -> None:
     """The place in the row is no longer that of the message; never may another one be sent."""
     orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", [Sent(b"bad", 0, {"UNIQ_KEY": "id-bad"})])
+    sent = [Sent(body, 0, {"UNIQ_KEY": f"id-{body.decode()}"}) for body in (b"bad", b"worse")]
+    fill(orbit_cluster.broker_addresses[0], "orders", sent)
     frame = read(spark, orbit_cluster, "orders")
     moved = frame.selectExpr(
         "queueOffset + 1000 AS queueOffset", *set(frame.columns) - {"queueOffset"}
     )
 
     def fail(message: ReceivedMessage) -> None:
+        if message.body == b"worse":
+            raise DeadLetter("never")
         raise ValueError("no")
 
     with judged(moved, fail) as rows:
@@ -227,7 +236,11 @@ def test_a_row_whose_message_is_gone_is_sent_as_it_is(
     orbit_cluster.advance(10)
     until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again", DEADLINE)
 
-    assert settled == Settled(retried=1, dead=0, failures={0: 1})
+    assert settled == Settled(retried=1, dead=1, failures={0: 2})
+    (letter,) = orbit_cluster.messages("%DLQ%billing")
+    assert (letter.body, letter.unique_id, letter.reconsume_times) == (b"worse", "id-worse", 1)
+    assert letter.properties["DLQ_ORIGIN_TOPIC"] == "orders"
+    assert letter.properties["DLQ_REASON"].endswith("never")
     (copy,) = orbit_cluster.messages("%RETRY%billing")
     assert (copy.body, copy.properties["RETRY_TOPIC"], copy.reconsume_times) == (
         b"bad",
@@ -261,6 +274,8 @@ def test_what_cannot_work_is_said_on_the_driver(
 
     with pytest.raises(RowsRefused, match="has no column body"):
         process(frame.drop("body"), judging())
+    with pytest.raises(RowsRefused, match="column body must be binary, it is string"):
+        process(frame.withColumn("body", frame["body"].cast("string")), judging())
     with pytest.raises(RowsRefused, match="error, which are there already"):
         process(frame.withColumnRenamed("tags", "error"), judging())
     with pytest.raises(RowsRefused, match="no column outcome"):
@@ -269,6 +284,32 @@ def test_what_cannot_work_is_said_on_the_driver(
         process(frame, judging(), workers=0)
     with pytest.raises(SettingError, match="takes no argument"):
         process(frame, lambda: None)  # type: ignore[arg-type,misc]
+
+
+def test_a_failed_row_out_of_a_batch_goes_back_without_the_rest_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Brokers of version 5 may keep several messages in one record, at the place of the first."""
+    queue = Queue("orders", "broker-a", 0)
+    together = encode_batch([(str(place).encode(), 0, b"") for place in range(3)])
+    record = StoredMessage.build(
+        topic="orders", stored_body=together, queue_offset=10, sys_flag=BATCH_MASK
+    ).encode()
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "queueOffset": n}
+            | {"body": b"row"}
+            for n in (10, 12)
+        ]
+    )
+    monkeypatch.setattr(
+        "orbitmq.spark.consuming.settling.read_ranges",
+        lambda *_, **__: [Chunk(queue, 10, 13, [record])],
+    )
+
+    found = _stored(RangeAccess(name_servers=("localhost:9876",)), "billing", rows)
+
+    assert [(each.queue_offset, each.body) for each in found] == [(10, b"0"), (12, b"2")]
 
 
 def test_neighbouring_rows_are_looked_up_together() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from orbitmq.client.admin.sync import Admin
 from orbitmq.client.consumer.locks import QueueLocks
 from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.engine import Engine
 from orbitmq.client.idempotence import Idempotence
@@ -18,8 +20,12 @@ from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.ranges import QueueRange
+from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.seenstores import SeenInMemory
+from orbitmq.message.batch import encode_batch
+from orbitmq.message.stored import StoredMessage
+from orbitmq.message.sysflag import BATCH_MASK
 from orbitmq.spark.consuming.definition import Definition, Handled
 from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.worker import Worker
@@ -42,6 +48,7 @@ def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
         handler: Callable[..., Any],
         *,
         ordered: bool = False,
+        batch: bool | None = None,
         middleware: tuple[object, ...] = (),
         **consume: Any,
     ) -> Worker:
@@ -51,7 +58,7 @@ def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
                 wire_group="billing",
                 namespace=None,
                 access=RangeAccess(name_servers=(orbit_cluster.name_server,), timeout=1.0),
-                handled=(Handled(topic="orders", function=handler),),
+                handled=(Handled(topic="orders", function=handler, batch=batch),),
                 middleware=middleware,
                 consume=ConsumeSettings(send_back_timeout=1.0, **consume),
                 ordered=ordered,
@@ -69,8 +76,10 @@ def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
         each.stop()
 
 
-def piece(start: int, end: int, *, attempts: int = 0, queue: Queue = QUEUE) -> Piece:
-    return Piece(QueueRange(queue, start, end), attempts)
+def piece(
+    start: int, end: int, *, attempts: Mapping[int, int] | None = None, queue: Queue = QUEUE
+) -> Piece:
+    return Piece(QueueRange(queue, start, end), attempts or {})
 
 
 def sent(cluster: EmbeddedCluster, count: int) -> None:
@@ -103,7 +112,8 @@ def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(
         threading.Event().wait(0.02)
         seen.append(message.queue_offset)
 
-    (report,) = worker(slow, workers=4).handle([(0, piece(0, 500))], 0.3)
+    # All of them would take two and a half seconds.
+    (report,) = worker(slow, workers=4).handle([(0, piece(0, 500))], 1.5)
 
     assert 0 < report.finished < 500
     # No gap: what comes again are messages that no handler has seen.
@@ -147,16 +157,75 @@ def test_in_order_a_failure_ends_the_work_on_its_queue(
     (again,) = busy.handle([(0, piece(7, 20, attempts=reports[0].attempts))], 10)
 
     failing, fine = sorted(reports, key=lambda report: report.place)
-    assert (failing.finished, failing.attempts, failing.pause) == (7, 1, 0.5)
+    assert (failing.finished, failing.attempts, failing.pause) == (7, {7: 1}, 0.5)
     assert failing.error == "ValueError: not yet"
     assert (fine.finished, fine.done, fine.pause) == (20, 20, None)
     assert [place for place in seen if place[0] == 0] == [
         *((0, offset, 1) for offset in range(8)),
         (0, 7, 2),
     ]
-    assert (again.finished, again.attempts) == (7, 2)
+    assert (again.finished, again.attempts) == (7, {7: 2})
     # By the attempts before: it is seen that both are failures of one message.
     assert (failing.failures, fine.failures, again.failures) == ({0: 1}, {}, {1: 1})
+
+
+def test_in_order_every_message_of_a_failing_batch_keeps_its_attempts(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 5)
+    calls: list[list[tuple[int, int]]] = []
+
+    def fail(messages: list[ReceivedMessage]) -> None:
+        calls.append([(each.queue_offset, each.attempt) for each in messages])
+        if messages[0].queue_offset < 3:
+            raise ValueError("not yet")
+
+    busy = worker(fail, ordered=True, batch=True, batch_size=3, max_retries=2, suspend=0.2)
+    (first,) = busy.handle([(0, piece(0, 5))], 10)
+    (second,) = busy.handle([(0, piece(0, 5, attempts=first.attempts))], 10)
+    (third,) = busy.handle([(0, piece(0, 5, attempts=second.attempts))], 10)
+
+    assert (first.attempts, second.attempts) == ({0: 1, 1: 1, 2: 1}, {0: 2, 1: 2, 2: 2})
+    assert calls == [
+        *([(offset, attempt) for offset in range(3)] for attempt in (1, 2, 3)),
+        [(3, 1), (4, 1)],
+    ]
+    assert (third.finished, third.dead, third.done, third.attempts) == (5, 3, 2, {})
+    assert len(orbit_cluster.messages("%DLQ%billing")) == 3
+
+
+def test_a_record_with_several_messages_is_given_out_once_though_two_pulls_bring_it(
+    worker: Made,
+) -> None:
+    batch = encode_batch([(str(place).encode(), 0, b"") for place in range(4)])
+    record = StoredMessage.build(
+        topic="orders", stored_body=batch, queue_offset=10, sys_flag=BATCH_MASK
+    ).encode()
+    busy = worker(lambda message: None)
+
+    found = [
+        (each.queue_offset, each.body)
+        for start, end in ((11, 12), (12, 14))
+        for each in busy._messages(Chunk(QUEUE, start, end, [record]), Subscription("orders"))
+    ]
+
+    assert found == [(11, b"1"), (12, b"2"), (13, b"3")]
+
+
+def test_what_is_dead_is_counted_by_the_limit_of_the_group(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 3)
+    with Admin(name_server=orbit_cluster.name_server) as admin:
+        admin.groups.create("billing", max_retries=0)
+
+    def fail(message: ReceivedMessage) -> None:
+        raise ValueError("no")
+
+    (report,) = worker(fail).handle([(0, piece(0, 3))], 10)
+
+    assert (report.dead, report.retried, report.failures) == (3, 0, {0: 3})
+    assert len(orbit_cluster.messages("%DLQ%billing")) == 3
 
 
 def test_failures_are_told_by_the_attempts_before(
@@ -206,7 +275,7 @@ def test_a_message_that_middleware_holds_has_not_failed(
 
     assert (report.finished, report.held) == (1, 1)
     assert (report.failures, report.retried, report.dead, report.kept) == ({}, 0, 0, 0)
-    assert (report.attempts, report.pause) == (0, 30.0 if ordered else None)
+    assert (report.attempts, report.pause) == ({}, 30.0 if ordered else None)
 
 
 def test_in_order_nothing_is_done_without_the_lock(

@@ -165,9 +165,11 @@ class Handling:
         if not work.is_open or len(window):
             return
         messages, work.waiting, work.waiting_bytes = work.waiting, [], 0
-        piece = work.piece
-        if messages and piece.attempts and messages[0].queue_offset == piece.range.start:
-            messages[0] = messages[0].with_reconsume_times(piece.attempts)
+        if tried := work.piece.attempts:
+            messages = [
+                each.with_reconsume_times(tried.get(each.queue_offset, each.reconsume_times))
+                for each in messages
+            ]
         work.given = work.fetched
         new = window.add(messages, work.given)
         work.fed += len(new)
@@ -206,7 +208,7 @@ class Handling:
             held=tally.held + remarks.held,
             # Nearly all are in both, and count once. Calls that took too long were only sent back.
             failures=dict(tally.failures | remarks.failures),
-            attempts=left[0].reconsume_times if left and remarks.pause is not None else 0,
+            attempts=self._attempts(left),
             pause=remarks.pause,
             error=work.error or tally.reason or remarks.reason,
         )
@@ -216,6 +218,16 @@ class Handling:
         window = work.owned.window
         window.rollback()
         return window.take(len(window))
+
+    def _attempts(self, left: Sequence[ReceivedMessage]) -> dict[int, int]:
+        """In order: of what is not done with, what was tried beyond what the broker knows of."""
+        if not isinstance(self._consumption, OrderlyInTask):
+            return {}
+        return {
+            each.queue_offset: each.reconsume_times
+            for each in left
+            if each.reconsume_times != each.stored.reconsume_times
+        }
 
     async def _some_time(self) -> bool:
         """Wait for something to be done; False when time is up."""

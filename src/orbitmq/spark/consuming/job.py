@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
-    "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts INT, pause DOUBLE, error STRING"
+    "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts MAP<BIGINT, INT>, "
+    "pause DOUBLE, error STRING"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 
@@ -71,14 +72,17 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
         "beyond": pa.list_(pa.int64()),
         "place": pa.int32(),
         "failures": pa.map_(pa.int32(), pa.int64()),
-        "attempts": pa.int32(),
+        "attempts": pa.map_(pa.int64(), pa.int32()),
         "pause": pa.float64(),
         "error": pa.string(),
     }
     schema = pa.schema([(name, types.get(name, pa.int64())) for name in _COLUMNS])
     rows = [
         {name: getattr(report, name) for name in _COLUMNS}
-        | {"failures": sorted(report.failures.items())}
+        | {
+            "failures": sorted(report.failures.items()),
+            "attempts": sorted(report.attempts.items()),
+        }
         for report in reports
     ]
     return pa.RecordBatch.from_pylist(rows, schema=schema)

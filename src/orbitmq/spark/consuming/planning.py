@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -27,8 +27,8 @@ class Piece:
     """Messages of one queue that one task handles."""
 
     range: QueueRange
-    #: In order: how often the first message was tried before.
-    attempts: int = 0
+    #: In order: how often messages of it were tried before, by their offset.
+    attempts: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
 def deal(

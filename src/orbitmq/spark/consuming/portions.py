@@ -40,13 +40,24 @@ class Portion:
     ledger: Ledger
     #: The offset that the next message will get, as was last heard.
     end: int
-    #: In order: the failing message, how often it was tried, and when it is tried again.
-    failing: int = -1
-    attempts: int = 0
+    #: In order: how often messages that are not done with were tried, by their offset, and when
+    #: they are tried again.
+    attempts: dict[int, int] = field(default_factory=dict)
     not_before: float = float("-inf")
 
-    def attempts_at(self, offset: int) -> int:
-        return self.attempts if offset == self.failing else 0
+    def attempts_in(self, start: int, end: int) -> dict[int, int]:
+        return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
+
+    def remember(self, attempts: Mapping[int, int]) -> None:
+        """Take what a task says; of messages that it did not come to, what was known stays."""
+        known = {**self.attempts, **attempts}
+        first = self.ledger.committed
+        self.attempts = {offset: tried for offset, tried in known.items() if offset >= first}
+
+    def move(self, offset: int) -> None:
+        """Go on from another offset; those beyond it will be other messages."""
+        self.ledger.move(offset)
+        self.attempts.clear()
 
 
 @dataclass(slots=True)
@@ -183,7 +194,7 @@ class Portions:
             "the queue ends before the progress of the group, which is set back",
             extra={"queue": str(queue), "offset": portion.ledger.committed, "end": end},
         )
-        portion.ledger.move(offset)
+        portion.move(offset)
         if self.progress is not None:
             self.progress.update(queue, offset, increase_only=False)
 
@@ -191,7 +202,7 @@ class Portions:
         queue = portion.owned.queue
         stretches = portion.ledger.open(portion.end, share)
         for start, end in stretches[:1] if self._ordered else stretches:
-            yield Piece(QueueRange(queue, start, end), portion.attempts_at(start))
+            yield Piece(QueueRange(queue, start, end), portion.attempts_in(start, end))
 
     # ---- settling
 
@@ -199,9 +210,8 @@ class Portions:
         portion.ledger.finish(whole.start, min(report.finished, whole.end))
         for start, end in zip(report.beyond[::2], report.beyond[1::2], strict=True):
             portion.ledger.finish(start, end)
+        portion.remember(report.attempts)
         if report.pause is not None:
-            portion.failing = report.finished
-            portion.attempts = report.attempts
             portion.not_before = self._monotonic() + report.pause
 
     async def _persist(self, queues: list[Queue]) -> None:

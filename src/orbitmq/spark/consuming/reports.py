@@ -36,8 +36,9 @@ class PieceReport:
     held: int = 0  #: times that middleware kept a message from its handler, which is no failure
     #: Messages that failed, by the attempts that were before.
     failures: Mapping[int, int] = field(default_factory=dict)
-    #: In order: how often the message at `finished` was tried, and how long its queue pauses.
-    attempts: int = 0
+    #: In order: how often messages that are not done with were tried, by their offset, and how long
+    #: their queue pauses. A batch handler may fail with several messages at once.
+    attempts: Mapping[int, int] = field(default_factory=dict)
     pause: float | None = None
     error: str | None = None  #: the last thing that went wrong
 

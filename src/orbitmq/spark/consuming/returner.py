@@ -13,7 +13,7 @@ from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.names import retry_topic
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark.consuming.returning import Returns
+from orbitmq.spark.consuming.returning import Fate, Returns
 
 #: Failed messages that are on their way back at once.
 _AT_ONCE: Final = 64
@@ -44,8 +44,8 @@ class Returner:
             self._engine = self._returns = None
         self._thread.stop()
 
-    def send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[bool]:
-        """Send messages back; for each, whether a broker has taken it."""
+    def send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[Fate]:
+        """Send messages back; for each, what became of it."""
         return self._thread.run(self._send_back(failed))
 
     async def _start(self) -> None:
@@ -55,7 +55,7 @@ class Returner:
             self._engine, self._group, max_retries=self._max_retries, timeout=5.0
         )
 
-    async def _send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[bool]:
+    async def _send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[Fate]:
         engine, returns = self._engine, self._returns
         if engine is None or returns is None:
             raise NotRunning("this returner")
@@ -74,8 +74,12 @@ class Returner:
             await asyncio.sleep(pause)
             # A broker makes a retry topic when it first hears of the group, which was just now.
             await _know_brokers(engine, {retry_topic(self._group)}, refresh=True)
+        fates = [
+            returns.fate(*each, is_taken=is_taken)
+            for each, is_taken in zip(failed, taken, strict=True)
+        ]
         returns.forget()
-        return taken
+        return fates
 
 
 async def _know_brokers(engine: Engine, topics: Iterable[str], *, refresh: bool = False) -> None:

@@ -1,15 +1,25 @@
-"""Failed messages on their way back from a task, counted by piece."""
+"""Failed messages on their way back from a task, counted by piece.
+
+Whether a broker makes a message that it takes back a dead letter, it does not say. Who gives no
+limit of his own leaves that to the group's, which is asked of each broker for the first message
+that goes back to it, once in a task: for the numbers, and for copies, which carry their limit.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import enum
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.consumer.retrylimits import retries_allowed
 from orbitmq.client.consumer.sendback import SendingBack
 from orbitmq.client.consumer.verdict import DEAD
 from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.verdict import Failure
@@ -17,8 +27,19 @@ if TYPE_CHECKING:
     from orbitmq.client.ranges import QueueRange
     from orbitmq.client.received import ReceivedMessage
 
+log = logging.getLogger(__name__)
+
 #: The producer of what no broker takes back, as Apache's clients call it.
 _INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
+
+
+class Fate(enum.Enum):
+    """What became of a message that was sent back."""
+
+    RETRIED = "retried"  #: it is delivered again
+    DEAD = "dead"  #: it was given up
+    HELD = "held"  #: it is delivered again, and did not fail: middleware kept it from the handler
+    KEPT = "kept"  #: no broker took it
 
 
 @dataclass(slots=True)
@@ -44,8 +65,13 @@ class Returns(SendingBack):
             engine, group, LateProducer(engine), max_retries=max_retries, timeout=timeout
         )
         self._sent: list[tuple[ReceivedMessage, Failure, bool]] = []
+        #: What brokers allow the group; None: they did not say.
+        self._limits: dict[str, int | None] = {}
+        self._asking_limit = asyncio.Lock()
 
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
+        if self._max_retries is None and failure.level != DEAD and not failure.is_held:
+            await self._learn_limit(message.queue.broker)
         is_taken = await super().send_back(message, failure)
         self._sent.append((message, failure, is_taken))
         return is_taken
@@ -68,24 +94,50 @@ class Returns(SendingBack):
             found.reason = failure.reason or found.reason
             if not failure.is_held:
                 found.failures[message.reconsume_times] += 1
-            if not is_taken:
-                found.kept += 1
-            elif failure.is_held:
-                found.held += 1
-            elif self._is_dead(message, failure):
-                found.dead += 1
-            else:
-                found.retried += 1
+            match self.fate(message, failure, is_taken=is_taken):
+                case Fate.RETRIED:
+                    found.retried += 1
+                case Fate.DEAD:
+                    found.dead += 1
+                case Fate.HELD:
+                    found.held += 1
+                case Fate.KEPT:
+                    found.kept += 1
         self._sent = others
         return found
 
     def forget(self) -> None:
-        """Count from the beginning."""
+        """Count from the beginning, by what brokers allow then."""
         self._sent.clear()
+        self._limits.clear()
 
-    def _is_dead(self, message: ReceivedMessage, failure: Failure) -> bool:
-        """As far as it can be known here: the group may have another number at the broker."""
-        return failure.level == DEAD or message.reconsume_times >= self._allowed
+    def fate(self, message: ReceivedMessage, failure: Failure, *, is_taken: bool) -> Fate:
+        """What became of a message that was sent back since `forget`."""
+        if not is_taken:
+            return Fate.KEPT
+        if failure.is_held:
+            return Fate.HELD
+        is_used_up = message.reconsume_times >= self._allowed(message.queue.broker)
+        return Fate.DEAD if failure.level == DEAD or is_used_up else Fate.RETRIED
+
+    def _allowed(self, broker: str) -> int:
+        limit = self._limits.get(broker)
+        return super()._allowed(broker) if limit is None else limit
+
+    async def _learn_limit(self, broker: str) -> None:
+        async with self._asking_limit:
+            if broker not in self._limits:
+                self._limits[broker] = await self._limit_at(broker)
+
+    async def _limit_at(self, broker: str) -> int | None:
+        try:
+            return await retries_allowed(self._engine, self._group, broker, timeout=self._timeout)
+        except OrbitError as error:
+            # Usual for a group that the broker is yet to hear of, and for accounts that may not.
+            log.debug(
+                "what group %s is allowed at %s cannot be had: %s", self._group, broker, error
+            )
+            return None
 
 
 class LateProducer:

@@ -9,6 +9,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.wellknown import KEYS, TAGS, UNIQ_KEY
+from orbitmq.spark.consuming.errors import RowsRefused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 PLACE: Final = ("topic", "brokerName", "queueId", "queueOffset")
 #: What a message cannot be made without.
 REQUIRED: Final = (*PLACE, "body")
-_OPTIONAL: Final = (
+#: What is taken where it is there.
+OPTIONAL: Final = (
     "msgId",
     "tags",
     "keys",
@@ -33,8 +35,15 @@ NO_PLACE: Final = -1
 
 
 def messages_of(batch: pa.RecordBatch, group: str | None = None) -> list[ReceivedMessage]:
-    """A message for every row, in their order."""
-    names = [name for name in (*REQUIRED, *_OPTIONAL) if name in batch.schema.names]
+    """A message for every row, in their order. Raises `RowsRefused` for one without a place."""
+    for name in PLACE:
+        if batch.column(name).null_count:
+            row = batch.column(name).is_null().index(True).as_py()
+            raise RowsRefused(
+                f"column {name} is null in row {row} of a batch of {batch.num_rows}: that row is "
+                "no message; leave such rows out, as an outer join makes them"
+            )
+    names = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.schema.names]
     columns = [
         _millis(batch.column(name)) if name in _TIMES else batch.column(name).to_pylist()
         for name in names

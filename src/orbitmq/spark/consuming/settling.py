@@ -6,7 +6,7 @@ those messages twice, which at least once allows.
 
 Brokers take a message back by its place in their log, which no column has. So it is looked up by
 its offset, which costs a pull for neighbouring rows; of a message that is gone meanwhile, the row
-itself is sent to the retry topic.
+itself is sent to the retry topic, or given up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.consumer.innerbatches import without_inner_batches
 from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.names import check_group, retry_topic
 from orbitmq.client.rangecluster import RangeCluster
@@ -29,8 +30,10 @@ from orbitmq.spark.connections import links_to
 from orbitmq.spark.consuming.errors import ReturnFailed
 from orbitmq.spark.consuming.keeping import check_kept
 from orbitmq.spark.consuming.reaching import reach
+from orbitmq.spark.consuming.returning import Fate
+from orbitmq.spark.consuming.rowcolumns import check_columns
 from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
-from orbitmq.spark.consuming.verdicts import ADDED, DEAD_LETTER, OK, RETRY, check_columns
+from orbitmq.spark.consuming.verdicts import ADDED, DEAD_LETTER, OK, RETRY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +47,8 @@ log = logging.getLogger(__name__)
 _SCHEMA: Final = (
     "retried BIGINT, dead BIGINT, held BIGINT, kept BIGINT, failures MAP<INT, BIGINT>, error STRING"
 )
-_USED: Final = (*REQUIRED, "flag", "reconsumeTimes", "properties", *ADDED)
+_OPTIONAL: Final = ("flag", "reconsumeTimes", "properties")
+_USED: Final = (*REQUIRED, *_OPTIONAL, *ADDED)
 #: A pull for one message more costs less than another pull.
 _NEIGHBOURS: Final = 8
 
@@ -74,10 +78,11 @@ def settle(
 
     Returns when brokers have taken all of them; raises `ReturnFailed` when one was not taken, so
     that the batch fails and is repeated. Rows that would be judged again are refused. A row whose
-    outcome is null has no verdict, and is delivered again as well.
+    outcome is null has no verdict, and is delivered again as well. Without `max_retries` the limit
+    is the group's own; where the account may not ask brokers for it, the numbers assume their 16.
     """
     check_group(group)
-    check_columns(frame, (*REQUIRED, "outcome"))
+    check_columns(frame, (*REQUIRED, "outcome"), optional=_OPTIONAL)
     check_kept(frame)
     used = [name for name in _USED if name in frame.columns]
     # Without a verdict a row has not succeeded: it comes again.
@@ -128,10 +133,10 @@ def _sending(
                 continue
             failed = list(zip(_stored(access, group, batch), _failures(batch), strict=True))
             try:
-                taken = returner_for(access, group, max_retries).send_back(failed)
-                yield _counted(failed, taken, max_retries)
+                fates = returner_for(access, group, max_retries).send_back(failed)
+                yield _counted(failed, fates)
             except OrbitError as error:
-                yield _counted(failed, [False] * len(failed), max_retries, str(error))
+                yield _counted(failed, [Fate.KEPT] * len(failed), str(error))
 
     return send
 
@@ -167,7 +172,7 @@ def _stored(access: RangeAccess, group: str, batch: pa.RecordBatch) -> list[Rece
             settings=RangeSettings(missing=Missing.SKIP, patience=5.0, lag_patience=0.1),
         ):
             for piece in chunk.pieces:
-                for stored in decode_messages(piece):
+                for stored in without_inner_batches(decode_messages(piece), chunk.start):
                     message = ReceivedMessage(stored, chunk.queue, group)
                     found[chunk.queue, stored.queue_offset] = message
     except OrbitError as error:
@@ -189,34 +194,27 @@ def neighbours(places: Iterable[tuple[Queue, int]]) -> list[QueueRange]:
 
 def _counted(
     failed: Sequence[tuple[ReceivedMessage, Failure]],
-    taken: Sequence[bool],
-    max_retries: int | None,
+    fates: Sequence[Fate],
     error: str | None = None,
 ) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415  # tasks only
 
-    gone = [each for each, is_taken in zip(failed, taken, strict=True) if is_taken]
-    held = sum(failure.is_held for _, failure in gone)
-    dead = sum(_is_dead(message, failure, max_retries) for message, failure in gone)
-    kept = len(failed) - len(gone)
-    failures = Counter(message.reconsume_times for message, failure in gone if not failure.is_held)
+    counts = Counter(fates)
+    failures = Counter(
+        message.reconsume_times
+        for (message, _), fate in zip(failed, fates, strict=True)
+        if fate in (Fate.RETRIED, Fate.DEAD)
+    )
+    if error is None and counts[Fate.KEPT]:
+        error = "no broker took it"
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([len(gone) - dead - held], pa.int64()),
-            pa.array([dead], pa.int64()),
-            pa.array([held], pa.int64()),
-            pa.array([kept], pa.int64()),
+            *(
+                pa.array([counts[fate]], pa.int64())
+                for fate in (Fate.RETRIED, Fate.DEAD, Fate.HELD, Fate.KEPT)
+            ),
             pa.array([sorted(failures.items())], pa.map_(pa.int32(), pa.int64())),
-            pa.array([error or ("no broker took it" if kept else None)], pa.string()),
+            pa.array([error], pa.string()),
         ],
         names=["retried", "dead", "held", "kept", "failures", "error"],
-    )
-
-
-def _is_dead(message: ReceivedMessage, failure: Failure, max_retries: int | None) -> bool:
-    """As far as it can be known here: without a number of ours, the group's own counts."""
-    if failure.is_held:
-        return False
-    return failure.level == DEAD or (
-        max_retries is not None and message.reconsume_times >= max_retries
     )

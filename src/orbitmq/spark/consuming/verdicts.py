@@ -18,7 +18,8 @@ keeping`), and `settle` refuses rows that could be judged again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,8 @@ from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict, text_of
 from orbitmq.client.errors import SettingError
 from orbitmq.spark.consuming.errors import RowsRefused
-from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
+from orbitmq.spark.consuming.rowcolumns import check_columns
+from orbitmq.spark.consuming.rowmessages import OPTIONAL, REQUIRED, messages_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,13 +68,15 @@ def process(
     ok, retry or dead, `error` the reason, `retryAfter` the delay that it asked for. `isHeld` is
     true of a row to retry that middleware kept from the handler, as `Idempotence` does while others
     are at work on it: it comes again without an attempt being spent. A failing row fails no task.
-    `workers` rows are handled at once in each task. `group` is what middleware sees.
+    `workers` rows are handled at once in each task. `group` is what middleware sees. A handler that
+    is a coroutine runs on one event loop for the whole of a task, so it may keep a client that
+    belongs to its loop for as long as the task lasts; a task has its own.
 
     Computed, and so judged anew, by every action: `judged` is for rows that are used twice.
     """
     if isinstance(workers, bool) or workers < 1:
         raise SettingError(f"process: workers must be 1 or more, got {workers!r}")
-    check_columns(frame, REQUIRED)
+    check_columns(frame, REQUIRED, optional=OPTIONAL)
     if taken := sorted({*ADDED} & {*frame.columns}):
         raise RowsRefused(f"process adds the columns {', '.join(taken)}, which are there already")
 
@@ -83,15 +87,6 @@ def process(
 
     bind()  # says here, on the driver, what is wrong
     return frame.mapInArrow(_judging(bind, workers), _schema(frame))
-
-
-def check_columns(frame: DataFrame, wanted: Iterable[str]) -> None:
-    """Refuse a DataFrame that lacks columns; raises `RowsRefused`."""
-    if missing := [name for name in wanted if name not in frame.columns]:
-        raise RowsRefused(
-            f"the DataFrame has no column {', '.join(missing)}; it must have those of the "
-            f"rocketmq source: {', '.join(wanted)}"
-        )
 
 
 def _schema(frame: DataFrame) -> Any:
@@ -119,11 +114,21 @@ def _judging(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def orbitmq_process(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         binding = bind()
-        with ThreadPoolExecutor(workers, thread_name_prefix="orbitmq-process") as pool:
+        with (
+            # One loop for all batches of the task: what handlers keep may be bound to it. It is
+            # made when it is first needed.
+            contextlib.closing(asyncio.Runner()) as runner,
+            ThreadPoolExecutor(workers, thread_name_prefix="orbitmq-process") as pool,
+        ):
             for batch in batches:
                 messages = messages_of(batch)
                 readable, failures = _readable(batch, messages)
-                failures |= _failures(binding, readable, pool, workers)
+                calls = _calls(binding, readable)
+                if binding.is_async:
+                    outcomes = runner.run(_all(binding, calls, workers))
+                else:
+                    outcomes = list(pool.map(lambda some: binding.call(some[0].queue, some), calls))
+                failures |= _failures(calls, outcomes)
                 yield _with_outcomes(batch, messages, failures)
 
     assert orbitmq_process.__name__ == HANDLER_IN_PLAN  # noqa: S101  # a name in two places
@@ -143,14 +148,9 @@ def _readable(
 
 
 def _failures(
-    binding: Binding, messages: Sequence[ReceivedMessage], pool: ThreadPoolExecutor, workers: int
+    calls: Sequence[Sequence[ReceivedMessage]], outcomes: Sequence[Outcome]
 ) -> dict[int, Failure]:
-    """Call the handler; what became of messages that failed, by the identity of the message."""
-    calls = _calls(binding, messages)
-    if binding.is_async:
-        outcomes = asyncio.run(_all(binding, calls, workers))
-    else:
-        outcomes = list(pool.map(lambda some: binding.call(some[0].queue, some), calls))
+    """What became of messages that failed, by the identity of the message."""
     failures: dict[int, Failure] = {}
     for some, outcome in zip(calls, outcomes, strict=True):
         outcome = _without_order(outcome, some)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from orbitmq.client.consumer.innerbatches import IS_BATCH, without_inner_batches
+from orbitmq.client.consumer.innerbatches import without_inner_batches
 from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.errors import NotRunning
 from orbitmq.client.loopthread import LoopThread
@@ -15,6 +15,7 @@ from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.errors import OrbitError
 from orbitmq.message.stored import decode_messages
+from orbitmq.message.sysflag import BATCH_MASK
 from orbitmq.spark.connections import links_to
 from orbitmq.spark.consuming.definition import Definition
 from orbitmq.spark.consuming.handling import Work
@@ -63,7 +64,7 @@ class Worker:
         try:
             for chunk in self._chunks(subscription, works):
                 work = next(each for each in works if chunk_is_of(chunk, each))
-                messages = self._messages(chunk, subscription, work)
+                messages = self._messages(chunk, subscription)
                 self._thread.run(task.handling.feed(work, messages, chunk.end))
                 if task.handling.is_over or not any(each.is_open for each in works):
                     break
@@ -84,20 +85,19 @@ class Worker:
             settings=RangeSettings(missing=Missing.SKIP, patience=self._definition.patience),
         )
 
-    def _messages(
-        self, chunk: Chunk, subscription: Subscription, work: Work
-    ) -> Sequence[ReceivedMessage]:
-        definition, whole = self._definition, work.piece.range
+    def _messages(self, chunk: Chunk, subscription: Subscription) -> Sequence[ReceivedMessage]:
+        definition = self._definition
         stored = [each for piece in chunk.pieces for each in decode_messages(piece)]
-        if any(each.sys_flag & IS_BATCH == IS_BATCH for each in stored):
-            stored = without_inner_batches(stored, whole.start)
+        if any(each.sys_flag & BATCH_MASK == BATCH_MASK for each in stored):
+            stored = without_inner_batches(stored, chunk.start)
         return subscription.accepted(
             [
                 ReceivedMessage(
                     each, chunk.queue, definition.wire_group, None, definition.namespace
                 )
                 for each in stored
-                if whole.start <= each.queue_offset < whole.end
+                # A record with several messages comes once for every pull that begins inside of it.
+                if chunk.start <= each.queue_offset < chunk.end
             ]
         )
 
