@@ -67,7 +67,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
 async def test_a_plan_in_which_nothing_can_be_sent_is_told_and_nothing_is_sent(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usual = world.admin.messages.copies
+    usual = world.admin.messages.readable_copies
     asked = 0
 
     async def away_at_first(*words: Any, **options: Any) -> Any:
@@ -77,7 +77,7 @@ async def test_a_plan_in_which_nothing_can_be_sent_is_told_and_nothing_is_sent(
             raise BrokerUnavailable("broker-a", "it is away")
         return await usual(*words, **options)
 
-    monkeypatch.setattr(world.admin.messages, "copies", away_at_first)
+    monkeypatch.setattr(world.admin.messages, "readable_copies", away_at_first)
 
     with pytest.raises(typer.Exit) as end:
         await resend(session_of(world), "billing", Choice())

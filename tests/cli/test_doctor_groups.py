@@ -50,11 +50,11 @@ def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery: Nursery) -> No
 
     assert some["problem"] == (
         "2 messages died in the last hour and wait for somebody; 2 dead letters are open, "
-        "1 was sent again"
+        "1 was resent"
     )
     checks = {each["check"]: each["about"] for each in none["checks"]}
     assert none["is_well"]
-    assert checks["dead letters"] == "1 group: 0 open, 3 sent again"
+    assert checks["dead letters"] == "1 group: 0 open, 3 resent"
 
 
 def test_a_broker_that_soon_makes_no_more_groups_is_found(nursery: Nursery) -> None:

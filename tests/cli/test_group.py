@@ -111,11 +111,43 @@ def test_people_see_progress_members_and_settings(cli: Cli, billing: Consumer) -
     page = cli.text("group", "show", "billing")
 
     assert table[0].split() == [
-        *("group", "state", "members", "lag", "oldest", "retries", "out/s", "topics")
+        *("group", "state", "members", "lag", "oldest", "retries", "pulled/s", "topics")
     ]
     assert table[1].split()[:3] == ["billing", "online", "1"]
     for part in ("Progress", "Members", "Subscription", "Settings", billing.client_id):
         assert part in page
+
+
+def test_what_waits_for_a_later_attempt_is_told_beside_the_lag(
+    cluster: EmbeddedCluster, cli: Cli
+) -> None:
+    cluster.create_topic("fragile", queues=1)
+    cluster.send("fragile", *[b"x"] * 3)
+    consumer = Consumer(
+        "failing",
+        name_server=cluster.name_server,
+        consume_from="first",
+        rebalance=RebalanceSettings(persist=0.1),
+    )
+
+    @consumer.on("fragile")
+    def fail(_message: object) -> None:
+        raise LookupError("no such customer")
+
+    with consumer:
+        cluster.until_consumed("failing", "fragile")
+        shown = cli.record("group", "show", "failing")
+    page = cli.text("group", "show", "failing")
+
+    assert (shown["lag"], shown["retry_lag"]) == (0, 0)
+    assert (shown["later"], shown["is_later_all"]) == (3, True)
+    assert "3 messages wait for a later attempt" in page
+    # When the last finished message was stored, by a name that says so; the old one goes on.
+    done = [each for each in shown["queues"] if each["finished_stored_at"] is not None]
+    assert len(done) >= 1
+    assert all(each["last_consumed_at"] == each["finished_stored_at"] for each in done)
+    assert "finished up to" in page
+    assert "empty in" in page
 
 
 def test_one_consumer_tells_what_it_holds(cli: Cli, billing: Consumer) -> None:

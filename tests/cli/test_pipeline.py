@@ -249,20 +249,20 @@ BUSY = Progress(
 )
 
 
-def test_the_table_shows_batch_rates_lag_per_queue_retries_and_dead_letters() -> None:
+def test_the_table_shows_batch_rates_unread_per_queue_retries_and_dead_letters() -> None:
     text = drawing(drawn("billing", "Ctrl-C stops", [BUSY]), is_terminal=False)
 
     head, titles, row, *rest = text.splitlines()
     assert head == "billing  Ctrl-C stops"
     assert titles.split() == [
-        *("query", "state", "batch", "rows", "rows/s", "took", "lag", "retried", "dead"),
+        *("query", "state", "batch", "rows", "rows/s", "took", "unread", "retried", "dead"),
         "failed",
     ]
     assert row.split() == [
         *("numbers", "running", "12", "3,400", "1,234.5", "250", "ms", "660", "3", "1"),
         "-",
     ]
-    assert "Lag of each queue (8 of 11 queues)" in rest
+    assert "Unread in each queue (8 of 11 queues)" in rest
     assert [line.split() for line in rest[3:5]] == [
         ["numbers@broker-a:11", "110"],
         ["numbers@broker-a:10", "100"],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +69,43 @@ def test_without_a_terminal_frames_are_printed_one_after_the_other(
     assert None not in changes[1]
 
 
+def test_all_rates_of_a_frame_are_of_the_same_seconds_and_add_up(
+    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
+) -> None:
+    cluster.create_topic("bills", queues=1)
+    cli.record("group", "create", "slow")
+    cli.record("group", "reset", "slow", "bills", "--to-begin", "--yes")
+    with cli.start("top", "--json", "--interval", "100ms") as running:
+        running.until(bool)
+        cluster.send("bills", *[b"x"] * 30)
+        cluster.send("orders", *[b"x"] * 10)
+        cluster.until_consumed("billing", "orders")
+        lines = running.until(lambda lines: is_counted(json.loads(lines[-1])))
+    # Other tests have their own order of groups.
+    cli.record("group", "delete", "slow", "--with-topics", "--yes")
+    cli.record("topic", "delete", "bills", "--yes")
+    first, last = json.loads(lines[0]), json.loads(lines[-1])
+
+    assert first["rate_seconds"] is None
+    seconds = last["rate_seconds"]
+    topics = {each["topic"]: each["in_rate"] * seconds for each in last["topics"]}
+    groups = {each["group"]: each for each in last["groups"]}
+    assert (topics["bills"], topics["orders"]) == (pytest.approx(30), pytest.approx(10))
+    assert groups["slow"]["lag_change"] * seconds == pytest.approx(30)
+    assert groups["slow"]["out_rate"] == 0
+    assert groups["billing"]["out_rate"] * seconds == pytest.approx(10)
+    for side in ("in_rate", "out_rate"):
+        assert sum(each[side] for each in last["brokers"]) == pytest.approx(last[side])
+    assert last["in_rate"] * seconds == pytest.approx(40)
+
+
+def is_counted(frame: Any) -> bool:
+    """Whether a frame has the 30 messages of one topic and the 10 that a group finished."""
+    seconds = frame["rate_seconds"] or 0.0
+    out = {each["group"]: each["out_rate"] * seconds for each in frame["groups"]}
+    return bool(frame["in_rate"] * seconds > 39.5 and out.get("billing", 0.0) > 9.5)
+
+
 def test_at_a_terminal_it_is_a_live_screen_that_q_ends(
     cluster: EmbeddedCluster, cli: Cli, busy: Consumer
 ) -> None:
@@ -97,7 +136,9 @@ def test_the_screen_shows_who_has_which_queue_and_how_fast_messages_come(
 
     def comes(lines: list[str]) -> bool:
         topic = row(lines, "Topics, busiest first", "orders")
-        return topic is not None and number(topic[1]) > 0
+        # The first frame has what brokers counted before.
+        is_first = any("by brokers" in line for line in lines)
+        return not is_first and topic is not None and number(topic[1]) > 0
 
     def is_behind(lines: list[str]) -> bool:
         group = row(lines, "Groups, most lag first", "waiting")
@@ -120,7 +161,9 @@ def test_the_screen_shows_who_has_which_queue_and_how_fast_messages_come(
     # No more came than were sent, in no less time than is between two looks.
     assert name == "orders"
     assert 0 < number(in_rate) <= 30 / 0.09
-    assert re.search(r"^OrbitMQ top .* in [\d,.]+/s  out [\d,.]+/s  lag ", behind[0])
+    assert re.search(
+        r"^OrbitMQ top .* in [\d,.]+/s  out [\d,.]+/s  \(last [\d.]+ m?s\)  lag ", behind[0]
+    )
     assert sum(bool(re.search(r" up  in [\d,.]+/s  out [\d,.]+/s ", each)) for each in behind) == 2
 
 

@@ -162,7 +162,7 @@ async def test_letters_that_were_all_sent_again_are_never_called_open_and_soon_n
     assert [(look.open_letters, look.open_last_hour) for look in looks] == [(0, 0)] * 5
     assert [look.unknown_letters for look in looks] == [17, 10, 3, 0, 0]
     assert (looks[-1].dead_letters, looks[-1].resent_letters) == (24, 24)
-    unknown = "died in the last hour, and it is not known whether they were sent again"
+    unknown = "died in the last hour, and it is not known whether they were resent"
     assert faults == [*([f"{number} messages {unknown}"] for number in (17, 10, 3)), [], []]
 
 

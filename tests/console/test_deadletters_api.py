@@ -173,7 +173,7 @@ async def test_letters_that_were_sent_again_are_counted_apart_and_are_no_fault(d
     assert [text for text in faults(some) if "died" in text] == [
         (
             "1 message died in the last hour and waits for somebody; 5 dead letters are open, "
-            "2 were sent again"
+            "2 were resent"
         )
     ]
     assert outcome.counts == {ResendResult.SENT: 5, ResendResult.ALREADY_SENT: 2}

@@ -97,7 +97,7 @@ def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> 
     )
     assert text(9, 5, 1, 1) == (
         "1 message died in the last hour and waits for somebody; 4 dead letters are open, "
-        "5 were sent again"
+        "5 were resent"
     )
     assert text(9, 7, 0, 2) == ""
 
@@ -113,14 +113,14 @@ def test_dead_letters_that_nobody_has_looked_up_are_a_fault_and_make_counts_a_lo
     # Those of the last hour are all sent again, whatever is not known of older ones.
     assert faults_of(sample(100, 100, 0, 2)) == ()
     assert blind.text == (
-        "2 messages died in the last hour, and it is not known whether they were sent again"
+        "2 messages died in the last hour, and it is not known whether they were resent"
     )
     assert half.text == (
-        "1 message died in the last hour, and it is not known whether it was sent again"
+        "1 message died in the last hour, and it is not known whether it was resent"
     )
     assert fault.text.startswith("at least 1 message died in the last hour and waits for somebody")
     assert (sample(100, 1, 1).unknown_letters, sample(5000, 1, 1).unknown_letters) == (4900, 0)
-    assert fault.text.endswith("at least 99 dead letters are open, at least 1 was sent again")
+    assert fault.text.endswith("at least 99 dead letters are open, at least 1 was resent")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ REPORT = {
 }
 
 
-async def test_a_report_is_shown_with_its_lag_and_its_line_over_time(desk: Desk) -> None:
+async def test_a_report_is_shown_with_what_is_unread_and_its_line_over_time(desk: Desk) -> None:
     page = desk.browser
     await page.post("/pipelines/orders%20by%20city", REPORT, 204)
 
@@ -36,8 +36,10 @@ async def test_a_report_is_shown_with_its_lag_and_its_line_over_time(desk: Desk)
         lambda found: found["series"]["pipeline/orders by city/lag"],
     )
 
-    assert (found["batch"], found["lag_total"], found["is_late"]) == (17, 15, True)
-    assert found["lag"] == REPORT["lag"]
+    assert (found["batch"], found["unread"], found["is_late"]) == (17, 15, True)
+    assert found["unread_by_queue"] == REPORT["lag"]
+    # Whoever reads the old names goes on.
+    assert (found["lag_total"], found["lag"]) == (15, REPORT["lag"])
     assert now["pipelines"][0]["name"] == "orders by city"
     assert curve["series"]["pipeline/orders by city/lag"][-1][1] == 15.0
 
@@ -141,16 +143,25 @@ async def test_a_report_that_is_none_is_refused(desk: Desk) -> None:
 async def test_topology_joins_topics_groups_and_queries(desk: Desk) -> None:
     from orbitmq.client.queue import Queue
 
-    await desk.world.admin.groups.create("billing")
-    await desk.world.fill(Queue("orders", "broker-a", 0), 2)
-    await desk.world.report(Queue("orders", "broker-a", 0), 1)
+    queue = Queue("orders", "broker-a", 0)
+    await desk.world.fill(queue, 2)
+    for group in ("billing", "shipping"):
+        await desk.world.admin.groups.create(group)
+        await desk.world.report(queue, 1, group=group)
     await desk.browser.post("/pipelines/q", REPORT, 204)
 
-    found = await desk.browser.until("/topology", lambda found: found["edges"])
+    def are_read(found: Any) -> bool:
+        return found["edges"] and found["pipelines"][0]["lag"] is not None
+
+    found = await desk.browser.until("/topology", are_read)
     none = await desk.browser.get("/topology?search=nothing-like-it")
 
     assert [each["name"] for each in found["topics"]] == ["orders"]
     (edge,) = found["edges"]
-    assert (edge["topic"], edge["group"], edge["lag"]) == ("orders", "billing", 1)
-    assert found["pipelines"][0]["output"] == ["results"]
+    assert (edge["topic"], edge["group"], edge["lag"]) == ("orders", "shipping", 1)
+    # The group that the pipeline consumes as is that pipeline, and not a reader besides.
+    assert [each["name"] for each in found["groups"]] == ["shipping"]
+    (pipeline,) = found["pipelines"]
+    assert (pipeline["group"], pipeline["lag"], pipeline["topics"]) == ("billing", 1, ["orders"])
+    assert pipeline["output"] == ["results"]
     assert none["topics"] == []

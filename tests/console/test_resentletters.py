@@ -240,7 +240,7 @@ async def test_a_letter_that_cannot_be_looked_up_stays_unknown_and_is_tried_agai
         raise BrokerUnavailable("broker-a", "it is away")
 
     with monkeypatch.context() as away:
-        away.setattr(office.admin.messages, "copies", fail)
+        away.setattr(office.admin.messages, "readable_copies", fail)
         blind, _ = await office.look(letters)
     found, _ = await office.look(letters)
 

@@ -28,8 +28,8 @@ class BrokerRecord:
     version: str | None
     is_orbitmq: bool | None  #: false for Apache's; null when it does not answer
     started_at: float | None
-    in_rate: float | None  #: messages per second
-    out_rate: float | None  #: messages per second
+    in_rate: float | None  #: messages per second that are stored, over the last 10 s
+    out_rate: float | None  #: messages per second that consumers pull, over the last 10 s
     in_today: int | None
     out_today: int | None
     disk_used: float | None  #: share of the disk, 0 to 1
@@ -137,7 +137,7 @@ async def show(session: Session) -> None:
                 lambda each: duration(None if each.started_at is None else now - each.started_at),
             )
             .number("in/s", lambda each: rate(each.in_rate))
-            .number("out/s", lambda each: rate(each.out_rate))
+            .number("pulled/s", lambda each: rate(each.out_rate))
             .number("disk", lambda each: share(each.disk_used)),
             record.brokers,
             empty="no broker is registered",

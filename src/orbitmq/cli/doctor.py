@@ -169,7 +169,7 @@ def _topics_seen(snapshot: Snapshot) -> str:
 
 
 def _letters_seen(snapshot: Snapshot) -> str:
-    text = f"{snapshot.open_letters:,} open, {snapshot.resent_letters:,} sent again"
+    text = f"{snapshot.open_letters:,} open, {snapshot.resent_letters:,} resent"
     unknown = snapshot.unknown_letters
     # Those of the last hour are looked up, as far as they are not too many.
     return f"{text}, {unknown:,} not looked up" if unknown else text

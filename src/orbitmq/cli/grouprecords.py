@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from orbitmq.cli.jsonoutput import OLD_NAME
 from orbitmq.client.admin.groupvalues import (
     GroupDetails,
     GroupProgress,
@@ -22,6 +23,7 @@ from orbitmq.client.admin.membervalues import (
     TopicConsumption,
 )
 from orbitmq.client.calltimes import CallTimes
+from orbitmq.console.laterattempts import LaterAttempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class TopicLagRecord:
     lag: int  #: messages
     lag_seconds: float | None  #: age of the oldest that waits; null when it was not asked for
     queues: int
-    consume_rate: float  #: messages per second
+    consume_rate: float  #: messages per second that it pulls, over the last minute
 
     @classmethod
     def of(cls, lag: TopicLag) -> TopicLagRecord:
@@ -54,7 +56,7 @@ class GroupRecord:
     lag: int  #: messages that wait, in all topics, those that failed before included
     retry_lag: int  #: of them, those that failed before
     lag_seconds: float | None  #: age of the oldest that waits; null with --quick
-    consume_rate: float  #: messages per second
+    consume_rate: float  #: messages per second that it pulls, over the last minute
     members: int | None  #: null with --quick
     brokers: tuple[str, ...]
     is_uniform: bool  #: whether all brokers have it configured alike
@@ -153,8 +155,9 @@ class QueueProgressRecord:
     in_flight: int | None  #: pulled and not finished
     lag: int
     lag_seconds: float | None  #: age of the oldest that waits
-    last_consumed_at: float | None  #: when the last finished message was stored
+    finished_stored_at: float | None  #: when the last finished message was stored
     owner: str | None  #: client id of the member that has the queue
+    last_consumed_at: float | None = field(metadata=OLD_NAME)
 
     @classmethod
     def of(cls, place: QueueProgress) -> QueueProgressRecord:
@@ -168,8 +171,9 @@ class QueueProgressRecord:
             in_flight=place.in_flight,
             lag=place.lag,
             lag_seconds=place.lag_seconds,
-            last_consumed_at=place.last_consumed_at,
+            finished_stored_at=place.last_consumed_at,
             owner=place.owner,
+            last_consumed_at=place.last_consumed_at,
         )
 
 
@@ -224,10 +228,14 @@ class GroupDetailsRecord:
 
     group: str
     state: str  #: online, offline or paused
-    lag: int
-    retry_lag: int
-    lag_seconds: float | None
-    consume_rate: float
+    lag: int  #: messages that wait, in all topics, those that failed before included
+    retry_lag: int  #: of them, those that failed before
+    #: Failed, and wait for the delay before their next attempt: not in the lag; null when brokers
+    #: do not tell.
+    later: int | None
+    is_later_all: bool  #: false: there may be more than `later`, too many wait to look at each one
+    lag_seconds: float | None  #: age of the oldest that waits; those in `later` not included
+    consume_rate: float  #: messages per second that it pulls, over the last minute
     dead_letters: int
     consume_type: str | None  #: push, pull or pop; null while nobody is online
     model: str | None  #: clustering or broadcasting
@@ -241,13 +249,15 @@ class GroupDetailsRecord:
     findings: tuple[GroupFindingRecord, ...]
 
     @classmethod
-    def of(cls, found: GroupDetails) -> GroupDetailsRecord:
+    def of(cls, found: GroupDetails, later: LaterAttempts | None) -> GroupDetailsRecord:
         members, progress = found.members, found.progress
         return cls(
             group=found.group,
             state=found.state.value,
             lag=progress.lag,
             retry_lag=progress.retry_lag,
+            later=None if later is None else later.count,
+            is_later_all=later is not None and later.is_all,
             lag_seconds=progress.lag_seconds,
             consume_rate=progress.consume_rate,
             dead_letters=found.dead_letters,

@@ -26,6 +26,9 @@ from orbitmq.cli.session import Session
 from orbitmq.cli.tables import Columns
 from orbitmq.cli.wording import NOTHING, count, duration, fine, rate, several
 from orbitmq.client.admin.groupvalues import GroupState
+from orbitmq.console.collecting import readers
+from orbitmq.console.laterattempts import LaterAttempts, later_attempts
+from orbitmq.console.tables import BrokerTables
 
 app = section("Look at consumer groups, and move their progress.")
 
@@ -73,7 +76,7 @@ async def list_groups(
             .number("lag", lambda each: count(each.lag), bad=_is_stranded)
             .number("oldest", lambda each: duration(each.lag_seconds))
             .number("retries", lambda each: count(each.retry_lag))
-            .number("out/s", lambda each: rate(each.consume_rate))
+            .number("pulled/s", lambda each: rate(each.consume_rate))
             .text("topics", _topics),
             records,
             empty="no groups",
@@ -100,25 +103,34 @@ def _topics(group: GroupRecord) -> str:
     prints=GroupDetailsRecord,
 )
 async def show(session: Session, group: GroupName) -> None:
-    """Show a group: progress and owner of every queue, members, settings and what is wrong."""
+    """Show a group: progress and owner of every queue, members, settings and what is wrong.
+
+    Messages that failed and wait for the delay before their next attempt are in no queue of the
+    group until then: `later` counts them, and nothing else does.
+    """
     found = await session.admin.groups.describe(group)
-    record = GroupDetailsRecord.of(found)
+    brokers = readers(await session.admin.cluster())
+    later = await later_attempts(session.engine, BrokerTables(session.engine), brokers, group)
+    record = GroupDetailsRecord.of(found, later)
     out = session.out
     if out.is_json:
         out.record(record)
     else:
-        _print_details(session, record)
+        _print_details(session, record, later)
     session.missing(found.progress.unreachable)
 
 
-def _print_details(session: Session, record: GroupDetailsRecord) -> None:
+def _print_details(
+    session: Session, record: GroupDetailsRecord, later: LaterAttempts | None
+) -> None:
     out = session.out
     out.facts(
         ("group", record.group),
         ("state", record.state),
         ("lag", _lag(record)),
         ("retries", f"{count(record.retry_lag)} of them failed before"),
-        ("drained in", _drain(record)),
+        ("later", "not known: a broker does not tell" if later is None else str(later)),
+        ("empty in", _empty(record)),
         ("dead letters", count(record.dead_letters)),
         ("consumes", _manner(record)),
     )
@@ -131,7 +143,7 @@ def _print_details(session: Session, record: GroupDetailsRecord) -> None:
         .number("in flight", lambda each: count(each.in_flight))
         .number("lag", lambda each: count(each.lag))
         .number("oldest", lambda each: duration(each.lag_seconds))
-        .text("last finished", lambda each: out.moment(each.last_consumed_at))
+        .text("finished up to", lambda each: out.moment(each.finished_stored_at))
         .text(
             "owner",
             lambda each: each.owner or NOTHING,
@@ -234,7 +246,7 @@ async def member(
         .number("cached", lambda each: count(each.cached_messages))
         .text("locked", lambda each: _yes(each.is_locked))
         .text("last pull", lambda each: out.moment(each.last_pull_at))
-        .text("last consumed", lambda each: out.moment(each.last_consume_at)),
+        .text("last handled", lambda each: out.moment(each.last_consume_at)),
         record.queues,
         title="Owned queues",
         empty="none",
@@ -278,12 +290,12 @@ def _lag(record: GroupDetailsRecord) -> str:
     return f"{waits}, the oldest waits {duration(record.lag_seconds)}" if record.lag else waits
 
 
-def _drain(record: GroupDetailsRecord) -> str:
+def _empty(record: GroupDetailsRecord) -> str:
     if not record.lag:
         return "0 s"
     if record.consume_rate <= 0:
-        return "never at the present rate of 0 messages/s"
-    pace = f"{rate(record.consume_rate)} messages/s"
+        return "never, nothing was pulled in the last minute"
+    pace = f"{rate(record.consume_rate)} messages/s in the last minute"
     return f"{duration(record.lag / record.consume_rate)} if it finishes what it pulls, {pace}"
 
 

@@ -8,9 +8,15 @@ A body that is UTF-8 is in `body`, any other in `body_base64`.
 from __future__ import annotations
 
 import base64
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
+
+#: Of a field that says something else than it is, and is kept beside its successor for whoever
+#: reads it: no page has it.
+OLD_NAME: Final[Mapping[str, bool]] = MappingProxyType({"is_old": True})
 
 
 def line_of(record: Any) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orbitmq.cli.jsonoutput import OLD_NAME
+
 if TYPE_CHECKING:
     from orbitmq.spark.pipelines.definition import Definition
     from orbitmq.spark.pipelines.progress import Progress
@@ -29,9 +31,9 @@ class PipelineEventRecord:
     rows: int | None = None  #: read since it was started; of a table, when that is the result
     rows_per_second: float | None = None  #: of the last batch
     batch_seconds: float | None = None
-    #: Messages that wait, by `topic@broker:queue`.
-    lag: Mapping[str, int] = field(default_factory=dict)
-    lag_total: int | None = None  #: null when nobody knows it
+    unread: int | None = None  #: messages that are not read yet; null when nobody knows it
+    #: The same, by `topic@broker:queue`.
+    unread_by_queue: Mapping[str, int] = field(default_factory=dict)
     retried: int | None = None  #: sent back, to be delivered again
     dead: int | None = None  #: given up
     failed_share: float | None = None  #: of what was handled in the last five minutes
@@ -45,6 +47,8 @@ class PipelineEventRecord:
     options: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     row: Mapping[str, Any] | None = None
+    lag: Mapping[str, int] = field(default_factory=dict, metadata=OLD_NAME)
+    lag_total: int | None = field(default=None, metadata=OLD_NAME)
 
     @classmethod
     def of(cls, pipeline: str, progress: Progress, at: float) -> PipelineEventRecord:
@@ -58,6 +62,8 @@ class PipelineEventRecord:
             rows=progress.rows,
             rows_per_second=progress.rows_per_second,
             batch_seconds=progress.batch_seconds,
+            unread=progress.total_lag,
+            unread_by_queue=progress.lag,
             lag=progress.lag,
             lag_total=progress.total_lag,
             retried=progress.retried,

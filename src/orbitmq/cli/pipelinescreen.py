@@ -201,7 +201,7 @@ def drawn(pipeline: str, said: str, progress: Sequence[Progress]) -> RenderableT
         more = f" ({_MOST_QUEUES} of {len(lags)} queues)" if len(lags) > _MOST_QUEUES else ""
         parts += [
             Text(""),
-            Text(f"Lag of each queue{more}", style="bold"),
+            Text(f"Unread in each queue{more}", style="bold"),
             _LAGS.grid(lags[:_MOST_QUEUES]),
         ]
     for each in progress:
@@ -220,7 +220,7 @@ _QUERIES: Columns[Progress] = (
     .number("rows", lambda each: count(each.rows))
     .number("rows/s", lambda each: rate(each.rows_per_second))
     .number("took", lambda each: duration(each.batch_seconds))
-    .number("lag", lambda each: count(each.total_lag))
+    .number("unread", lambda each: count(each.total_lag))
     .number("retried", lambda each: count(each.retried))
     .number("dead", lambda each: count(each.dead), bad=lambda each: each.dead > 0)
     .number("failed", lambda each: share(each.failed_share), bad=lambda e: e.state == "failing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
@@ -12,10 +12,11 @@ from orbitmq.cli.consoleasking import ConsoleAddress, Reported, reported_pipelin
 from orbitmq.cli.declaring import AsJson
 from orbitmq.cli.diagnosis import FindingRecord
 from orbitmq.cli.errors import FAILED, CommandError, Misused
+from orbitmq.cli.jsonoutput import OLD_NAME
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.suggesting import closest
 from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count, duration, moment, rate, share
+from orbitmq.cli.wording import NOTHING, count, duration, moment, rate, several, share
 
 EPILOG = (
     "Examples:\n\n"
@@ -39,8 +40,8 @@ class PipelineStatusRecord:
     rows: int | None  #: in it
     rows_per_second: float | None
     batch_seconds: float | None
-    lag: Mapping[str, int]  #: messages that wait, by `topic@broker:queue`
-    lag_total: int
+    unread: int  #: messages that its source has not read; a group's lag is what is not finished
+    unread_by_queue: Mapping[str, int]  #: the same, by `topic@broker:queue`
     done: int | None  #: handled well since it was started
     retried: int | None  #: sent back, to be delivered again
     dead: int | None  #: given up
@@ -48,6 +49,8 @@ class PipelineStatusRecord:
     error: str | None  #: the last one
     url: str | None  #: of Spark's own page
     findings: tuple[FindingRecord, ...]  #: what is wrong, and what to do
+    lag: Mapping[str, int] = field(metadata=OLD_NAME)
+    lag_total: int = field(metadata=OLD_NAME)
 
     @classmethod
     def of(cls, pipeline: Reported) -> PipelineStatusRecord:
@@ -62,8 +65,8 @@ class PipelineStatusRecord:
             rows=report.rows,
             rows_per_second=report.rows_per_second,
             batch_seconds=report.batch_seconds,
-            lag=report.lag,
-            lag_total=sum(report.lag.values()),
+            unread=sum(report.lag.values()),
+            unread_by_queue=report.lag,
             done=report.done,
             retried=report.retried,
             dead=report.dead,
@@ -71,6 +74,8 @@ class PipelineStatusRecord:
             error=report.error,
             url=report.url,
             findings=tuple(map(FindingRecord.of, pipeline.faults)),
+            lag=report.lag,
+            lag_total=sum(report.lag.values()),
         )
 
 
@@ -114,15 +119,15 @@ def _print_one(record: PipelineStatusRecord, out: Printer) -> None:
         ("batch", count(record.batch)),
         ("rows", f"{count(record.rows)}, {rate(record.rows_per_second)}/s"),
         ("took", duration(record.batch_seconds)),
-        ("lag", count(record.lag_total)),
+        ("unread", several(record.unread, "message")),
         ("done", count(record.done)),
         ("retried", count(record.retried)),
         ("dead", count(record.dead)),
         ("failed lately", share(record.failed_share)),
         ("last error", record.error or NOTHING),
     )
-    lags = sorted(record.lag.items(), key=lambda each: (-each[1], each[0]))
-    out.table(_LAGS, lags, title="Lag of each queue", empty="It did not report its queues.")
+    queues = sorted(record.unread_by_queue.items(), key=lambda each: (-each[1], each[0]))
+    out.table(_UNREAD, queues, title="Unread in each queue", empty="It did not report its queues.")
     _print_findings([record], out)
 
 
@@ -142,15 +147,15 @@ _ALL = (
     .text("group", lambda each: each.group or NOTHING)
     .number("batch", lambda each: count(each.batch))
     .number("rows/s", lambda each: rate(each.rows_per_second))
-    .number("lag", lambda each: count(each.lag_total))
+    .number("unread", lambda each: count(each.unread))
     .number("retried", lambda each: count(each.retried))
     .number("dead", lambda each: count(each.dead), bad=lambda each: bool(each.dead))
     .number("failed", lambda each: share(each.failed_share), bad=lambda e: e.state == "failing")
 )
-_LAGS = (
+_UNREAD = (
     Columns[tuple[str, int]]()
     .text("queue", lambda each: each[0])
-    .number("lag", lambda each: count(each[1]))
+    .number("unread", lambda each: count(each[1]))
 )
 
 # For the documentation.

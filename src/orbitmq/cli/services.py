@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: How long a broker process may take from its start to listening; recovery of a large store counts.
 _START_DEADLINE = 120.0
+#: How long name servers may take to hear of a broker before it counts as ready all the same.
+_INTRODUCTION = 3.0
 #: How long a broker process may take to stop before it is killed.
 _STOP_DEADLINE = 30.0
 
@@ -59,6 +61,8 @@ class BrokerService:
 
     async def start(self) -> None:
         await self._broker.start()
+        # Whoever starts clients when this is ready expects that they find it.
+        await self._broker.parts.registration.until_tried(_INTRODUCTION)
         if not self._settings.name_servers:
             log.warning("no name server is told of this broker; clients must know its address")
 

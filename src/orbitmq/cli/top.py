@@ -19,6 +19,7 @@ from orbitmq.cli.tables import drawing
 from orbitmq.cli.topscreen import View, drawn, keys
 from orbitmq.cli.wording import duration, harmless
 from orbitmq.cli.wording import moment as exactly
+from orbitmq.console.tables import BrokerTables
 from orbitmq.errors import OrbitError
 
 app = section("Watch a cluster.")
@@ -55,13 +56,18 @@ async def top(
 ) -> None:
     """Watch brokers, topics, groups and who has which queue.
 
+    All rates are of the same seconds, the last 30 at most: in is what is stored, out what groups
+    finish, which several groups do with one message. The head says how many seconds they are; the
+    first look has nothing to compare with, and shows what brokers counted in the last minute.
+
     On a terminal: up and down choose the group whose queues are shown, s orders groups in another
     way, p pauses and q ends it.
     """
     pause = seconds(interval, "--interval")
     if pause <= 0:
         raise Misused("--interval must be longer than nothing, as 2s")
-    frames = Frames(session.admin, session.out.clock, group)
+    tables = BrokerTables(session.engine)
+    frames = Frames(session.admin, tables, session.out.clock, group)
     most = 1 if once else number
     out = session.out
     with wish_to_stop() as wish:

@@ -80,7 +80,7 @@ class TopicConsumerRecord:
     """A group that consumes a topic."""
 
     group: str
-    out_rate: float  #: messages per second, over the last minute
+    out_rate: float  #: messages per second that it pulls, over the last minute
     messages_today: int
 
 

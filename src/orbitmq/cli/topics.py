@@ -134,7 +134,7 @@ async def show(session: Session, topic: TopicName) -> None:
         out.table(
             Columns[tuple[str, Rate]]()
             .text("group", lambda each: each[0])
-            .number("out/s", lambda each: rate(each[1].messages))
+            .number("pulled/s", lambda each: rate(each[1].messages))
             .number("today", lambda each: count(each[1].messages_today)),
             sorted(rates.outgoing.items()),
             title="Who consumes it",

@@ -142,17 +142,21 @@ def drawn(frame: FrameRecord, view: View, lines: int) -> RenderableType:
     from rich.text import Text  # noqa: PLC0415
 
     when = moment(frame.at, frame.at, exact=True)
+    is_first = frame.rate_seconds is None
+    span = "last minute, by brokers" if is_first else f"last {duration(frame.rate_seconds)}"
     head = (
         f"OrbitMQ top  {when}  in {rate(frame.in_rate)}/s  out {rate(frame.out_rate)}/s  "
-        f"lag {count(sum(each.lag for each in frame.groups))}  "
+        f"({span})  lag {count(sum(each.lag for each in frame.groups))}  "
         f"{several(len(frame.brokers), 'broker')}"
     )
     parts: list[RenderableType] = [Text(head + ("  PAUSED" if view.is_paused else ""), "bold")]
     for broker in frame.brokers:
         state = "up" if broker.is_up else "DOWN"
+        # What brokers tell in the first frame is of other seconds.
+        came, went = (None, None) if is_first else (broker.in_rate, broker.out_rate)
         line = (
-            f"{broker.broker} {broker.address} {state}  in {rate(broker.in_rate)}/s  "
-            f"out {rate(broker.out_rate)}/s  disk {share(broker.disk_used)}"
+            f"{broker.broker} {broker.address} {state}  in {rate(came)}/s  "
+            f"out {rate(went)}/s  disk {share(broker.disk_used)}"
         )
         parts.append(Text(harmless(line), style="" if broker.is_up else "red"))
     free = max(9, lines - _FIXED_LINES - len(frame.brokers) - (frame.problem is not None) * 2)

@@ -71,6 +71,7 @@ class Collector:
         self._groups: dict[str, GroupSummary] = {}
         self._unreachable: tuple[Unreachable, ...] = ()
         self._meters: dict[Pair, Meter] = {}
+        self._broker_meters: dict[str, Meter] = {}
         #: The last look, and why there is none.
         self.snapshot: Snapshot | None = None
         self.problem: str | None = None
@@ -120,12 +121,13 @@ class Collector:
         if self._is_stale or self._looks % CONFIGURATION_EVERY == 0:
             await self._read_configuration()
         self._looks += 1
-        brokers = _readers(cluster)
+        brokers = readers(cluster)
         places = await questions.places(brokers, self._groups)
         await questions.ask_members(brokers, places, self._groups)
         totals = {group: _totals(queues) for group, queues in places.items()}
         await asyncio.sleep(0)
         self._measure(totals)
+        self._measure_brokers(cluster, places)
         behind = {
             (group, topic): done
             for group, topics in totals.items()
@@ -147,6 +149,7 @@ class Collector:
             topics=topics,
             groups=groups,
             unreachable=self._unreachable,
+            rates={name: meter.rates for name, meter in self._broker_meters.items()},
             requests=self._admin.requests - before,
             seconds=self._clock.monotonic() - began,
         )
@@ -172,6 +175,28 @@ class Collector:
                 meter = meters[key] = self._meters.get(key) or Meter()
                 meter.add(now, end, done)
         self._meters = meters
+
+    def _measure_brokers(
+        self, cluster: ClusterStatus, places: Mapping[str, Mapping[Queue, Place]]
+    ) -> None:
+        """Of a broker: all messages that it has stored, and all that groups have finished there.
+
+        What brokers tell as their rates is of other seconds, and counts what is pulled.
+        """
+        done: dict[str, int] = {}
+        for queues in places.values():
+            for queue, place in queues.items():
+                done[queue.broker] = done.get(queue.broker, 0) + place.done
+        now = self._clock.monotonic()
+        meters: dict[str, Meter] = {}
+        for status in cluster.brokers:
+            if status.runtime is None or not status.node.is_master:
+                continue
+            name = status.node.broker
+            stored = status.runtime.raw.get("msgPutTotalTodayNow", "")
+            meter = meters[name] = self._broker_meters.get(name) or Meter()
+            meter.add(now, int(stored) if stored.isdecimal() else 0, done.get(name, 0))
+        self._broker_meters = meters
 
     def _group(self, name: str, totals: Totals) -> GroupSample:
         questions, summary = self._questions, self._groups[name]
@@ -232,7 +257,7 @@ class Collector:
         )
 
 
-def _readers(cluster: ClusterStatus) -> list[BrokerNode]:
+def readers(cluster: ClusterStatus) -> list[BrokerNode]:
     """One of every broker name that answers, the master if it does."""
     first: dict[str, BrokerNode] = {}
     for each in cluster.brokers:

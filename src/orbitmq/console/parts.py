@@ -16,11 +16,12 @@ from orbitmq.console.audit import Audit
 from orbitmq.console.checks.clocks import ClockWatch
 from orbitmq.console.checks.faults import Fault
 from orbitmq.console.checks.seen import Seen, find_faults
-from orbitmq.console.collecting import Collector
+from orbitmq.console.collecting import Collector, readers
 from orbitmq.console.errors import NotYet, ReadOnly
 from orbitmq.console.events import Events
 from orbitmq.console.handlers import Handlers
 from orbitmq.console.historyfile import HistoryFile
+from orbitmq.console.laterattempts import LaterAttempts, later_attempts
 from orbitmq.console.logins import Logins, cookie_name
 from orbitmq.console.pipelines import Pipelines
 from orbitmq.console.plans import Plans
@@ -69,9 +70,10 @@ class Parts:
         self.producer = AsyncProducer.on(self.engine, PRODUCER_GROUP)
         await self.producer.start()
         self.replays = Replays(self.admin, self.audit, self.events)
+        self.tables = BrokerTables(self.engine)
         self.collector = Collector(
             self.admin,
-            BrokerTables(self.engine),
+            self.tables,
             self.settings.budget,
             self.clock,
             every=self.settings.every,
@@ -124,6 +126,13 @@ class Parts:
                 name_servers=self.settings.client.name_servers,
             )
         )
+
+    async def later_attempts(self, group: str) -> LaterAttempts | None:
+        """What of a group waits for the delay before its next attempt; None: not known."""
+        snapshot = self.collector.snapshot
+        if snapshot is None:
+            return None
+        return await later_attempts(self.engine, self.tables, readers(snapshot.cluster), group)
 
     def _behind(self) -> list[str]:
         """Groups that messages wait for."""
@@ -194,8 +203,8 @@ def who(request: Request) -> str:
 def measured(snapshot: Snapshot) -> dict[str, float]:
     """The numbers of a look that are kept over time, by the name of their series."""
     values = {
-        "cluster/in": snapshot.cluster.in_rate,
-        "cluster/out": snapshot.cluster.out_rate,
+        "cluster/in": snapshot.in_rate,
+        "cluster/out": snapshot.out_rate,
         "cluster/lag": float(snapshot.lag),
         "cluster/seconds": snapshot.oldest,
         "cluster/dead": float(snapshot.dead_letters),

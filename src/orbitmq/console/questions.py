@@ -20,6 +20,7 @@ from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import dead_letter_topic, is_retry_topic
 from orbitmq.client.queue import Queue
 from orbitmq.clock import Clock
+from orbitmq.console.rates import Meter
 from orbitmq.console.resentletters import Resent, ResentLetters
 from orbitmq.console.rotation import Rotation
 from orbitmq.console.settings import Budget
@@ -63,7 +64,7 @@ class Questions:
         self.contents: dict[str, tuple[Content, float]] = {}
         #: When the oldest waiting message was stored, and the progress at which that was so.
         self._oldest: dict[Pair, tuple[float, int]] = {}
-        self._counted_at: dict[str, float] = {}
+        self._growths: dict[str, Meter] = {}
         #: How much a broker had deleted of a topic, and when the oldest that was left was stored.
         self._first: dict[tuple[str, str], tuple[int, float | None]] = {}
         #: Topics that a group subscribes to and has not reported from: brokers' tables lack them.
@@ -267,6 +268,7 @@ class Questions:
         await self._each(self._contents_turn.next(names), ask)
         for gone in self.contents.keys() - set(names):
             del self.contents[gone]
+            self._growths.pop(gone, None)
         self._first = {key: each for key, each in self._first.items() if key[1] in self.contents}
 
     async def _content(self, node: BrokerNode, topic: str) -> Content | None:
@@ -282,13 +284,10 @@ class Questions:
         return replace(content, first_stored_at=first)
 
     def _growth(self, topic: str, content: Content) -> float:
-        """Messages per second since the last turn."""
-        now = self._clock.monotonic()
-        before, counted_at = self.contents.get(topic), self._counted_at.get(topic, now)
-        self._counted_at[topic] = now
-        if before is None or now <= counted_at:
-            return 0.0
-        return max(0, content.total - before[0].total) / (now - counted_at)
+        """Messages per second, over the same time as all rates unless its turns are rarer."""
+        meter = self._growths.setdefault(topic, Meter())
+        meter.add(self._clock.monotonic(), content.total, 0)
+        return meter.rates[0]
 
     async def _each(self, keys: Iterable[object], ask: Callable[..., Awaitable[T]]) -> list[T]:
         """The answers that came; a question that failed is asked again in its next turn."""

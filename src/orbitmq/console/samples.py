@@ -174,9 +174,20 @@ class Snapshot:
     topics: Mapping[str, TopicSample] = field(hash=False)
     groups: Mapping[str, GroupSample] = field(hash=False)
     unreachable: tuple[Unreachable, ...] = ()
+    #: Messages per second that are stored and that are finished, by broker.
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     #: Requests that this look took.
     requests: int = 0
     seconds: float = 0.0
+
+    @property
+    def in_rate(self) -> float:
+        return sum(came for came, _ in self.rates.values())
+
+    @property
+    def out_rate(self) -> float:
+        """What groups finish."""
+        return sum(group.out_rate for group in self.groups.values())
 
     @property
     def lag(self) -> int:

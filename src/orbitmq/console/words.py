@@ -4,14 +4,20 @@ One word for one thing, in tables, faults and pages alike:
 
 | word | what it is |
 |---|---|
-| lag | messages that wait for a group |
+| lag | messages that wait for a group: stored, and not finished |
 | oldest | the age of the oldest of them |
+| in flight | of the lag, what members have pulled and not finished |
+| retries | of the lag, what failed before and is due again |
+| later | what failed and waits for the delay before its next attempt; not in the lag |
 | empty in | how long until none waits, at the present pace |
+| finished up to | when the last message was stored that a group has finished |
 | in, out | messages per second that are stored, and that are finished |
+| pulled | messages per second that brokers hand out, by their own count |
 | dead letters | messages that a group gave up; `dlq` is only typed |
-| resend | to send a dead letter again |
+| resend | to send a dead letter again; what that was done to is resent |
 | member | a consumer that is online in a group |
 | pipeline | what runs on Spark and reports to a console |
+| unread | messages that the source of a pipeline has not read |
 | failing | a pipeline whose messages come back |
 """
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from orbitmq.errors import OrbitError
+
 if TYPE_CHECKING:
     from orbitmq.testing.background import EmbeddedCluster
     from orbitmq.testing.clock import MovableClock
     from orbitmq.testing.embedded import AsyncEmbeddedCluster
 
-__all__ = ["AsyncEmbeddedCluster", "EmbeddedCluster", "MovableClock"]
+__all__ = ["AsyncEmbeddedCluster", "BrokerMissing", "EmbeddedCluster", "MovableClock"]
 
 _HOMES = {
     "AsyncEmbeddedCluster": "orbitmq.testing.embedded",
@@ -25,8 +27,29 @@ _HOMES = {
 }
 
 
+#: What a broker needs that a client does without.
+_OF_BROKERS = ("numpy", "pyarrow", "lark")
+
+
+class BrokerMissing(OrbitError):
+    """An embedded cluster is wanted where only the client is installed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        super().__init__(
+            f"an embedded cluster is a real broker, which needs {package}, which is not installed; "
+            "pip install 'orbitmq[broker]'"
+        )
+
+
 def __getattr__(name: str) -> object:
     """Import what is asked for, then: pytest loads `plugin` in every run, and few need a broker."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _OF_BROKERS:
+            raise
+        raise BrokerMissing(package) from error

@@ -35,7 +35,7 @@ _LONGEST = 100
 @pytest.fixture
 def orbit_cluster() -> Iterator[EmbeddedCluster]:
     """A cluster of one broker for this test alone."""
-    from orbitmq.testing.background import EmbeddedCluster  # noqa: PLC0415  # see above
+    from orbitmq.testing import EmbeddedCluster  # noqa: PLC0415  # see above
 
     with EmbeddedCluster() as cluster:
         yield cluster
@@ -79,7 +79,7 @@ def orbit_topic(orbit_cluster: EmbeddedCluster, request: pytest.FixtureRequest) 
 @pytest.fixture(scope="session")
 def orbit_shared_cluster() -> Iterator[EmbeddedCluster]:
     """One cluster for all tests that ask for it; give each its own topics and groups."""
-    from orbitmq.testing.background import EmbeddedCluster  # noqa: PLC0415  # see above
+    from orbitmq.testing import EmbeddedCluster  # noqa: PLC0415  # see above
 
     with EmbeddedCluster() as cluster:
         yield cluster

@@ -90,6 +90,7 @@ async def group(request: Request) -> Response:
     sample = None if snapshot is None else snapshot.groups.get(name)
     faults = () if snapshot is None else parts.faults()
     handlers = times_of(details.running.values())
+    later = await parts.later_attempts(name)
     pipelines = [each.name for each in parts.pipelines.all if each.report.group == name]
     return answer(
         {
@@ -102,6 +103,9 @@ async def group(request: Request) -> Response:
             "lag": details.progress.lag,
             "lag_seconds": details.progress.lag_seconds,
             "retry_lag": details.progress.retry_lag,
+            "later": later,
+            "later_text": None if later is None else str(later),
+            "member_retries": _member_retries(details),
             "dead_letters": details.dead_letters,
             "members": details.members,
             "findings": [_explained(each, parts) for each in details.findings],
@@ -120,6 +124,12 @@ async def group(request: Request) -> Response:
             "unreachable": details.progress.unreachable,
         }
     )  # fmt: skip
+
+
+def _member_retries(details: GroupDetails) -> int | None:
+    """After how many retries members give a message up; None: they leave that to the brokers."""
+    told = (info.properties.get("maxReconsumeTimes", "") for info in details.running.values())
+    return min((int(each) for each in told if each.isdecimal()), default=None)
 
 
 def _explained(finding: Finding, parts: Parts) -> dict[str, object]:
@@ -145,6 +155,8 @@ def _queues(details: GroupDetails) -> list[dict[str, object]]:
             "lag": each.lag,
             "lag_seconds": each.lag_seconds,
             "in_flight": each.in_flight,
+            "finished_stored_at": each.last_consumed_at,
+            # The old name of the same, which says something else.
             "last_consumed_at": each.last_consumed_at,
             "owner": each.owner,
         }

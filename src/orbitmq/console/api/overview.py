@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,6 +15,7 @@ from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
 from orbitmq.console.checks.faults import gathered
 from orbitmq.console.parts import Parts, parts_of
+from orbitmq.console.rates import WINDOW
 from orbitmq.console.series import thinned
 
 #: Rows of each list.
@@ -58,10 +61,12 @@ def now_content(parts: Parts) -> dict[str, object]:
         "problem": parts.collector.problem,
         "faults": gathered(faults),
         "fault_count": len(faults),
-        "brokers": [shown_broker(each) for each in cluster.brokers],
+        "brokers": [shown_broker(each, snapshot.rates) for each in cluster.brokers],
         "name_servers": [shown_name_server(each) for each in cluster.name_servers],
-        "in_rate": cluster.in_rate,
-        "out_rate": cluster.out_rate,
+        "in_rate": snapshot.in_rate,
+        "out_rate": snapshot.out_rate,
+        # Of all rates of all pages.
+        "rate_seconds": WINDOW,
         "lag": snapshot.lag,
         "oldest": snapshot.oldest,
         "oldest_group": behind[0].name if behind else None,
@@ -90,8 +95,12 @@ def now_content(parts: Parts) -> dict[str, object]:
     }
 
 
-def shown_broker(status: BrokerStatus) -> dict[str, object]:
+def shown_broker(
+    status: BrokerStatus, rates: Mapping[str, tuple[float, float]]
+) -> dict[str, object]:
     runtime = status.runtime
+    # A slave has its master's messages, which are counted there.
+    here = rates.get(status.node.broker) if status.node.is_master else None
     return {
         "name": str(status.node),
         "cluster": status.node.cluster,
@@ -102,8 +111,8 @@ def shown_broker(status: BrokerStatus) -> dict[str, object]:
         "version": None if runtime is None else runtime.version,
         "is_orbitmq": runtime is not None and runtime.is_orbitmq,
         "started_at": None if runtime is None else runtime.started_at,
-        "in_rate": None if runtime is None else runtime.in_rate,
-        "out_rate": None if runtime is None else runtime.out_rate,
+        "in_rate": None if here is None else here[0],
+        "out_rate": None if here is None else here[1],
         "in_today": None if runtime is None else runtime.in_today,
         "out_today": None if runtime is None else runtime.out_today,
         "disk_used": None if runtime is None else runtime.disk_used,

@@ -24,6 +24,9 @@ def shown_pipeline(pipeline: Pipeline, parts: Parts) -> dict[str, Any]:
         "name": pipeline.name,
         "state": pipeline.state_at(now),
         "reported_at": pipeline.reported_at,
+        # What its source has not read; a group's lag is what is not finished.
+        "unread": pipeline.total_lag,
+        "unread_by_queue": report.lag,
         "lag_total": pipeline.total_lag,
         "batch": report.batch,
         "rows": report.rows,

@@ -10,6 +10,8 @@ from orbitmq.client.admin import NotSupported
 from orbitmq.client.names import is_retry_topic, is_system_topic
 from orbitmq.console.answers import answer, number
 from orbitmq.console.parts import Parts, parts_of
+from orbitmq.console.pipelines import Pipeline
+from orbitmq.console.samples import GroupSample
 from orbitmq.errors import OrbitError
 
 #: Topics in one picture; more cannot be read.
@@ -44,7 +46,11 @@ async def topology(request: Request) -> Response:
     names = {topic.name for topic in chosen}
     edges = []
     groups: dict[str, dict[str, object]] = {}
+    # A group that a pipeline consumes as is drawn once, as that pipeline.
+    piping = {each.report.group for each in pipelines}
     for group in snapshot.groups.values():
+        if group.name in piping:
+            continue
         for part in group.parts:
             if part.topic not in names or is_retry_topic(part.topic):
                 continue
@@ -59,19 +65,27 @@ async def topology(request: Request) -> Response:
             "groups": list(groups.values()),
             "edges": edges,
             "pipelines": [
-                {
-                    "name": each.name,
-                    "state": each.state_at(parts.clock.now()),
-                    "group": each.report.group,
-                    "topics": each.report.topics,
-                    "output": each.report.output,
-                    "rate": each.report.rows_per_second,
-                }
+                _drawn(each, snapshot.groups.get(each.report.group or ""), parts.clock.now())
                 for each in pipelines
             ],
             "producers": await _producers(parts),
         }
     )
+
+
+def _drawn(pipeline: Pipeline, group: GroupSample | None, now: float) -> dict[str, object]:
+    """A pipeline, with what is known of the group that it consumes as."""
+    report = pipeline.report
+    reads = () if group is None else (part.topic for part in group.parts)
+    return {
+        "name": pipeline.name,
+        "state": pipeline.state_at(now),
+        "group": report.group,
+        "lag": None if group is None else group.lag,
+        "topics": report.topics or tuple(each for each in reads if not is_retry_topic(each)),
+        "output": report.output,
+        "rate": report.rows_per_second,
+    }
 
 
 async def _producers(parts: Parts) -> list[dict[str, object]] | None:

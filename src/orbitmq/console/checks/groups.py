@@ -214,13 +214,13 @@ def _age(group: GroupSample) -> float:
 
 
 def dead_letters(group: GroupSample) -> str:
-    """`5 dead letters are open, 4 were sent again`; at least so many while some had no turn yet."""
+    """`5 dead letters are open, 4 were resent`; at least so many while some had no turn yet."""
     resent = group.resent
     least = "at least " if group.unknown_letters else ""
     said = f"{least}{several(group.open_letters, 'dead letter is', 'dead letters are')} open"
     if not resent.count:
         return said
-    return f"{said}, {least}{several(resent.count, 'was', 'were')} sent again"
+    return f"{said}, {least}{several(resent.count, 'was', 'were')} resent"
 
 
 def _died(group: GroupSample) -> str:
@@ -229,7 +229,7 @@ def _died(group: GroupSample) -> str:
     if not waiting:
         were = "it was" if unknown == 1 else "they were"
         died = several(unknown, "message")
-        return f"{died} died in the last hour, and it is not known whether {were} sent again"
+        return f"{died} died in the last hour, and it is not known whether {were} resent"
     least = "at least " if unknown else ""
     wait = "waits" if waiting == 1 else "wait"
     return (
@@ -291,7 +291,7 @@ _RULES: tuple[_Rule, ...] = (
         Check.DEAD_LETTERS,
         "dead letters",
         Weight.WARN,
-        # Whatever is not known to be sent again waits for somebody, who may be the one to find out.
+        # Whatever is not known to be resent waits for somebody, who may be the one to find out.
         lambda group: group.open_last_hour + group.unknown_last_hour > 0,
         _died,
         "see why they died, mend that, and send some of them again",

@@ -10,6 +10,9 @@ export function head(title, { crumb, sub, actions } = {}) {
     actions && h("div", { class: "row" }, actions));
 }
 
+/** Of which seconds rates are, and of what; `rates.py` has the same. */
+export const RATES = "In is what is stored, out what groups finish, per second over the last 30 s.";
+
 export function card(title, body, actions) {
   return h("section", { class: "card", "aria-label": title }, h("header", null, h("h2", null, title), actions), body);
 }

@@ -1,7 +1,13 @@
 import { get } from "../api.js";
 import { h } from "../dom.js";
 import * as f from "../format.js";
-import { card, head, table } from "../parts.js";
+import { RATES, card, head, table } from "../parts.js";
+
+/** What a broker of ours announces is the release of RocketMQ whose protocol it speaks. */
+function version(row) {
+  if (!row.version) return row.is_orbitmq ? "OrbitMQ" : "";
+  return row.is_orbitmq ? `OrbitMQ, speaks ${row.version}` : `Apache ${row.version}`;
+}
 
 /** Brokers and name servers. */
 export async function brokers() {
@@ -10,13 +16,13 @@ export async function brokers() {
   return {
     title: "Brokers",
     draw: () => [
-      head("Brokers"),
+      head("Brokers", { sub: RATES }),
       h("div", { class: "stack" },
         (content.brokers ?? []).flatMap((each) => each.warnings.map((text) => h("div", { class: "note bad" }, h("b", null, each.name), ": ", text))),
         h("section", { class: "card" }, table([
           ["Broker", (row) => [row.name, h("div", { class: "faint small" }, row.address)], "name"],
           ["", (row) => (row.is_up ? h("span", { class: "muted" }, row.is_master ? "master" : "slave") : h("span", { class: "tag bad" }, "down")), ""],
-          ["Version", (row) => `${row.is_orbitmq ? "OrbitMQ" : row.version ? "Apache" : ""} ${row.version ?? ""}`, "opt"],
+          ["Version", (row) => version(row), "opt"],
           ["In", (row) => `${f.rate(row.in_rate)}/s`, "n"],
           ["Out", (row) => `${f.rate(row.out_rate)}/s`, "n"],
           ["Today in", (row) => f.count(row.in_today), "n opt"],

@@ -15,7 +15,7 @@ export async function consumers({ query, remember }) {
     { label: "Lag", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-n opt" },
     { label: "Topics", cell: (row) => h("span", { class: "muted" }, row.topics.join(", ")), kind: "opt" },
   ], state, { label: "Groups by members", changed: keep });
-  const page = [head("Consumers", { sub: "Choose a group to see who consumes in it and what each one holds." }),
+  const page = [head("Consumers", { sub: "Choose a group to see who consumes in it and what each one holds. Out is what it finishes, per second over the last 30 s." }),
     h("section", { class: "card", "data-own": true }, toolbar(state, [], list, keep), list.node)];
   return { title: "Consumers", still: true, draw: () => page, shown: list.reload, refresh: list.refresh, leave: list.leave };
 }

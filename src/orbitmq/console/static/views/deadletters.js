@@ -14,12 +14,12 @@ export async function deadLetterGroups() {
   return {
     title: "Dead letters",
     draw: () => [
-      head("Dead letters", { sub: "Messages that a group gave up: looked at by reason, mended, and sent again." }),
+      head("Dead letters", { sub: "Messages that a group gave up: looked at by reason, mended, and resent." }),
       h("section", { class: "card" }, table([
         ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
         ["Open, last hour", (row) => h("span", { class: row.open_last_hour || row.unknown_last_hour ? "warn-text" : "" }, f.least(row.open_last_hour, row.unknown_last_hour)), "n"],
         ["Open", (row) => f.least(row.open_letters, row.unknown_letters), "n"],
-        ["Sent again", (row) => f.exact(row.resent), "n opt"],
+        ["Resent", (row) => f.exact(row.resent), "n opt"],
         ["In all", (row) => f.exact(row.dead_letters), "n opt"],
         ["Topics", (row) => h("span", { class: "muted" }, row.topics.join(", ")), "name opt"],
       ], content.rows, { empty: "No message has died.", label: "Groups with dead letters" })),
@@ -119,7 +119,7 @@ function drawnPile(group, pile, chosen, follow) {
       h("div", { class: "ages" },
         [["last hour", hour], ["last day", day], ["last week", week], ["older", older]].filter(([, number]) => number).map(([word, number]) => h("span", null, h("b", null, f.count(number)), ` ${word}`)),
         h("span", null, `the last one ${f.ago(pile.last_died_at)}`),
-        pile.resent > 0 && h("span", { class: "warn-text" }, `${f.count(pile.resent)} were sent again before and died again`),
+        pile.resent > 0 && h("span", { class: "warn-text" }, `${f.count(pile.resent)} were resent before and died again`),
         h("span", { class: "muted" }, topics.slice(0, 3).map(([topic, number], place) => [place ? ", " : "from ", link(path("topics", topic), topic), topics.length > 1 ? ` (${f.count(number)})` : ""]))),
       pile.sample && h("div", { class: "sample" }, pile.sample.preview),
       h("div", { class: "row" },
@@ -144,7 +144,7 @@ async function lettersDialog(group, which, all, follow) {
       ["Topic", (row) => row.origin_topic ?? "", "opt"],
       ["Keys", (row) => row.keys.join(" "), "opt"],
       ["Tried", (row) => `${row.tried}×`, "n"],
-      ["Sent again", (row) => (row.resent_at === null ? "no" : f.when(row.resent_at)), "opt nowrap"],
+      ["Resent", (row) => (row.resent_at === null ? "no" : f.when(row.resent_at)), "opt nowrap"],
       ["Body", (row) => row.preview, "preview"],
       ["Reason", (row) => h("span", { class: "small muted" }, row.reason), "name opt"],
     ], rows, { label: "Dead letters" }), command(text));

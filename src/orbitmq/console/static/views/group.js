@@ -42,12 +42,12 @@ function drawn(content, curves, map, names, ranges) {
     h("div", { class: "stack" },
       wrong(content),
       h("div", { class: "tiles plain six" },
-        tile("Lag", f.count(content.lag), { hint: content.retry_lag ? `${f.count(content.retry_lag)} of them failed before` : "messages" }),
+        tile("Lag", f.count(content.lag), { hint: waiting(content) }),
         tile("Oldest", f.brief(content.lag_seconds), { hint: content.lag ? "has waited so long" : "nothing waits" }),
-        tile("In", f.rate(sample.in_rate), { unit: "/s" }),
-        tile("Out", f.rate(sample.out_rate), { unit: "/s" }),
+        tile("In", f.rate(sample.in_rate), { unit: "/s", hint: "stored, last 30 s" }),
+        tile("Out", f.rate(sample.out_rate), { unit: "/s", hint: "finished, last 30 s" }),
         tile("Empty in", drains(sample), { hint: !content.lag ? "" : sample.pace === "keeping up" ? "as much comes as goes" : "at this pace" }),
-        tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name), hint: content.sample?.resent ? `${f.count(content.sample.resent)} sent again` : "" })),
+        tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name), hint: content.sample?.resent ? `${f.count(content.sample.resent)} resent` : "" })),
       card("Lag over time", h("div", { class: "body split three" },
         labelled("Lag", chart([{ name: "lag", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, label: "Lag" })),
         labelled("Oldest", chart([{ name: "oldest", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, format: f.duration, label: "Age of the oldest message" })),
@@ -56,7 +56,7 @@ function drawn(content, curves, map, names, ranges) {
       card("Each queue over the last hour", h("div", { class: "body" }, heat(map))),
       card("Queues", queues(content, own)),
       h("div", { class: "split" }, members(content), card("Settings", h("div", { class: "body stack" }, facts([
-        ["Attempts", `${settings.max_retries} retries before a message is dead`],
+        ["Attempts", attempts(content.member_retries, settings.max_retries)],
         ["Retry queues", settings.retry_queues],
         ["Order", settings.is_orderly ? "in order" : "concurrent"],
         ["Broadcasting", settings.may_broadcast ? "allowed" : "not allowed"],
@@ -64,6 +64,21 @@ function drawn(content, curves, map, names, ranges) {
         ["Known to", Object.keys(content.settings).join(", ")],
       ]), command(content.command))))),
   ];
+}
+
+/** What is behind the lag, and what is not in it. */
+function waiting(content) {
+  const parts = [];
+  if (content.retry_lag) parts.push(`${f.count(content.retry_lag)} of them failed before`);
+  if (content.later === null) parts.push("without those that wait for a later attempt");
+  else if (content.later.count || !content.later.is_all) parts.push(`besides, ${content.later_text}`);
+  return parts.join("; ") || "messages";
+}
+
+/** After how many retries a message is given up: members may have a limit of their own. */
+function attempts(ofMembers, ofBrokers) {
+  if (ofMembers === null) return `${ofBrokers} retries before a message is dead, unless its consumers give up earlier`;
+  return `${ofMembers} retries before a message is dead, as its members have it; ${ofBrokers} at brokers`;
 }
 
 function labelled(title, figure) {
@@ -109,9 +124,9 @@ function queues(content, own) {
     ["Lag", (row) => f.exact(row.lag), "n"],
     ["", (row) => h("div", { class: "bar", "aria-hidden": "true" }, h("span", { class: "hot", style: { width: `${(row.lag / most) * 100}%` } })), "opt"],
     ["Oldest", (row) => f.duration(row.lag_seconds), "n"],
-    ["In work", (row) => f.exact(row.in_flight), "n opt"],
+    ["In flight", (row) => f.exact(row.in_flight), "n opt"],
     ["Progress", (row) => `${f.exact(row.done)} of ${f.exact(row.end)}`, "n opt"],
-    ["Last consumed", (row) => f.when(row.last_consumed_at), "n opt"],
+    ["Finished up to", (row) => h("span", { title: "when the last finished message was stored" }, f.when(row.finished_stored_at)), "n opt"],
     ["Owner", (row) => (row.owner ? memberLink(content.name, row.owner) : h("span", { class: content.members && row.lag ? "warn-text" : "faint" }, "nobody")), "name opt"],
   ], [...own, ...retries], { empty: "The group has no progress in any queue yet." });
 }

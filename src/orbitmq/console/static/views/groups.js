@@ -1,6 +1,6 @@
 import { h, path, link } from "../dom.js";
 import * as f from "../format.js";
-import { drains, groupLink, head, pace } from "../parts.js";
+import { RATES, drains, groupLink, head, pace } from "../parts.js";
 import { toolbar, virtualTable } from "../virtual.js";
 
 /** All groups. */
@@ -8,7 +8,7 @@ export async function groups({ query, remember }) {
   const state = { search: query.get("search") ?? "", filter: query.get("filter") ?? "", sort: query.get("sort") ?? "-lag", noun: "group", empty: "There is no group yet." };
   const keep = () => remember({ search: state.search, filter: state.filter, sort: state.sort === "-lag" ? "" : state.sort });
   const list = virtualTable("/groups", [
-    { label: "Group", sort: "name", cell: (row) => [groupLink(row.name), row.pipelines.map((name) => [" ", h("a", { class: "tag spark-tag", href: path("pipelines", name), title: `consumed by the Spark query ${name}` }, "Spark")])], kind: "name" },
+    { label: "Group", sort: "name", cell: (row) => [groupLink(row.name), row.pipelines.map((name) => [" ", h("a", { class: "tag spark-tag", href: path("pipelines", name), title: `consumed by the Spark pipeline ${name}` }, "Spark")])], kind: "name" },
     { label: "Lag", sort: "lag", cell: (row) => f.count(row.lag), kind: "n w-s" },
     { label: "Oldest", sort: "lag_seconds", cell: (row) => h("span", { title: f.duration(row.lag_seconds) }, f.brief(row.lag_seconds)), kind: "n w-s" },
     { label: "", sort: "pace", cell: (row) => (row.lag || row.pace === "paused" ? pace(row.pace, row.lag) : h("span", { class: "faint small" }, row.pace)), kind: "w-m opt" },
@@ -20,6 +20,6 @@ export async function groups({ query, remember }) {
   ], state, { label: "Groups", changed: keep });
   const box = h("section", { class: "card", "data-own": true },
     toolbar(state, [["", "All"], ["behind", "Behind"], ["wrong", "Need a hand"], ["dead", "With dead letters"]], list, keep), list.node);
-  const page = [head("Groups"), box];
+  const page = [head("Groups", { sub: RATES }), box];
   return { title: "Groups", still: true, draw: () => page, shown: list.reload, refresh: list.refresh, leave: list.leave };
 }

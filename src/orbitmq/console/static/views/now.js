@@ -54,8 +54,8 @@ function tiles(content) {
   const running = content.pipelines.filter((each) => UP.includes(each.state)).length;
   const ill = content.pipelines.filter((each) => ILL.includes(each.state)).length;
   return h("div", { class: "tiles six" },
-    tile("In", f.rate(content.in_rate), { unit: "/s", href: "/charts", hint: "messages stored", spark: spark(content.curves.in) }),
-    tile("Out", f.rate(content.out_rate), { unit: "/s", href: "/charts", hint: "messages delivered", spark: spark(content.curves.out) }),
+    tile("In", f.rate(content.in_rate), { unit: "/s", href: "/charts", hint: `stored, last ${f.exact(content.rate_seconds)} s`, spark: spark(content.curves.in) }),
+    tile("Out", f.rate(content.out_rate), { unit: "/s", href: "/charts", hint: `finished, last ${f.exact(content.rate_seconds)} s`, spark: spark(content.curves.out) }),
     tile("Lag", f.count(content.lag), { href: "/groups?filter=behind", hint: `in ${f.plural(content.groups_behind, "group")}`, spark: spark(content.curves.lag) }),
     tile("Oldest", f.brief(content.oldest), { href: content.oldest_group ? path("groups", content.oldest_group) : "/groups", hint: content.oldest_group ?? "nothing waits" }),
     tile("Dead letters", f.least(content.open_last_hour, content.unknown_last_hour, f.count), { unit: "last hour", href: "/dead-letters", hint: `${f.least(content.open_letters, content.unknown_letters, f.count)} open in all`, tone: content.open_last_hour || content.unknown_last_hour ? "warn-text" : "" }),
@@ -91,7 +91,7 @@ function spark_(content) {
     ["", (row) => pace(row.state)],
     ["Rows", (row) => link(path("pipelines", row.name), `${f.rate(row.rows_per_second)}/s`), "n"],
     ["Failed", (row) => link(path("pipelines", row.name), failedShare(row)), "n opt"],
-    ["Lag", (row) => link(path("pipelines", row.name), f.count(row.lag_total)), "n"],
+    ["Unread", (row) => link(path("pipelines", row.name), f.count(row.unread)), "n"],
   ], content.pipelines.slice(0, 8)));
 }
 

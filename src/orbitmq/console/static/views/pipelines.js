@@ -4,7 +4,7 @@ import * as f from "../format.js";
 import { ILL, act, card, command, dialog, failedShare, faults, groupLink, head, pace, readOnlyNote, table, tile, topicLink } from "../parts.js";
 import { chart } from "../charts.js";
 
-/** Spark queries that report to this console. */
+/** Spark pipelines that report to this console. */
 export async function pipelines() {
   const load = () => get("/pipelines");
   let content = await load();
@@ -21,7 +21,7 @@ export async function pipelines() {
         ["Group", (row) => (row.group ? groupLink(row.group) : ""), "name opt"],
         ["Batch takes", (row) => h("span", { class: row.is_late ? "warn-text" : "" }, f.fine(row.batch_seconds)), "n opt"],
         ["Failed", (row) => failedShare(row), "n"],
-        ["Lag", (row) => f.count(row.lag_total), "n"],
+        ["Unread", (row) => f.count(row.unread), "n"],
         ["Reported", (row) => f.when(row.reported_at), "n opt"],
       ], content.pipelines, { label: "Spark pipelines" })) : h("section", { class: "card" }, h("div", { class: "body stack" },
         h("p", null, "No pipeline has reported yet. One does so when it knows where the console is:"),
@@ -31,7 +31,7 @@ export async function pipelines() {
   };
 }
 
-/** One query. */
+/** One pipeline. */
 export async function pipeline({ params, go }) {
   const names = ["rows", "lag", "failed"].map((each) => `pipeline/${params.name}/${each}`);
   const load = () => Promise.all([get(path("pipelines", params.name), { console: location.origin }), get("/charts", { series: names, minutes: 60 })]);
@@ -81,17 +81,17 @@ function drawn(content, curves, names, forget) {
         tile("Batch", f.exact(content.batch), { hint: content.rows === null ? "" : `${f.plural(content.rows, "row")} in it` }),
         tile("Rows", f.rate(content.rows_per_second), { unit: "/s", tone: content.is_slow ? "warn-text" : "", hint: content.input_rows_per_second === null ? "" : `${f.rate(content.input_rows_per_second)}/s come in` }),
         tile("Batch takes", f.fine(content.batch_seconds), { unit: over, tone: content.is_late ? "warn-text" : "", hint: content.is_late ? "longer than its trigger" : "" }),
-        tile("Lag", f.count(content.lag_total), { hint: "messages not yet read" }),
+        tile("Unread", f.count(content.unread), { hint: "messages that it has not read yet" }),
         content.done !== null && tile("Failed", f.percent(content.failed_share), { hint: content.failed_share === null ? "nothing handled lately" : "of the last five minutes", tone: content.state === "failing" ? "bad-text" : content.failed_share ? "warn-text" : "" }),
         content.done !== null && tile("Handled well", f.count(content.done), { hint: "since its start" }),
         content.done !== null && tile("Retried", f.count(content.retried), { hint: "since its start", tone: content.retried && !content.done ? "warn-text" : "" }),
         content.done !== null && tile("Dead letters", f.count(content.dead), { hint: "since its start", tone: content.dead ? "warn-text" : "", href: content.group ? path("dead-letters", content.group) : null })),
       h("div", { class: curves.series[names[2]].length ? "split three" : "split" },
         card("Rows per second", h("div", { class: "body" }, chart([{ name: "rows", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, format: f.rate, label: "Rows per second" }))),
-        card("Lag", h("div", { class: "body" }, chart([{ name: "lag", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, label: "Lag" }))),
+        card("Unread", h("div", { class: "body" }, chart([{ name: "unread", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, label: "Unread" }))),
         curves.series[names[2]].length > 0 && card("Failed", h("div", { class: "body" }, chart([{ name: "failed", points: curves.series[names[2]] }], { from: curves.from, to: curves.to, format: f.percent, label: "Failed" })))),
       h("div", { class: "split" },
-        card("Lag of each queue", table([["Queue", (row) => h("span", { class: "mono" }, row[0]), "name"], ["", (row) => h("div", { class: "bar", "aria-hidden": "true" }, h("span", { class: "hot", style: { width: `${(row[1] / Math.max(1, ...Object.values(content.lag))) * 100}%` } })), "opt"], ["Messages", (row) => f.exact(row[1]), "n"]], Object.entries(content.lag).sort((a, b) => b[1] - a[1]), { empty: "It did not report its queues." })),
+        card("Unread in each queue", table([["Queue", (row) => h("span", { class: "mono" }, row[0]), "name"], ["", (row) => h("div", { class: "bar", "aria-hidden": "true" }, h("span", { class: "hot", style: { width: `${(row[1] / Math.max(1, ...Object.values(content.unread_by_queue))) * 100}%` } })), "opt"], ["Messages", (row) => f.exact(row[1]), "n"]], Object.entries(content.unread_by_queue).sort((a, b) => b[1] - a[1]), { empty: "It did not report its queues." })),
         card("Topics", table([["", (row) => row[0], ""], ["Topic", (row) => topicLink(row[1]), "name"]],
           [...content.topics.map((name) => ["reads", name]), ...content.output.map((name) => ["writes", name])], { empty: "It did not report its topics." })))),
   ];

@@ -43,7 +43,7 @@ function drawn(content, curve, series, go, deleted) {
     }),
     h("div", { class: "stack" },
       h("div", { class: "tiles plain" },
-        tile("In", f.rate(content.in_rate), { unit: "/s" }),
+        tile("In", f.rate(content.in_rate), { unit: "/s", hint: "stored, last 30 s" }),
         tile("Messages", f.count(content.messages), { hint: "stored now" }),
         tile("Time span", span, { hint: content.first_stored_at ? `since ${f.when(content.first_stored_at)}` : "" }),
         tile("Last message", f.when(content.last_stored_at)),

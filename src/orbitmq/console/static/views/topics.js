@@ -1,6 +1,6 @@
 import { h, path } from "../dom.js";
 import * as f from "../format.js";
-import { head, topicLink } from "../parts.js";
+import { RATES, head, topicLink } from "../parts.js";
 import { toolbar, virtualTable } from "../virtual.js";
 import { topicDialog } from "./topicdialog.js";
 
@@ -22,7 +22,7 @@ export async function topics({ query, go, remember }) {
   const box = h("section", { class: "card", "data-own": true },
     toolbar(state, [["own", "Applications'"], ["", "All"], ["retry", "Retries"], ["dlq", "Dead letters"], ["system", "System"]], list, keep), list.node);
   const make = h("button", { type: "button", class: "primary", onclick: () => topicDialog({ done: (name) => go(path("topics", name)) }) }, "New topic");
-  const page = [head("Topics", { actions: make }), box];
+  const page = [head("Topics", { sub: RATES, actions: make }), box];
   return { title: "Topics", still: true, draw: () => page, shown: list.reload, refresh: list.refresh, leave: list.leave };
 }
 

@@ -22,7 +22,7 @@ export async function topology({ query, remember }) {
   return {
     title: "Topology",
     wantsPipelines: true,
-    draw: () => [head("Topology", { sub: "Topics, the groups and Spark pipelines that read them, and where results go.", actions: keep("search", search) }),
+    draw: () => [head("Topology", { sub: "Topics, the groups and Spark pipelines that read them, and where results go. A group that a pipeline consumes as is drawn as that pipeline. Rates are of the last 30 s, those of pipelines of their last batch.", actions: keep("search", search) }),
       h("div", { class: "stack" }, h("section", { class: "card" }, h("div", { class: "body" }, drawn(content))),
         content.left_out > 0 && h("p", { class: "muted" }, `${f.exact(content.left_out)} more topics are not shown; search for one.`),
         content.producers && card("Connected producers", table([["Group", (row) => row.name, "name"], ["Connected", (row) => row.count, "n"]], content.producers, { empty: "No producer is connected." }),
@@ -34,7 +34,7 @@ export async function topology({ query, remember }) {
 function drawn(content) {
   const readers = [
     ...content.groups.map((each) => ({ ...each, kind: "group", key: `g ${each.name}`, sub: `lag ${f.count(each.lag)}`, tone: each.lag ? BAD[each.pace] : BAD[each.pace === "paused" ? "paused" : ""], href: path("groups", each.name) })),
-    ...content.pipelines.map((each) => ({ ...each, kind: "pipeline", key: `p ${each.name}`, sub: `Spark, ${f.rate(each.rate)}/s`, tone: BAD[each.state], href: path("pipelines", each.name) })),
+    ...content.pipelines.map((each) => ({ ...each, kind: "pipeline", key: `p ${each.name}`, sub: `Spark, ${f.rate(each.rate)}/s${each.lag === null ? "" : `, lag ${f.count(each.lag)}`}`, tone: BAD[each.state], href: path("pipelines", each.name) })),
   ];
   if (!content.topics.length) return h("p", { class: "empty" }, "No topic matches.");
   const outputs = [...new Set(content.pipelines.flatMap((each) => each.output))];
