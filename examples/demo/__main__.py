@@ -8,7 +8,8 @@ shipped by plain consumers whose members come and go; at the end a summary that 
 Three shops send orders. The group `billing` consumes them in a structured stream on Spark: some
 orders fail at the first attempt and succeed at the second, a few are hopeless and end as dead
 letters; what is billed is joined with the customers and summed up. The group `shipping` consumes
-the same orders with plain Python consumers, of which two join late and one leaves early. Everything
+the same orders with plain Python consumers, of which two join late and one leaves early. Kill one
+(`kill -9`): the others take over its queues, some orders come twice and none is lost. Everything
 runs on this machine, in processes of its own. Ctrl-C at any time ends it in order: no more orders,
 those that came are handled, and the summary is shown.
 """

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from examples.demo.orders import BILLING, CUSTOMERS, MAX_RETRIES, TOPIC, segment_of
-from examples.demo.revenue import Totals
+from examples.demo.revenue import Totals, rows_in
+from examples.demo.sparkstart import JAVA_GONE, without_java
 from orbitmq import ReceivedMessage, Retry
 from orbitmq.spark import judged, process, settle, with_retries
 from orbitmq.spark.streamreturns import ReturnCounts, batch_of
@@ -105,17 +106,29 @@ class Billing:
         if self._query is not None:
             # A batch that is cut off would be repeated by the next start, not lost; here nobody
             # starts again, so it is let through.
-            with self._lock:
+            with self._lock, without_java():
                 self._query.stop()
         if self._reports is not None:
-            self._reports.stop()
+            with without_java():
+                self._reports.stop()
+
+    def orders(self) -> int:
+        """How many orders are billed, counted in the results; one that came twice counts once."""
+        with self._lock:  # no batch is being written
+            rows = rows_in(self.results)
+        return len(set(rows.column("order").to_pylist())) if rows.num_rows else 0
 
     @property
     def problem(self) -> str | None:
         """Why it has ended, if it has."""
-        if self._query is None or self._query.isActive:
+        if self._query is None:
             return None
-        error = self._query.exception()
+        try:
+            if self._query.isActive:
+                return None
+            error = self._query.exception()
+        except JAVA_GONE:
+            return "Spark's Java has ended, see spark.log"
         return str(error) if error is not None else "the stream has ended"
 
     def _bill(self, batch: DataFrame, number: int) -> None:

@@ -13,6 +13,8 @@ from typing import IO
 
 #: How long a process may take to end when it is asked to.
 _PATIENCE = 30.0
+#: Shippers that are started in the place of the last one that ended by itself.
+MOST_REPLACED = 5
 
 
 class Child:
@@ -38,6 +40,16 @@ class Child:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
+    @property
+    def ending(self) -> str:
+        """How it came to its end, for a sentence about it."""
+        code = self.process.poll()
+        if code is None:
+            return "still runs"
+        if code < 0:
+            return f"was killed ({signal.Signals(-code).name})"
+        return f"ended with exit code {code}, see {self.log}"
+
     def end(self) -> None:
         """Ask it to end, and hear what it had still to say."""
         if self.is_running:
@@ -49,8 +61,9 @@ class Child:
             self.process.wait(_PATIENCE)
         self._listener.join()
         self._errors.close()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def _listen(self) -> None:
         for line in self.process.stdout or ():
@@ -104,15 +117,22 @@ class Shops(Child):
 
 
 class Shippers:
-    """The members of the shipping group: some come late, one leaves."""
+    """The members of the shipping group: some come late, one leaves, and any may be killed.
+
+    A member that ends by itself ends nothing else. The broker gives its queues to those that are
+    left, from where its progress was last reported: what it had in hand, and what it has done since
+    that report, comes again. Only when nobody is left is a new one started.
+    """
 
     def __init__(self, name_server: str, folder: Path) -> None:
         self._name_server = name_server
         self._folder = folder
         self._members: list[Child] = []
-        self._gone: list[Child] = []
+        self._replaced = 0
         #: How often each order was shipped, by its key.
         self.shipped: dict[str, int] = {}
+        #: Members that have ended by themselves.
+        self.fallen = 0
         self._lock = threading.Lock()
 
     def join(self) -> None:
@@ -122,9 +142,29 @@ class Shippers:
     def leave(self) -> None:
         """One of them goes, gracefully."""
         if len(self._members) > 1:
-            member = self._members.pop(0)
-            member.end()
-            self._gone.append(member)
+            self._members.pop(0).end()
+
+    def look_after(self) -> list[str]:
+        """What there is to say about members that have ended by themselves since the last look."""
+        said = []
+        for member in [each for each in self._members if not each.is_running]:
+            self._members.remove(member)
+            member.end()  # to hear what it had shipped
+            self.fallen += 1
+            said.append(f"A shipper {member.ending}. {self._successors()}")
+        return said
+
+    def _successors(self) -> str:
+        """Who takes over what a member had; a new one if there is nobody, and not for ever."""
+        again = "what it had in hand comes again."
+        if left := len(self._members):
+            others = "The other one takes" if left == 1 else f"The other {left} take"
+            return f"{others} over its queues, and {again}"
+        if self._replaced == MOST_REPLACED:
+            return "No other one is left."
+        self._replaced += 1
+        self.join()
+        return f"It was the only one, so a new one takes its place, and {again}"
 
     def end(self) -> None:
         for member in self._members:
@@ -136,12 +176,14 @@ class Shippers:
 
     @property
     def count(self) -> int:
-        return sum(self.shipped.values())
+        """Orders that were shipped, however often."""
+        return len(self.shipped)
 
     @property
     def problem(self) -> str | None:
-        lost = [member for member in self._members if not member.is_running]
-        return f"a shipper ended by itself, see {lost[0].log}" if lost else None
+        if self._members:
+            return None
+        return f"no shipper stays, see {self._folder / 'shippers.log'}"
 
     def _hear(self, line: str) -> None:
         with self._lock:

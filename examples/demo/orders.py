@@ -56,6 +56,11 @@ def segment_of(customer: int) -> str:
     return SEGMENTS[customer % len(SEGMENTS)]
 
 
+def number_of(order: str) -> int:
+    """The number of the order that is called so."""
+    return int(order.removeprefix("order-"))
+
+
 def is_hopeless(number: int, seed: int) -> bool:
     """Whether the order ends as a dead letter."""
     return make_order(number, seed)[0].account == "unknown"

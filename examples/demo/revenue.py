@@ -80,6 +80,11 @@ class Totals:
         return self.folder / f"upto={batch}"
 
 
+def rows_in(results: Path) -> pa.Table:
+    """The billed orders, as they lie there."""
+    return ds.dataset(results).to_table() if any(results.rglob("*.parquet")) else pa.table({})
+
+
 def of_rows(rows: pa.Table) -> dict[Place, Revenue]:
     """The same from the billed orders themselves, all at once and without Spark: the check."""
     if not rows.num_rows:

@@ -22,9 +22,9 @@ from examples.demo.interrupts import Interrupts
 from examples.demo.options import Options
 from examples.demo.orders import BILLING, QUEUES, TOPIC
 from examples.demo.screen import line, view
-from examples.demo.sparkstart import in_peace, start_spark, words_of_spark_in
-from examples.demo.summary import add_up, show
-from orbitmq import Admin
+from examples.demo.sparkstart import in_peace, start_spark, without_java, words_of_spark_in
+from examples.demo.summary import Ending, GivenUp, add_up, show
+from orbitmq import Admin, OrbitError
 from orbitmq.client.admin.errors import TopicNotFound
 from orbitmq.client.names import dead_letter_topic
 
@@ -41,7 +41,7 @@ PATIENCE = 180.0
 
 
 def run(options: Options, interrupts: Interrupts) -> int:
-    """The exit code: 0 if everything adds up, also when it was interrupted."""
+    """The exit code: 0 if everything adds up, also when it was interrupted or a member killed."""
     screen = Console(record=options.picture is not None)
     logging.getLogger("orbitmq").addHandler(logging.NullHandler())
     demo = Demo(options, screen, interrupts)
@@ -68,9 +68,17 @@ def make_folder(folder: Path) -> None:
 class Parts:
     """Everything that works while orders come."""
 
+    cluster: Cluster
     shops: Shops
     billing: Billing
     shippers: Shippers
+
+    @property
+    def problem(self) -> str | None:
+        """What makes it senseless to go on, if something does."""
+        if not self.cluster.is_running:
+            return f"The broker {self.cluster.ending}."
+        return self.billing.problem or self.shippers.problem
 
 
 class Demo:
@@ -126,7 +134,7 @@ class Demo:
         spark = in_peace(start_spark, self._interrupts, self._tell_stop)
         billing = Billing(spark, cluster.name_server, cluster.console, self._folder)
         shippers = Shippers(cluster.name_server, self._folder)
-        shops: Shops | None = None
+        parts: Parts | None = None
         problem: str | None = None
         try:
             if not self._interrupts.came:
@@ -140,39 +148,47 @@ class Demo:
                     rate=self._options.rate,
                     seed=self._options.seed,
                 )
-                problem = self._watch(Parts(shops, billing, shippers), admin)
+                parts = Parts(cluster, shops, billing, shippers)
+                problem = self._watch(parts, admin)
         finally:
-            if shops is not None:
-                shops.end()
+            if parts is not None:
+                parts.shops.end()
             billing.stop()
             shippers.end()
-            spark.stop()
-        if shops is None:
+            with without_java():
+                spark.stop()
+        if parts is None:
             return self.nothing_sent()
         self._screen.print()
         if problem is not None:
-            self._screen.print(f"[red]{problem}[/red]")
-        return self._sum_up(cluster, Parts(shops, billing, shippers))
+            self._screen.print(f"[red]{problem}[/red]", soft_wrap=True)
+        return self._sum_up(parts, Ending(problem, shippers.fallen), admin)
 
     def _tell_stop(self) -> None:
         self._screen.print("Stopping, as soon as Spark has started ...")
 
     def _watch(self, parts: Parts, admin: Admin) -> str | None:
-        """Until everything that was sent is done. Returns what went wrong, if something did."""
+        """Until everything that was sent is done. Returns what ended it early, if something did."""
         shops, shippers = parts.shops, parts.shippers
         self._began = monotonic()
         steps = [(0.3, shippers.join), (0.5, shippers.join), (0.75, shippers.leave)]
         ended_at: float | None = None
+        no_shops: str | None = None
         is_early = False
         phase = "Orders come in."
         told = -LINE_EVERY
         live = Live(console=self._screen, refresh_per_second=4, transient=False)
         with live, self._unrecorded():
             while True:
-                self._note(parts, dead_letters(admin))
+                for word in shippers.look_after():
+                    self._screen.print(word, soft_wrap=True)
+                self._note(parts, admin)
                 passed = monotonic() - self._began
                 left = self._options.seconds - passed
-                if ended_at is None and (left <= 0 or self._interrupts.came):
+                if ended_at is None and left > 0 and not shops.is_running:
+                    no_shops = f"The process of the shops {shops.ending}, no more orders come."
+                    self._screen.print(no_shops, soft_wrap=True)
+                if ended_at is None and (left <= 0 or self._interrupts.came or no_shops):
                     shops.end()
                     ended_at = passed
                     told = -LINE_EVERY
@@ -180,7 +196,7 @@ class Demo:
                     if is_early := left > 0:
                         phase = f"Stopped early. {phase}"
                 is_sending = ended_at is None
-                is_done = not is_sending and self._is_done(shops, shippers)
+                is_done = not is_sending and self._is_done(parts)
                 shown = (self._history, parts.billing.counts, phase, left if is_sending else None)
                 live.update(view(*shown))
                 if not self._screen.is_terminal and (is_done or passed - told >= LINE_EVERY):
@@ -188,13 +204,11 @@ class Demo:
                     self._screen.print(line(*shown), soft_wrap=True)
                 while steps and not is_early and passed > steps[0][0] * self._options.seconds:
                     steps.pop(0)[1]()
-                problem = parts.billing.problem or shippers.problem
+                problem = parts.problem
                 if problem is not None:
                     return problem
-                if is_sending and not shops.is_running:
-                    return f"the shops ended by themselves, see {shops.log}"
                 if is_done:
-                    return None
+                    return no_shops
                 if ended_at is not None and passed - ended_at > PATIENCE:
                     return f"not everything was handled within {PATIENCE:g} s"
                 threading.Event().wait(BEAT)
@@ -208,33 +222,50 @@ class Demo:
         finally:
             self._screen.record = is_recorded
 
-    def _note(self, parts: Parts, dead: int) -> None:
+    def _note(self, parts: Parts, admin: Admin) -> None:
+        """Look at everything. At what is done first: what is sent later is not behind, then."""
+        try:
+            dead = dead_letters(admin)
+        except OrbitError:  # as while a broker is gone
+            dead = self._history.moments[-1].dead if self._history.moments else 0
+        billed, shipped = parts.billing.counts.billed, parts.shippers.count
         self._history.moments.append(
             Moment(
                 seconds=monotonic() - self._began,
-                sent=parts.shops.sent,
-                billed=parts.billing.counts.billed,
-                shipped=parts.shippers.count,
+                # Shops tell of a handful when all of it is acknowledged; some may be shipped then.
+                sent=max(parts.shops.sent, shipped),
+                billed=billed,
+                shipped=shipped,
                 dead=dead,
                 members=parts.shippers.members,
             )
         )
 
-    def _is_done(self, shops: Shops, shippers: Shippers) -> bool:
+    def _is_done(self, parts: Parts) -> bool:
         now = self._history.moments[-1]
-        return now.billed + now.dead >= shops.sent and len(shippers.shipped) >= shops.sent
+        if now.billed + now.dead < now.sent or now.shipped < now.sent:
+            return False
+        # It may have been billed twice; the results themselves are only read at the end.
+        return parts.billing.orders() + now.dead >= now.sent
 
-    def _sum_up(self, cluster: Cluster, parts: Parts) -> int:
+    def _sum_up(self, parts: Parts, ending: Ending, admin: Admin) -> int:
         billing = parts.billing
-        sums, rows, reasons = add_up(
+        try:
+            letters = list(admin.dead_letters.list(BILLING))
+            dead = frozenset(key for letter in letters for key in letter.message.keys)
+            given_up = GivenUp(dead, len(dead))
+        except OrbitError:  # the broker is gone
+            letters = []
+            given_up = GivenUp(frozenset(), self._history.moments[-1].dead)
+        sums, rows = add_up(
             parts.shops.sent,
             self._options.seed,
             billing.results,
             billing.totals,
             parts.shippers.shipped,
-            cluster.name_server,
+            given_up,
         )
-        show(sums, rows, reasons, self._screen)
+        show(sums, rows, sorted({letter.reason for letter in letters}), ending, self._screen)
         picture = self._folder / "history.svg"
         self._history.draw(picture)
         shown = self._options.folder
@@ -251,9 +282,10 @@ class Demo:
                 f"Broker:  .venv/bin/orbitmq up --data {shown / 'broker'}, with all its messages",
                 soft_wrap=True,
             )
-        if self._options.picture is not None and sums.adds_up:
+        is_well = sums.adds_up and ending.problem is None
+        if self._options.picture is not None and is_well:
             self._screen.save_svg(str(self._options.picture), title="make demo")
-        return 0 if sums.adds_up else 1
+        return 0 if is_well else 1
 
 
 def dead_letters(admin: Admin) -> int:

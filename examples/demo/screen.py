@@ -38,8 +38,10 @@ def view(history: History, counts: Counts, phase: str, left: float | None) -> Re
     return Group(
         table,
         Text(
-            f"Spark: {counts.batches} batches, the last took {counts.batch_seconds:.1f} s; "
-            f"{counts.retried:,} retries, {now.dead:,} dead letters.\n"
+            f"Spark: {many(counts.batches, 'batch', 'batches')}, "
+            f"the last took {counts.batch_seconds:.1f} s; "
+            f"{many(counts.retried, 'retry', 'retries')}, "
+            f"{many(now.dead, 'dead letter', 'dead letters')}.\n"
             f"Revenue so far: {counts.cents / 100:,.2f}. Members of shipping: {now.members}."
         ),
         Text(f"{phase}{rest}", style="dim"),
@@ -52,13 +54,18 @@ def line(history: History, counts: Counts, phase: str, left: float | None) -> st
     rest = "" if left is None else f" {left:.0f} s left."
     return (
         f"{now.sent:,} sent ({history.rate('sent'):,.0f}/s), "
-        f"{now.billed:,} billed on Spark in {counts.batches} batches "
+        f"{now.billed:,} billed on Spark in {many(counts.batches, 'batch', 'batches')} "
         f"({history.rate('billed'):,.0f}/s, {now.billing_lag:,} behind), "
-        f"{now.shipped:,} shipped by {now.members} members "
+        f"{now.shipped:,} shipped by {many(now.members, 'member', 'members')} "
         f"({history.rate('shipped'):,.0f}/s, {now.shipping_lag:,} behind), "
-        f"{counts.retried:,} retries, {now.dead:,} dead letters, "
+        f"{many(counts.retried, 'retry', 'retries')}, "
+        f"{many(now.dead, 'dead letter', 'dead letters')}, "
         f"revenue {counts.cents / 100:,.2f}. {phase}{rest}"
     )
+
+
+def many(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def trend(history: History, name: str) -> str:

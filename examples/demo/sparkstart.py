@@ -7,9 +7,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has none
 
 from examples.demo.interrupts import Interrupts
 from orbitmq.spark.session import local_session
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks whether somebody wants the demo to end.
 _BEAT = 0.1
+
+#: What calls of Spark raise when somebody has killed its Java.
+JAVA_GONE: Final = (Py4JError, OSError)
 
 T = TypeVar("T")
 
@@ -45,6 +50,11 @@ def in_peace(work: Callable[[], T], interrupts: Interrupts, tell: Callable[[], N
                 is_told = True
                 tell()
         return working.result()
+
+
+def without_java() -> AbstractContextManager[None]:
+    """To end what may have ended already, together with Java."""
+    return suppress(*JAVA_GONE)
 
 
 @contextmanager

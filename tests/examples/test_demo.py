@@ -1,13 +1,14 @@
 """The demo ends in a summary that adds up, whenever it is ended, and says so in its exit code.
 
 Two whole runs serve most of the tests. One is watched at a terminal until it has shown all there is
-to show, and is ended by Ctrl-C while orders come; the other ends by itself, its output in a pipe,
-and hears Ctrl-C when nobody should be disturbed by it any more.
+to show, has a consumer killed, and is ended by Ctrl-C while orders come; the other ends by itself,
+its output in a pipe, and hears Ctrl-C when nobody should be disturbed by it any more.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -83,6 +84,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         # Shippers are often not behind at all.
         demo.until(lambda said: all(largest_of(said)._replace(shipping_lag=1)))
         pipelines = pipelines_at(console, until=lambda found: any(each["dead"] for each in found))
+        (shipper,) = [pid for pid in demo.children() if "examples.demo.shipping" in words_of(pid)]
+        os.kill(shipper, signal.SIGKILL)
+        demo.until(
+            "A shipper was killed (SIGKILL). It was the only one, so a new one takes its place, "
+            "and what it had in hand comes again."
+        )
         children = demo.children()
 
         demo.press_ctrl_c()
@@ -154,6 +161,8 @@ def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched: Wa
     frames = frames_of(watched.said)
     last = frames[-1]
 
+    # An order that comes again is no other order, and none is shipped that was not sent.
+    assert all(frame.shipped <= frame.sent for frame in frames)
     # That each of them was above zero was waited for. A hopeless order is tried three times.
     assert all(frame.retries >= 2 * frame.dead for frame in frames)
     assert all(
@@ -161,6 +170,17 @@ def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched: Wa
     )
     sent, billed, dead, _, twice = sums_of(watched.said)["billing"]
     assert (last.sent, last.billed, last.dead, last.billing_lag) == (sent, billed + twice, dead, 0)
+
+
+def test_a_consumer_that_is_killed_costs_no_order(watched: Watched) -> None:
+    sent, shipped, _, lost, twice = sums_of(watched.said)["shipping"]
+
+    assert (shipped, lost) == (sent, 0)
+    assert (
+        "1 shipper ended by itself. What was not reported as done by then came again to others: "
+        f"{twice:,} done twice." in watched.said
+    )
+    assert "1 members" not in watched.said
 
 
 def test_the_stream_is_seen_at_the_console_whose_address_is_shown(watched: Watched) -> None:
@@ -243,9 +263,9 @@ def test_lines_in_a_pipe_have_what_the_screen_has(whole: Whole) -> None:
         r"^[\d,]+ sent \(.* Orders come in\. \d+ s left\.$", whole.said, re.MULTILINE
     )
     last = re.findall(
-        r"^([\d,]+) sent \([\d,]+/s\), ([\d,]+) billed on Spark in (\d+) batches "
-        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) shipped by (\d+) members "
-        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) retries, ([\d,]+) dead letters, "
+        r"^([\d,]+) sent \([\d,]+/s\), ([\d,]+) billed on Spark in (\d+) batch(?:es)? "
+        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) shipped by (\d+) members? "
+        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) retr(?:y|ies), ([\d,]+) dead letters?, "
         r"revenue ([\d,.]+)\. The last orders are being handled\.$",
         whole.said,
         re.MULTILINE,
@@ -355,6 +375,10 @@ def pipelines_at(
             return found
         assert time.monotonic() < end, found
         pause.wait(0.1)
+
+
+def words_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def until_gone(processes: list[int]) -> None:

@@ -14,7 +14,7 @@ _FRAME = re.compile(
     rf"three shops send +{_NUMBER} +{_NUMBER}.*\n"
     rf"billing, on Spark +{_NUMBER} +{_NUMBER} +{_NUMBER}.*\n"
     rf"shipping, plain +{_NUMBER} +{_NUMBER} +{_NUMBER}.*\n"
-    rf"Spark: {_NUMBER} batches, .*?; {_NUMBER} retries, {_NUMBER} dead letters\."
+    rf"Spark: {_NUMBER} batch(?:es)?, .*?; {_NUMBER} retr(?:y|ies), {_NUMBER} dead letters?\."
 )
 
 
