@@ -39,6 +39,12 @@ async def test_a_topic_is_made_scaled_and_deleted(desk: Watched, stage: Stage) -
         await expect(dialog).to_have_count(0)
         topic = await stage.world.admin.topics.get("returns")
         assert topic.is_ordered is is_ordered
+        # The next dialog begins with what the page shows.
+        head = page.locator(".head")
+        if is_ordered:
+            await expect(head).to_contain_text(", ordered")
+        else:
+            await expect(head).not_to_contain_text(", ordered")
 
     await page.get_by_role("button", name="Change").click()
     await dialog.get_by_label("Queues to write").fill("5")

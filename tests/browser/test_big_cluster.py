@@ -56,7 +56,7 @@ VIEWS = {
     "/send?topic=topic-0001": "Body",
     "/topology": "Topology",
     "/pipelines": "enrich",
-    "/pipelines/enrich": "Lag of each queue",
+    "/pipelines/enrich": "Unread in each queue",
     "/brokers": "Name servers",
     "/audit": "What was changed",
 }

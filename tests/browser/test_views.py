@@ -33,7 +33,7 @@ VIEWS = {
     "/send?topic=orders": "Body",
     "/topology": "Connected producers",
     "/pipelines": "orders-by-city",
-    "/pipelines/orders-by-city": "Lag of each queue",
+    "/pipelines/orders-by-city": "Unread in each queue",
     "/brokers": "Name servers",
     "/audit": "What was changed",
 }
@@ -138,6 +138,22 @@ async def test_a_group_shows_lag_owners_and_each_queue_over_time(desk: Watched) 
     await page.get_by_role("button", name="24 h").click()
     await expect(page.get_by_role("button", name="24 h")).to_have_attribute("aria-pressed", "true")
     assert "minutes=1440" in page.url
+
+
+async def test_what_stands_below_a_number_is_shown_whole(desk: Watched) -> None:
+    page = await desk.open("/groups/billing")
+    await page.set_viewport_size({"width": 1300, "height": 800})
+    hint = page.locator(".tile .hint").first
+    await expect(hint).to_be_visible()
+
+    cut = await page.evaluate(
+        "[...document.querySelectorAll('.tile .hint')].filter((each) => each.scrollWidth > "
+        "each.clientWidth || getComputedStyle(each).whiteSpace === 'nowrap').map((each) => "
+        "each.textContent)"
+    )
+
+    assert cut == []
+    await expect(page.locator("section[aria-label=Queues] thead")).to_contain_text("Finished up to")
 
 
 async def test_a_chart_says_its_value_under_the_pointer(desk: Watched) -> None:

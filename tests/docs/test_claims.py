@@ -86,7 +86,14 @@ def test_pictures_and_files_that_pages_name_are_there() -> None:
 
 
 #: Words that pages use instead of numbers.
-WORDS = {"half": 1 / 2, "third": 1 / 3, "quarter": 1 / 4, "tenth": 1 / 10, "sixteenth": 1 / 16}
+WORDS = {
+    "half": 1 / 2,
+    "third": 1 / 3,
+    "quarter": 1 / 4,
+    "fifth": 1 / 5,
+    "tenth": 1 / 10,
+    "sixteenth": 1 / 16,
+}
 README_CLAIMS = re.compile(
     r"took ([\d.]+) times as many sends .* delivered in an? (\w+) of the time and held an? (\w+) "
     r"of the memory, .* batch read in Spark was ([\d.]+) times as fast"

@@ -76,6 +76,21 @@ print(sorted(row.keys for row in orders.collect()))  # ['order-1', 'order-2']
         ),
         Use(
             behind="""
+def stored(topic):
+    reading = spark.read.format("rocketmq").option("nameServer", "localhost:9876")
+    rows = reading.option("subscribe", topic).load().collect()
+    return sorted(f"{row.keys} {row.tags}" for row in rows)
+
+print(stored("orders-copied"))  # ['order-1 None', 'order-2 None']
+"""
+        ),
+        Use(
+            behind="""
+print(stored("orders-tagged"))  # ['order-1 from-spark', 'order-2 from-spark']
+"""
+        ),
+        Use(
+            behind="""
 query.processAllAvailable()
 query.stop()
 print(spark.read.parquet("billed").count(), "billed")  # 1 billed

@@ -334,8 +334,15 @@ async def test_dead_letters_are_found_and_sent_again(
     assert (track.group, track.fate) == (group, Fate.DEAD)
     report = await admin.dead_letters.resend(group, DeadLetterFilter(ids=[sample.id]))
     assert report.counts == {ResendResult.SENT: 1}, report.failed
+
+    async def is_known_as_sent() -> bool:
+        # Apache's broker answers a send before the message can be found by its id.
+        planned = await admin.dead_letters.resend(group, to="origin", dry_run=True)
+        return planned.counts.get(ResendResult.ALREADY_SENT) == 1
+
+    await _until(is_known_as_sent)
     origin = await admin.dead_letters.resend(group, to="origin")
-    assert origin.counts == {ResendResult.SENT: 3}, origin.failed
+    assert origin.counts == {ResendResult.SENT: 2, ResendResult.ALREADY_SENT: 1}, origin.failed
     assert await admin.dead_letters.export(group, tmp_path / "dead.jsonl") == 3
 
 

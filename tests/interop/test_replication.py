@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -164,6 +165,69 @@ async def test_our_slave_follows_apaches_master(
     await until(
         lambda: sum(slave.parts.progress.offsets("Orders", "readers").values()) == 300, DEADLINE
     )
+
+
+async def test_our_slave_goes_on_with_apaches_master_and_leaves_one_that_lost_its_end(
+    release: Release,
+    start_ours: StartOurs,
+    start_theirs: StartTheirs,
+    names: NameServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    replication = replace(QUICK, heartbeat=5.0, silence=20.0, state_interval=1.0)
+
+    async def send(master: apache.Broker, count: int) -> None:
+        client = driver(release, tmp_path, names, master.address)
+        message = {"topic": "Orders", "count": count, "size": 100}
+        await asyncio.to_thread(client.run, "send", message)
+
+    async def start_slave() -> Broker:
+        return await start_ours(broker_id=1, replication=replication)
+
+    async def until_in_step(slave: Broker, count: int) -> None:
+        store, following = slave.parts.store, slave.parts.replication.following
+        assert following is not None
+        await until(
+            lambda: sum(store.max_offset("Orders", each) for each in range(QUEUES)) == count,
+            DEADLINE,
+        )
+        await until(lambda: following.is_in_step, DEADLINE)
+
+    master = await start_theirs(brokerRole="ASYNC_MASTER", brokerId=0)
+    client = driver(release, tmp_path, names, master.address)
+    await asyncio.to_thread(client.run, "topic", {"topics": "Orders", "queues": QUEUES})
+    await send(master, 20)
+    await asyncio.to_thread(master.server.stop)
+    shutil.copytree(master.store, tmp_path / "saved")
+    master = await start_theirs(brokerRole="ASYNC_MASTER", brokerId=0)
+    slave = await start_slave()
+    await until_in_step(slave, 20)
+    await slave.stop()
+    # Nothing new, then something.
+    slave = await start_slave()
+    await until_in_step(slave, 20)
+    await slave.stop()
+    await send(master, 10)
+    slave = await start_slave()
+    await until_in_step(slave, 30)
+    had = slave.parts.store.mirroring.written
+    await slave.stop()
+    assert "empty this folder" not in caplog.text
+
+    await asyncio.to_thread(master.server.stop)
+    shutil.rmtree(master.store)
+    (tmp_path / "saved").rename(master.store)
+    master = await start_theirs(brokerRole="ASYNC_MASTER", brokerId=0)
+    slave = await start_slave()
+    following = slave.parts.replication.following
+    assert following is not None
+    await until(lambda: "the master sent nothing from" in caplog.text, DEADLINE)
+    await send(master, 30)
+    await until(lambda: "the logs have parted" in caplog.text, DEADLINE)
+
+    assert slave.parts.store.mirroring.written == had
+    assert not following.is_in_step
 
 
 async def test_apaches_slave_follows_our_master(

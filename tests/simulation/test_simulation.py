@@ -17,10 +17,10 @@ import pytest
 
 from tests.support.simulation_plants import PLANTS
 
-SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "100"))
+SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "60"))
 FIRST = int(os.environ.get("ORBITMQ_FIRST_SEED", "0"))
 #: Lives of one process; it takes as long as three of them to start.
-AT_ONCE = 50 if SEEDS < 500 else 125
+AT_ONCE = 30 if SEEDS < 500 else 125
 #: A life takes a quarter of a second; whoever shares the machine may need it more.
 DEADLINE = 500.0
 #: By then a planted mistake has shown itself many times over.

@@ -61,7 +61,7 @@ def small_settings(root: Path, **changes: Any) -> BrokerSettings:
     return BrokerSettings(**(defaults | changes))
 
 
-async def until(condition: Callable[[], object], deadline: float = 5.0) -> None:
+async def until(condition: Callable[[], object], deadline: float = 30.0) -> None:
     """Return when the condition holds; fail when it does not within the deadline."""
     async with asyncio.timeout(deadline):
         while not condition():  # noqa: ASYNC110  # what is waited for has no event
@@ -102,7 +102,7 @@ class RawClient:
         **fields: Any,
     ) -> Command:
         return await self.connection.request(
-            code, send_header(topic, queue_id, properties, **fields), body=body, timeout=10
+            code, send_header(topic, queue_id, properties, **fields), body=body, timeout=30
         )
 
     async def stored(
@@ -155,6 +155,15 @@ class RawClient:
             commit_offset=offset,
         )
         return await self.connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    def report_one_way(
+        self, topic: str, offset: int, queue_id: int = 0, *, group: str = GROUP
+    ) -> None:
+        """Report as members of Apache's clients do, who hear nothing of what became of it."""
+        header = UpdateConsumerOffsetRequest(
+            consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
+        )
+        self.connection.notify(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
     async def max_offset(self, topic: str, queue_id: int = 0) -> int:
         answer = await self.connection.request(

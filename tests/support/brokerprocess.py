@@ -154,6 +154,10 @@ class ProcessCluster(AsyncEmbeddedCluster):
         self.clock.advance(seconds)
         self._process.ask("advance", cluster=self._number, seconds=seconds)
 
+    def pass_time(self, seconds: float) -> None:
+        """Let what brokers measure pass, which `advance` does not: locks and members grow old."""
+        self._process.ask("pass_time", cluster=self._number, seconds=seconds)
+
     async def _ask(self, action: str, **arguments: Any) -> Any:
         """What may take a while is not waited for on the loop."""
         return await asyncio.to_thread(self._process.ask, action, **arguments)

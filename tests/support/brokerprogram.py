@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.testing import AsyncEmbeddedCluster, MovableClock
 
 #: Longer than any request.
 _LONGEST_LINE = 1 << 20
@@ -39,6 +39,7 @@ class Clusters:
             "progress": self._progress,
             "behind": self._behind,
             "advance": self._advance,
+            "pass_time": self._pass_time,
         }
 
     async def do(self, action: str, **arguments: Any) -> Any:
@@ -49,7 +50,9 @@ class Clusters:
             await cluster.stop()
 
     async def _start(self, brokers: int, changes: Mapping[str, Any]) -> dict[str, Any]:
-        cluster = AsyncEmbeddedCluster(brokers=brokers, adjust=partial(adjusted, changes=changes))
+        cluster = AsyncEmbeddedCluster(
+            brokers=brokers, clock=PassingClock(), adjust=partial(adjusted, changes=changes)
+        )
         await cluster.start()
         self._next += 1
         self._clusters[self._next] = cluster
@@ -81,6 +84,25 @@ class Clusters:
 
     async def _advance(self, cluster: int, seconds: float) -> None:
         self._clusters[cluster].advance(seconds)
+
+    async def _pass_time(self, cluster: int, seconds: float) -> None:
+        clock = self._clusters[cluster].clock
+        assert isinstance(clock, PassingClock)
+        clock.pass_time(seconds)
+
+
+class PassingClock(MovableClock):
+    """A clock of which the time that passed can be moved as well: locks and members grow old."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._passed
+
+    def pass_time(self, seconds: float) -> None:
+        self._passed += seconds
 
 
 def adjusted(settings: BrokerSettings, changes: Mapping[str, Any]) -> BrokerSettings:

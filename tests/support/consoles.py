@@ -16,7 +16,7 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings
 
 #: Nothing in a test takes as long; what does has failed.
-DEADLINE = 20.0
+DEADLINE = 40.0
 
 
 @dataclass(frozen=True, slots=True)

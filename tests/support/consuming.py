@@ -29,7 +29,7 @@ GROUP = "billing"
 QUEUE = Queue("orders", "broker-a", 0)
 
 #: Nothing in a test takes as long; what does has failed.
-DEADLINE = 15.0
+DEADLINE = 30.0
 
 
 async def until(condition: Callable[[], object], *, deadline: float = DEADLINE) -> None:
@@ -164,7 +164,11 @@ async def consuming(
     if isinstance(handler, Mapping):
         by_topic = dict(handler)
     elif listener:
-        by_topic = {"orders": bind_listener(handler, group=GROUP, batch_size=consume.batch_size)}
+        by_topic = {
+            "orders": bind_listener(
+                handler, group=GROUP, batch_size=consume.batch_size, in_order=ordered
+            )
+        }
     else:
         bound = bind_handler(handler, group=GROUP, batch=batch, batch_size=consume.batch_size)
         by_topic = {"orders": bound}

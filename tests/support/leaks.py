@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import TypeAlias
 
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
@@ -43,6 +44,9 @@ _OF_TIMERS = frozenset({"_contextvars.Context"})
 #: Made for classes and tasks by whoever has a cache of them, and gone with those.
 _OF_CACHES = frozenset({"weakref.ReferenceType"})
 
+#: Objects of one kind that belong to what is on its way out, and soon are gone.
+_JUST_GOING = 16
+
 Step: TypeAlias = Callable[[int], Awaitable[None]]
 
 
@@ -60,7 +64,7 @@ class Census:
     def taken(cls) -> Census:
         for _ in range(3):
             gc.collect()
-        kinds = (type(each) for each in gc.get_objects() if not _is_cancelled(each))
+        kinds = (type(each) for each in gc.get_objects() if not _is_kept_by_python(each))
         return cls(
             threads=threading.active_count(),
             descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
@@ -92,6 +96,7 @@ def _has_settled(now: Census, before: Census) -> bool:
         now.threads <= before.threads
         and now.descriptors <= before.descriptors
         and now.tasks <= before.tasks
+        and not now.grown(before, by=_JUST_GOING)
     )
 
 
@@ -105,9 +110,15 @@ def check_flat(before: Census, after: Census, *, times: int) -> None:
     assert not grown, grown
 
 
-def _is_cancelled(found: object) -> bool:
-    """A timer that was cancelled: asyncio keeps up to a hundred of them until they are due."""
-    return isinstance(found, asyncio.TimerHandle) and found.cancelled()
+def _is_kept_by_python(found: object) -> bool:
+    """A timer that was cancelled, or what an abstract class notes of a class it was asked about.
+
+    asyncio keeps up to a hundred such timers until they are due. An abstract class keeps a weak
+    reference for each class that `isinstance` has seen, and with it a function that ends it.
+    """
+    if isinstance(found, asyncio.TimerHandle):
+        return found.cancelled()
+    return type(found) is BuiltinFunctionType and found.__name__ == "_destroy"
 
 
 def _own_memory() -> int:

@@ -20,7 +20,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.allocation import Averagely, Strategy, share
 from orbitmq.client.consumer.brokerprogress import BrokerProgress
 from orbitmq.client.consumer.locks import LockSettings, QueueLocks
-from orbitmq.client.consumer.members import CLAIMS, claims_text
+from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import ProgressStore
 from orbitmq.client.consumer.pulling import Puller
@@ -374,6 +374,8 @@ class OtherMember:
         #: The queues that it says it holds; None: it says nothing.
         self.holds: set[Queue] | None = set()
         self.claims: set[Queue] = set()
+        #: The queues that it holds, and says that it is letting go of.
+        self.leaves: set[Queue] = set()
         self.questions = 0
         #: Those that a Java client answers from memory.
         self.harmless_questions = 0
@@ -424,6 +426,7 @@ class OtherMember:
             ): ProcessQueueInfo()
             for queue in self.holds
         }
-        properties = {CLAIMS: claims_text(self.claims)} if self.claims else {}
+        said = {CLAIMS: self.claims, LEAVING: self.leaves}
+        properties = {name: queues_text(queues) for name, queues in said.items() if queues}
         info = ConsumerRunningInfo(mq_table=table, properties=properties)
         return request.answer(ResponseCode.SUCCESS, body=encode_body(info))

@@ -62,8 +62,8 @@ def _believes_in_locks_for_ever() -> AbstractContextManager[Any]:
 def _forgets_progress() -> AbstractContextManager[Any]:
     """A broker does not read at its start how far groups had come."""
 
-    def load(self: ProgressTable, file: Any, deleted_below: Any = None) -> None:
-        pass
+    def load(self: ProgressTable, *_: Any, **__: Any) -> bool:
+        return False
 
     return mock.patch.object(ProgressTable, "load", load)
 

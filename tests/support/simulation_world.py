@@ -218,8 +218,9 @@ class World:
             name=node.name,
             name_servers=(f"{NAME_SERVER}:9876",),
             vip=False,
-            # A little longer than a client believes in a lock that a broker forgot.
-            lock_pause=LOCKS.life + 1.0 if node.lives else 0.0,
+            # As long as it would have kept the locks that it forgot: whoever believed in one may
+            # have begun a message just before that ended.
+            lock_pause=BROKER_LOCK_LIFE if node.lives else 0.0,
             client_life=CLIENT_LIFE,
             tick=0.2,
             store=replace(_STORE, flush=flush),

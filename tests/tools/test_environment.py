@@ -56,6 +56,7 @@ def environment(
     """One that is there already, with a pip that fetches nothing."""
     commands = folder / ".venv" / "bin"
     commands.mkdir(parents=True)
+    (folder / ".venv" / "pyvenv.cfg").write_text("home = elsewhere\n")
     python = commands / "python"
     python.write_text(
         PYTHON.format(
@@ -149,6 +150,26 @@ def test_an_environment_without_pip_is_made_anew(
     tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert remade(environment(tmp_path, is_without_pip=True), lock, monkeypatch)
+
+
+def test_an_environment_that_was_hardly_begun_is_made_anew(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".venv" / "lib" / "python3.11").mkdir(parents=True)
+
+    assert remade(tmp_path / ".venv", lock, monkeypatch)
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = tmp_path / "home" / "bin" / "photo.png"
+    photo.parent.mkdir(parents=True)
+    photo.write_bytes(b"dear")
+
+    with pytest.raises(SetupFailed, match="home is there and is no virtual environment"):
+        remade(tmp_path / "home", lock, monkeypatch)
+    assert photo.read_bytes() == b"dear"
 
 
 def test_the_environment_of_a_checkout_that_was_moved_is_made_anew(
