@@ -44,7 +44,9 @@ The broker is measured as a process of its own, under load from another process 
 encoded before. There a ratio is made of the CPU time that the two servers used for the same
 requests, unless the line is about waiting, and the figure is the rate that clients saw. Floors run
 on the same event loop as the broker. Apache's broker, where it can be had, gets the same requests
-in turns with ours, and is compared twice: by what clients see, and by what it costs.
+in turns with ours, and is compared twice: by what clients see, and by what it costs. Ratios are
+made within a line. Figures of the same load in two sections differ: beside Apache's broker ours
+shares cores, caches and the disk with a second broker, which goes on writing in our turn.
 
 `make bench` runs everything and takes about half an hour, `make bench QUICK=1` takes fewer rounds,
 smaller sizes and at most twelve minutes; what it has no time for is named below. Both write

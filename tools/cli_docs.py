@@ -214,10 +214,12 @@ class FieldDescription:
 
 
 def describe_record(record: type, above: str = "") -> Iterator[FieldDescription]:
-    """All fields, those of inner records with the path to them."""
+    """All fields, those of inner records with the path to them; old names are left out."""
     comments = comments_of(record)
     declared = typing.get_type_hints(record)
     for each in dataclasses.fields(record):
+        if each.metadata.get("is_old"):
+            continue
         path = f"{above}{each.name}"
         kind, inner, is_list = _kind(declared[each.name])
         yield FieldDescription(path, kind, comments.get(each.name, ""))

@@ -65,7 +65,7 @@ def set_up(folder: Path, lock: Path, display: Display) -> None:
     try:
         display.begin(1, f"a virtual environment in {folder}")
         if not is_usable(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             _make(folder)
         _install(folder, lock, display)
     except OSError as error:
@@ -95,6 +95,18 @@ def is_usable(folder: Path) -> bool:
     except subprocess.TimeoutExpired as error:
         raise SetupFailed(f"{error}; if that happens again, remove {folder}") from error
     return tried.returncode == 0
+
+
+def _remove(folder: Path) -> None:
+    """Take away what is left of an environment, and nothing that is something else."""
+    # That file is the first that `venv` makes: before it there are empty folders only.
+    is_environment = (folder / "pyvenv.cfg").is_file()
+    if not is_environment and any(each.is_file() for each in (folder, *folder.rglob("*"))):
+        raise SetupFailed(
+            f"{folder} is there and is no virtual environment; VENV must name one, or a folder "
+            "that does not exist yet"
+        )
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make(folder: Path) -> None:

@@ -54,7 +54,8 @@ _MEANING = {
     "tls.verifyHost": "Whether they must be made out for the address that is asked.",
     "subscribe": "Topics with commas between them. One of `subscribe`, `subscribePattern` and "
     "`assign` is needed.",
-    "topic": "Reading: the same as `subscribe`. Writing: where rows without a `topic` column go.",
+    "topic": "Reading: the same as `subscribe`. Writing: where all rows go, whatever a column "
+    "`topic` says; without the option, every row says it in that column.",
     "subscribePattern": "A regular expression for names of topics.",
     "assign": 'Single queues, as JSON: `{"orders": ["broker-a:0"]}`.',
     "group": "The group whose progress is reported, and read with `startingOffsets=group`. Without "

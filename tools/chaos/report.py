@@ -171,7 +171,9 @@ def _done(promise: Promise, run: Run) -> str:
             if figure.of and promise.row in figure.row.split():
                 sums[figure.of] += figure.amount
     done = ", ".join(f"{short(round(amount))} {of}" for of, amount in sums.items())
-    return done or promise.elsewhere or "not in this run"
+    # What is not counted was done all the same: suites say how they ended.
+    suites = "; ".join(each.about for each in run.outcomes if promise.row in each.rows.split())
+    return done or promise.elsewhere or suites or "not in this run"
 
 
 def _mark_of(promise: Promise, run: Run) -> str:

@@ -57,8 +57,9 @@ def soak(stage: Stage, effort: Effort) -> list[Figure]:
         pass_time(max(part, 2 * _ROUTES))
     began = now()
     before = [census(each.pid) for each in lasting]
-    young = [_taken(broker) for broker in (*brokers, steady)]
     pass_time(part)
+    # As long after a restart as in the end: brokers grow until they have seen all of their load.
+    young = [_taken(broker) for broker in (*brokers, steady)]
     first_end = now()
     for _ in range(effort.times(60.0)):
         _rolling_restart(stage, brokers)
