@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -171,6 +172,42 @@ async def test_wherever_a_thread_is_interrupted_the_others_are_served(
     assert place > 20, "there are more points than that"
     # While frames leave the queue, and nowhere else: not in the system call, which takes longest.
     assert not [where for where in aborted if "extend" in where or "wait" in where], aborted
+
+
+@pytest.mark.parametrize("error", [Interrupt, InterruptLikeASocket])
+async def test_wherever_a_thread_is_interrupted_on_its_lane_nobody_gets_its_answer(
+    error: type[BaseException],
+) -> None:
+    place = 0
+    async with serving({ECHO: _echo}) as server:
+        while True:
+            async with _connected(server) as connection:
+                side = connection.for_threads()
+                lanes = connection._lanes
+                assert lanes is not None
+                lanes._open_for(threading.get_ident())
+                await until(lambda: len(lanes) == 1)  # noqa: B023  # ended here
+                lane = lanes._lanes.pop(threading.get_ident())
+
+                def ask_on_lane(body: bytes) -> bytes:
+                    lanes._lanes[threading.get_ident()] = lane  # noqa: B023
+                    return _ask(side, body)  # noqa: B023
+
+                strike = _StrikeAt(place, error)
+                struck = await _on_thread(partial(ask_on_lane, b"struck"), strike)
+                others = [await _on_thread(partial(ask_on_lane, b"%d" % n)) for n in range(3)]
+
+                assert others == [b"0", b"1", b"2"], strike.where
+                if not strike.has_struck:
+                    assert struck == b"struck"
+                    assert lane.requests == 4
+                    break
+                is_swallowed = "_write_to_self" in strike.where and issubclass(error, OSError)
+                assert isinstance(struck, error) or is_swallowed, strike.where
+                assert not lane.lock.locked(), strike.where
+            await until(lambda: lane._socket.fileno() == -1, strike.where)  # noqa: B023
+            place += 1
+    assert place > 10, "there are more points than that"
 
 
 async def test_a_thread_that_is_interrupted_does_not_silence_the_others() -> None:

@@ -2,7 +2,8 @@
 
 The thread notes that it waits, writes its request to the socket, and reads until the answer is
 there, or sleeps while another thread or the loop reads. Its deadline is its own: the thread wakes
-by itself, so no timer of the loop has to be set from outside.
+by itself, so no timer of the loop has to be set from outside. Threads that keep meeting each other
+there get sockets of their own (`lanes`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut
+from orbitmq.remoting.lanes import Lanes, Late
 from orbitmq.remoting.pending import PendingRequests
 from orbitmq.remoting.sharedreading import SharedReading
 from orbitmq.remoting.sharedsocket import SharedSocket
@@ -29,7 +31,15 @@ Encode: TypeAlias = Callable[[int], Sequence[Bytes]]
 class BlockingSide:
     """What threads may do with a connection; get it with `Connection.for_threads`."""
 
-    __slots__ = ("_monotonic", "_opaques", "_pending", "_reading", "_socket", "connection")
+    __slots__ = (
+        "_lanes",
+        "_monotonic",
+        "_opaques",
+        "_pending",
+        "_reading",
+        "_socket",
+        "connection",
+    )
 
     def __init__(
         self,
@@ -38,12 +48,14 @@ class BlockingSide:
         reading: SharedReading | None,
         pending: PendingRequests,
         opaques: Iterator[int],
+        lanes: Lanes | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without `reading` the loop reads for threads."""
+        """Without `reading` the loop reads for threads, without `lanes` all share one socket."""
         self.connection = connection
         self._socket = shared
         self._reading = reading
+        self._lanes = lanes
         self._pending = pending
         self._opaques = opaques
         self._monotonic = monotonic
@@ -57,9 +69,14 @@ class BlockingSide:
 
         Raises what `Connection.request` raises, and what `encode` does.
         """
-        deadline = self._monotonic() + timeout
+        now = self._monotonic()
+        deadline = now + timeout
         opaque = next(self._opaques) & 0x7FFFFFFF
         pieces = encode(opaque)
+        if self._lanes is not None:
+            answer = self._ask_on_lane(self._lanes, code, opaque, pieces, now, timeout)
+            if answer is not None:
+                return answer
         waiter = Waiter()
         try:
             self._pending.add_thread(opaque, waiter)
@@ -81,10 +98,36 @@ class BlockingSide:
             return outcome
         raise outcome or RequestTimedOut(self.connection.remote, code, timeout)
 
+    def _ask_on_lane(
+        self,
+        lanes: Lanes,
+        code: int,
+        opaque: int,
+        pieces: Sequence[Bytes],
+        now: float,
+        timeout: float,
+    ) -> Command | None:
+        """The answer; None, with nothing sent, when it is a case for the shared socket."""
+        connection = self.connection
+        try:
+            answer = lanes.ask(opaque, pieces, now, now + timeout)
+        except Late:
+            connection.was_late_from_thread(timeout)
+            raise RequestTimedOut(connection.remote, code, timeout) from None
+        except ConnectionLost as lost:
+            if connection.is_open:
+                raise
+            raise ConnectionLost(connection.remote, connection.reason) from lost
+        if answer is None and self._pending.has_threads:
+            lanes.met()
+        return answer
+
     def tell(self, encode: Encode) -> None:
         """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
         if not self.connection.is_open:
             raise ConnectionLost(self.connection.remote, self.connection.reason)
+        if self._lanes is not None:
+            self._lanes.told()
         broken = self._socket.write(encode(next(self._opaques) & 0x7FFFFFFF))
         if broken is not None:
             self._end_with(broken)

@@ -28,6 +28,7 @@ from orbitmq.remoting.address import NOWHERE, socket_address
 from orbitmq.remoting.arriving import ArrivingFrame
 from orbitmq.remoting.asking import Asking
 from orbitmq.remoting.blocking import BlockingSide
+from orbitmq.remoting.lanes import Lanes
 from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.remoting.onloop import call_on_loop
 from orbitmq.remoting.outgoing import Outgoing
@@ -77,6 +78,7 @@ class Connection(Asking, asyncio.Protocol):
         # There once threads write and read, too.
         self._shared: SharedSocket | None = None
         self._reading: SharedReading | None = None
+        self._lanes: Lanes | None = None
         self._blocking: BlockingSide | None = None
         self._reader = FrameReader(self._settings.limits)
         self._places = places
@@ -126,8 +128,10 @@ class Connection(Asking, asyncio.Protocol):
                     self,
                     self._settings,
                 )
+                if self._settings.lanes:
+                    self._lanes = Lanes(self._loop, self._transport, self.remote, self._settings)
             self._blocking = BlockingSide(
-                self, self._shared, self._reading, self._pending, self._opaques
+                self, self._shared, self._reading, self._pending, self._opaques, self._lanes
             )
         return self._blocking
 
@@ -474,6 +478,8 @@ class Connection(Asking, asyncio.Protocol):
         self._out.clear()
         if self._shared is not None:
             self._shared.close()
+        if self._lanes is not None:
+            self._lanes.close()
         if self._reading is not None:
             self._reading.close()
         else:

@@ -99,6 +99,11 @@ class PendingRequests:
         """Whether anything on the loop waits for an answer."""
         return bool(self._waiting)
 
+    @property
+    def has_threads(self) -> bool:
+        """Whether any thread waits for an answer. Called by any thread."""
+        return bool(self._threads)
+
     def add(self, opaque: int, code: int, timeout: float, outcome: Outcome) -> None:
         """Wait for the answer to `opaque`. Raises `TooManyRequests`."""
         if len(self) >= self._limit:
