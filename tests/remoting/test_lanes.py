@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import threading
@@ -22,8 +23,9 @@ from orbitmq.remoting.dispatch import Result
 from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut, SettingError
 from orbitmq.remoting.lanes import Lane, Lanes
 from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ConnectionSettings
-from orbitmq.wire.command import Command
+from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
+from orbitmq.wire.command import Command, decode_command, encode_command
+from orbitmq.wire.frame import FrameReader
 from tests.support.askingthreads import (
     ECHO,
     HOLD,
@@ -37,15 +39,14 @@ from tests.support.askingthreads import (
 )
 from tests.support.remoting import DEADLINE, serving, until
 
-#: No look comes by itself.
-KEPT = ConnectionSettings(lane_look=100 * DEADLINE)
+#: However slow the machine is, no lane counts as unused.
+KEPT = ConnectionSettings(lane_idle=100 * DEADLINE)
 TOLD = 12
 
 
 @pytest.fixture(autouse=True)
 def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, no lane counts as unused, or as not used for a while."""
-    monkeypatch.setattr(lanes_module, "_BEGINNING", 100 * DEADLINE)
+    """However slow the machine is, no lane counts as one that may have been closed."""
     monkeypatch.setattr(lanes_module, "_FRESH", 100 * DEADLINE)
 
 
@@ -95,6 +96,16 @@ def worker() -> Iterator[_Worker]:
     made.end()
 
 
+class _NoSockets:
+    """The module `socket` of a process that has used up its descriptors."""
+
+    SOCK_STREAM = socket.SOCK_STREAM
+
+    @staticmethod
+    def socket(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+
 def _closed(lane: Lane) -> bool:
     return lane._socket.fileno() == -1
 
@@ -130,7 +141,7 @@ async def test_a_thread_that_asks_alone_gets_none() -> None:
 
 
 async def test_there_are_no_more_lanes_than_the_settings_say() -> None:
-    settings = ConnectionSettings(lanes=1, lane_look=100 * DEADLINE)
+    settings = ConnectionSettings(lanes=1, lane_idle=100 * DEADLINE)
     holding = Holding()
     async with serving({HOLD: holding}) as server, _opened(server, settings) as (side, lanes):
         held = begin(partial(ask, side, HOLD, b"first"))
@@ -148,7 +159,7 @@ async def test_there_are_no_more_lanes_than_the_settings_say() -> None:
 
 
 async def test_a_thread_that_has_ended_leaves_its_lane_to_the_next() -> None:
-    settings = ConnectionSettings(lanes=1, lane_look=100 * DEADLINE)
+    settings = ConnectionSettings(lanes=1, lane_idle=100 * DEADLINE)
     async with serving({ECHO: echo}) as server, _opened(server, settings) as (side, lanes):
         first, second = _Worker(), _Worker()
         try:
@@ -242,6 +253,7 @@ async def test_who_waited_in_vain_leaves_the_lane_and_goes_on(worker: _Worker) -
         with pytest.raises(RequestTimedOut):
             await worker.run(partial(ask, side, HOLD, b"late", 0.05))
         await until(lambda: len(lanes) == 0, "the end of the lane")
+        await until(lambda: len(holding.held) == 1)
         holding.answer(0)
 
         assert _closed(lane)
@@ -343,28 +355,20 @@ async def test_a_lane_that_is_lost_alone_leaves_the_connection(worker: _Worker) 
         await until(lambda: _closed(lane))
 
 
-async def test_lanes_that_nobody_uses_are_closed(worker: _Worker) -> None:
-    settings = ConnectionSettings(lane_look=0.02)
-    async with serving({ECHO: echo}) as server, _opened(server, settings) as (side, lanes):
-        await worker.lane(lanes)
-        await worker.run(partial(ask, side, ECHO))
-
-        await until(lambda: len(server.connections) <= 1 and not len(lanes), "its end")
-
-        assert len(lanes) == 0
-        assert lanes._timer is None
-        assert await worker.run(partial(ask, side, ECHO, b"next")) == b"next"
-
-
-async def test_a_lane_that_is_never_used_is_closed_soon(
+async def test_lanes_that_nobody_uses_are_closed(
     worker: _Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "_BEGINNING", 0.02)
-    async with serving({ECHO: echo}) as server, _opened(server) as (side, lanes):
-        lane = await worker.lane(lanes)
+    monkeypatch.setattr(lanes_module, "_LOOK", 0.02)
+    settings = ConnectionSettings(lane_idle=0.02)
+    async with serving({ECHO: echo}) as server, _opened(server, settings) as (side, lanes):
+        await in_threads(partial(ask, side, ECHO))
+        lanes._open_for(worker.ident)
+        assert lanes._opening is not None
+        await lanes._opening
 
-        await until(lambda: _closed(lane), "its end")
+        await until(lambda: len(server.connections) == 1 and not len(lanes), "its end")
 
+        await until(lambda: lanes._timer is None)
         assert await worker.run(partial(ask, side, ECHO, b"next")) == b"next"
 
 
@@ -390,24 +394,96 @@ async def test_a_lane_that_the_peer_closed_in_a_pause_is_no_failure(
 
 async def test_a_look_leaves_those_that_are_used(worker: _Worker) -> None:
     holding = Holding()
-    async with serving({ECHO: echo, HOLD: holding}) as server, _opened(server) as (side, lanes):
+    settings = ConnectionSettings(lane_idle=1000 * DEADLINE)
+    async with serving({HOLD: holding}) as server, _opened(server, settings) as (side, lanes):
         lane = await worker.lane(lanes)
-        await worker.run(partial(ask, side, ECHO))
-        lanes._look()
-        await worker.run(partial(ask, side, ECHO))
-        lanes._look()
         asking = worker.begin(partial(ask, side, HOLD, b"held"))
         await until(lambda: len(holding.held) == 1)
-        lanes._look()
+        lanes._idle = -1.0  # whatever is not in use, is not used for so long
+
         lanes._look()
         holding.answer(0)
 
         assert await asyncio.wrap_future(asking) == b"held"
         assert not _closed(lane)
         lanes._look()
-        assert not _closed(lane)  # the one that was held has come to an end since
-        lanes._look()
         assert _closed(lane)
+
+
+async def test_who_does_not_see_that_his_time_is_up_is_woken(worker: _Worker) -> None:
+    """The system waits anew after each signal: with many of them, for ever."""
+    holding = Holding()
+    async with serving({HOLD: holding}) as server, _opened(server) as (side, lanes):
+        lane = await worker.lane(lanes)
+        clock = [lane._monotonic()]
+        lane._monotonic = lanes._monotonic = lambda: clock[0]
+        asking = worker.begin(partial(ask, side, HOLD, b"late"))
+        await until(lambda: len(holding.held) == 1)
+        lanes._look()  # it is not yet
+        waits = not asking.done()
+
+        clock[0] += 2 * DEADLINE
+        lanes._look()
+
+        assert waits
+        with pytest.raises(RequestTimedOut):
+            await asyncio.wait_for(asyncio.wrap_future(asking), DEADLINE)
+        await until(lambda: _closed(lane), "the end of the lane")
+
+
+async def test_what_the_peer_has_got_before_it_stops_is_still_answered(worker: _Worker) -> None:
+    holding = Holding()
+    async with serving({ECHO: echo, HOLD: holding}) as server, _opened(server) as (side, lanes):
+        await in_threads(partial(ask, side, ECHO))
+        (shared,) = server.connections
+        lane = await worker.lane(lanes)
+        asking = worker.begin(partial(ask, side, HOLD, b"stored"))
+        await until(lambda: len(holding.held) == 1)
+
+        shared.finish("the server stops")
+        await side.connection.wait_closed()
+        holding.answer(0)
+
+        assert await asyncio.wrap_future(asking) == b"stored"
+        await until(lambda: _closed(lane), "the end of the lane")
+
+
+async def test_answers_on_lanes_keep_the_connection_from_being_idle(worker: _Worker) -> None:
+    async with serving({ECHO: echo}) as server, _opened(server) as (side, lanes):
+        await worker.lane(lanes)
+        side.connection.last_active = side.connection._last_read = 0.0
+
+        await worker.run(partial(ask, side, ECHO))
+
+        assert side.connection.last_active > 0.0
+        assert side.connection._last_read > 0.0
+
+
+@pytest.mark.parametrize("way", ["long frames", "after one-way"])
+async def test_who_could_not_use_one_gets_none(way: str) -> None:
+    body = b"x" * 100_000 if way == "long frames" else b"short"
+    holding = Holding()
+
+    async with (
+        serving({ECHO: echo, HOLD: holding, TOLD: echo}) as server,
+        _opened(server) as (side, lanes),
+    ):
+        held = begin(partial(ask, side, HOLD))  # somebody is at the shared socket all the time
+        await until(lambda: len(holding.held) == 1)
+
+        def work() -> None:
+            for _ in range(3 * lanes_module._MEETINGS):
+                if way == "after one-way":
+                    side.tell(encoding(TOLD, one_way=True))
+                ask(side, ECHO, body)
+
+        await in_threads(work)
+        met = lanes._meetings
+        holding.answer(0)
+        await held
+
+        assert met == 0
+        assert lanes._opening is None
 
 
 async def test_a_peer_that_takes_no_more_connections_is_asked_on_the_shared_one(
@@ -421,12 +497,61 @@ async def test_a_peer_that_takes_no_more_connections_is_asked_on_the_shared_one(
         assert lanes._opening is not None
         await lanes._opening
         for _ in range(100):
-            lanes.met()
+            lanes._meet(worker.ident)
         await asyncio.sleep(0)
 
         assert len(lanes) == 0
         assert lanes._opening.done()  # no second try yet
         assert await worker.run(partial(ask, side, ECHO, b"next")) == b"next"
+
+
+async def test_a_peer_that_takes_a_connection_and_drops_it_is_asked_on_the_shared_one(
+    worker: _Worker,
+) -> None:
+    limits = ServerSettings(host_connections=1)
+    async with serving({ECHO: echo}, limits) as server, _opened(server) as (side, lanes):
+        await in_threads(partial(ask, side, ECHO))
+
+        lanes._open_for(worker.ident)
+        assert lanes._opening is not None
+        await lanes._opening
+
+        assert len(lanes) == 0
+        assert lanes._is_opening  # for the time of a pause
+        assert await worker.run(partial(ask, side, ECHO, b"next")) == b"next"
+
+
+async def test_a_peer_that_does_not_answer_on_a_lane_is_asked_on_the_shared_one(
+    worker: _Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "_OPENING", 0.05)
+    async with serving({ECHO: echo}) as server, _opened(server) as (side, lanes):
+        with socket.create_server(("127.0.0.1", 0)) as deaf:  # it never accepts
+            lanes._address = deaf.getsockname()
+            lanes._open_for(worker.ident)
+            assert lanes._opening is not None
+            await lanes._opening
+
+        assert len(lanes) == 0
+        assert await worker.run(partial(ask, side, ECHO, b"next")) == b"next"
+
+
+async def test_without_descriptors_there_are_no_lanes_for_a_while(
+    worker: _Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving({ECHO: echo}) as server, _opened(server) as (side, lanes):
+        with monkeypatch.context() as patched:
+            patched.setattr(lanes_module, "_PAUSE", 0.01)
+            patched.setattr(lanes_module, "socket", _NoSockets)
+            lanes._open_for(worker.ident)
+            assert lanes._opening is not None
+            await lanes._opening
+        await until(lambda: not lanes._is_opening, "the end of the pause")
+
+        lane = await worker.lane(lanes)
+        await worker.run(partial(ask, side, ECHO))
+
+        assert lane.requests == 1
 
 
 async def test_bytes_that_are_no_frame_end_the_lane(worker: _Worker) -> None:
@@ -435,6 +560,8 @@ async def test_bytes_that_are_no_frame_end_the_lane(worker: _Worker) -> None:
     def babble(listening: socket.socket) -> None:
         taken, _ = listening.accept()
         accepted.append(taken)
+        (frame,) = FrameReader().feed(taken.recv(65536))
+        taken.sendall(encode_command(decode_command(frame).answer(0)))
         taken.recv(65536)
         taken.sendall(b"\xff" * 16)
 

@@ -175,6 +175,10 @@ class Asking(abc.ABC):
             request = self._prepare(request)
         return command_pieces(request, limits=self._settings.limits)
 
+    def probe_frame(self) -> bytes:
+        """A question that any server answers at once."""
+        return b"".join(self.encoded(Command.request(_PROBE, opaque=self._next_opaque())))
+
     @abc.abstractmethod
     def send_pieces(self, pieces: Sequence[Bytes], *, at_once: bool = False) -> None:
         """Send the pieces of whole frames. Their buffers must not change any more.

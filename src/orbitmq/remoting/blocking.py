@@ -110,7 +110,9 @@ class BlockingSide:
         """The answer; None, with nothing sent, when it is a case for the shared socket."""
         connection = self.connection
         try:
-            answer = lanes.ask(opaque, pieces, now, now + timeout)
+            answer = lanes.ask(
+                opaque, pieces, now, now + timeout, is_crowded=self._pending.has_threads
+            )
         except Late:
             connection.was_late_from_thread(timeout)
             raise RequestTimedOut(connection.remote, code, timeout) from None
@@ -118,8 +120,8 @@ class BlockingSide:
             if connection.is_open:
                 raise
             raise ConnectionLost(connection.remote, connection.reason) from lost
-        if answer is None and self._pending.has_threads:
-            lanes.met()
+        if answer is not None:
+            connection.note_heard(now)
         return answer
 
     def tell(self, encode: Encode) -> None:

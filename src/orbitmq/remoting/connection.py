@@ -129,7 +129,9 @@ class Connection(Asking, asyncio.Protocol):
                     self._settings,
                 )
                 if self._settings.lanes:
-                    self._lanes = Lanes(self._loop, self._transport, self.remote, self._settings)
+                    self._lanes = Lanes(
+                        self._loop, self._transport, self.remote, self.probe_frame, self._settings
+                    )
             self._blocking = BlockingSide(
                 self, self._shared, self._reading, self._pending, self._opaques, self._lanes
             )
@@ -143,6 +145,10 @@ class Connection(Asking, asyncio.Protocol):
         """A thread has read so many bytes."""
         self.bytes_in += size
         self.last_active = self._last_read = self._monotonic()
+
+    def note_heard(self, at: float) -> None:
+        """The peer has answered a thread elsewhere: this connection is neither idle nor silent."""
+        self.last_active = self._last_read = at
 
     def frames_received(self, frames: Sequence[Frame], broken: FrameError | None) -> None:
         """Frames that threads read and that are not for them; `broken`: the stream ended."""
@@ -474,12 +480,13 @@ class Connection(Asking, asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        is_in_order = self.is_open and exc is None
         self._end(self.reason if exc is None else str(exc) or type(exc).__name__)
         self._out.clear()
         if self._shared is not None:
             self._shared.close()
         if self._lanes is not None:
-            self._lanes.close()
+            self._lanes.close(is_in_order=is_in_order)
         if self._reading is not None:
             self._reading.close()
         else:

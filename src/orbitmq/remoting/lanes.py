@@ -7,14 +7,17 @@ for each request. With a socket each it is one, by the kernel, and a request cos
 So a thread that keeps finding others at the shared socket gets a *lane*: a second connection to the
 same peer, on which only that thread asks, one request at a time, blocking. Nobody introduces
 himself on a lane, so the peer asks nothing there. The loop opens lanes, while the thread goes on
-with the shared socket; a thread that has ended leaves its lane to the next one. The loop closes
-lanes that were not used between two looks, and all of them with the connection. A peer that lets no
-more connections in is asked again only after a pause.
+with the shared socket, and hands one out when the peer has answered a question on it: a system
+takes connections also for a server that does not. A peer that lets no more in is asked again only
+after a pause. A thread that has ended leaves its lane to the next one. The loop closes lanes that
+were not used for a while, and all of them with the connection.
 
 * A thread uses its lane under the lane's lock, which it never waits for: a signal handler that asks
   while its own thread does, takes the shared socket. So does a thread whose lane the loop looks at.
 * The loop closes descriptors, and nobody else, so that no number is used again under a call. A
-  thread in the middle of a request is woken by shutting the socket down.
+  thread in the middle of a request is woken by shutting the socket down: when the connection is
+  ended here, and when its time is up and signals keep it from seeing that (after each of them the
+  system waits anew). When the peer ends the connection in order, it may still answer on lanes.
 * After anything but an answer - a late one, an interrupt - a lane is not used any more: nobody
   knows what comes next on it. Nor is one that the peer has closed meanwhile, which is looked for
   after a while without use: what was never sent must not count as a failure.
@@ -28,6 +31,7 @@ import asyncio
 import logging
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -60,11 +64,11 @@ _PATIENCE: Final = 0.5
 _SHORTEST_PATIENCE: Final = 0.001
 #: Seconds without use after which a lane may have been closed.
 _FRESH: Final = 1.0
-#: Seconds for opening a lane, for its first use, and until the next try after a failed one. Peers
-#: complain of connections on which nothing is ever said.
+#: Seconds for opening a lane, and until the next try after a failed one.
 _OPENING: Final = 3.0
-_BEGINNING: Final = 2.0
 _PAUSE: Final = 10.0
+#: Seconds between two looks at the lanes.
+_LOOK: Final = 1.0
 
 
 class Late(Exception):
@@ -81,6 +85,7 @@ class Lane:
         "_reader",
         "_remote",
         "_socket",
+        "deadline",
         "is_open",
         "lock",
         "requests",
@@ -90,6 +95,7 @@ class Lane:
     def __init__(
         self,
         connected: socket.socket,
+        reader: FrameReader,
         remote: Address,
         limits: WireLimits,
         monotonic: Callable[[], float],
@@ -100,15 +106,15 @@ class Lane:
         self._remote = remote
         self._limits = limits
         self._monotonic = monotonic
-        self._reader = FrameReader(limits)
+        self._reader = reader
         self._patience = 0.0
         self._be_patient(_PATIENCE)
         self.lock = threading.Lock()
         self.is_open = True
         #: How many were answered.
         self.requests = 0
-        #: When the last one was begun.
-        self.used_at = monotonic()
+        #: When the last one was begun, and until when it may take.
+        self.used_at = self.deadline = monotonic()
 
     def ask(
         self, opaque: int, pieces: Sequence[Bytes], now: float, deadline: float
@@ -124,7 +130,7 @@ class Lane:
                 self.is_open = self.is_open and self._is_silent()
             if not self.is_open:
                 return None
-            self.used_at = now
+            self.used_at, self.deadline = now, deadline
             try:
                 self._write(b"".join(pieces), deadline)
                 while (answer := self._read(opaque, deadline)) is None:
@@ -147,6 +153,7 @@ class Lane:
 
     def _write(self, frame: bytes, deadline: float) -> None:
         rest: Bytes = frame
+        self._look_at_time(deadline)
         while True:
             sent: list[int] = []
             writing = map(self._socket.send, (rest,))
@@ -163,8 +170,7 @@ class Lane:
 
     def _read(self, opaque: int, deadline: float) -> Command | None:
         """The answer, if what comes next completes it."""
-        if deadline - self._monotonic() < self._patience:
-            self._check_time(deadline)
+        self._look_at_time(deadline)
         received: list[bytes] = []
         reading = map(self._socket.recv, _READ_SIZE)
         try:
@@ -174,6 +180,7 @@ class Lane:
             self._check_time(deadline)
             return None
         if not received[0]:
+            self._look_at_time(deadline)
             raise ConnectionLost(self._remote, "closed by the peer")
         try:
             for frame in self._reader.feed(received[0]):
@@ -192,6 +199,11 @@ class Lane:
         if not isinstance(error, BlockingIOError):
             raise ConnectionLost(self._remote, error.strerror or str(error)) from error
 
+    def _look_at_time(self, deadline: float) -> None:
+        """The same, when less is left than the kernel would wait; else it costs nothing."""
+        if deadline - self._monotonic() < self._patience:
+            self._check_time(deadline)
+
     def _check_time(self, deadline: float) -> None:
         """Wait no longer than until the deadline. Raises `Late` after it."""
         left = deadline - self._monotonic()
@@ -205,8 +217,11 @@ class Lane:
             self._patience = seconds
             whole = int(seconds)
             limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            except OSError as error:
+                self._look_at(error, False)
 
     # On the loop
 
@@ -215,6 +230,8 @@ class Lane:
         if not self.lock.acquire(blocking=False):
             return False
         try:
+            if self.is_open:
+                self.wake()  # a process that was forked may have the socket as well
             self.is_open = False
             self._socket.close()
         finally:
@@ -235,19 +252,19 @@ class Lanes:
     __slots__ = (
         "_address",
         "_family",
+        "_idle",
         "_is_closed",
         "_is_opening",
         "_lanes",
         "_left",
         "_limits",
-        "_look_after",
         "_loop",
         "_meetings",
         "_monotonic",
         "_most",
         "_opening",
+        "_probe",
         "_remote",
-        "_seen",
         "_timer",
         "_told",
     )
@@ -257,23 +274,24 @@ class Lanes:
         loop: asyncio.AbstractEventLoop,
         transport: asyncio.Transport,
         remote: Address,
+        probe: Callable[[], bytes],
         settings: ConnectionSettings,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`probe` makes the frame of a question that any peer answers."""
         self._loop = loop
         self._address: Any = transport.get_extra_info("peername")
         self._family = transport.get_extra_info("socket").family
         self._remote = remote
         self._limits = settings.limits
         self._most = settings.lanes
-        self._look_after = settings.lane_look
+        self._idle = settings.lane_idle
+        self._probe = probe
         self._monotonic = monotonic
         #: By thread. Lanes come and go on the loop alone.
         self._lanes: dict[int, Lane] = {}
         #: Lanes that are to be closed, and whose threads have not left them yet.
         self._left: set[Lane] = set()
-        #: How many requests each lane had served at the last look.
-        self._seen: dict[int, int] = {}
         #: Threads that have told the peer something since they last asked it.
         self._told: set[int] = set()
         self._meetings = 0
@@ -288,18 +306,29 @@ class Lanes:
     # On threads
 
     def ask(
-        self, opaque: int, pieces: Sequence[Bytes], now: float, deadline: float
+        self,
+        opaque: int,
+        pieces: Sequence[Bytes],
+        now: float,
+        deadline: float,
+        *,
+        is_crowded: bool,
     ) -> Command | None:
-        """The answer; None, with nothing sent, when this thread has no lane for it.
+        """The answer; None, with nothing sent, when it is a case for the shared socket.
 
-        Raises `Late` or `ConnectionLost`.
+        `is_crowded` says that others are at that. Raises `Late` or `ConnectionLost`.
         """
         thread = get_ident()
         lane = self._lanes.get(thread)
-        if lane is None or sum(map(len, pieces)) > _LARGEST:
+        if lane is None and not is_crowded:
             return None
         if thread in self._told:
             self._told.discard(thread)
+            return None
+        if sum(map(len, pieces)) > _LARGEST:
+            return None
+        if lane is None:
+            self._meet(thread)
             return None
         try:
             answer = lane.ask(opaque, pieces, now, deadline)
@@ -321,20 +350,21 @@ class Lanes:
         """This thread tells the peer something over the shared socket."""
         self._told.add(get_ident())
 
-    def met(self) -> None:
-        """This thread has found others at the shared socket."""
+    def _meet(self, thread: int) -> None:
+        """This thread has found others at the shared socket, and might do without it."""
         self._meetings += 1
         enough = _MEETINGS if len(self._lanes) < self._most else _MEETINGS_OF_MANY
         if self._meetings >= enough and not self._is_opening:
             self._meetings = 0
-            call_on_loop(self._loop, self._open_for, get_ident())
+            call_on_loop(self._loop, self._open_for, thread)
 
     # On the loop
 
     def _open_for(self, thread: int) -> None:
         if self._is_closed or self._is_opening or thread in self._lanes:
             return
-        living = {each.ident for each in threading.enumerate()}
+        # Not by `threading.enumerate`: its lock may be held by a thread that waits for the loop.
+        living = sys._current_frames()
         for owner in self._lanes:
             if owner not in living:
                 self._lanes[thread] = self._lanes.pop(owner)
@@ -344,46 +374,57 @@ class Lanes:
             self._opening = self._loop.create_task(self._open(thread))
 
     async def _open(self, thread: int) -> None:
-        made = socket.socket(self._family, socket.SOCK_STREAM)
+        made: socket.socket | None = None
         try:
-            made.setblocking(False)
+            made = socket.socket(self._family, socket.SOCK_STREAM)
             async with asyncio.timeout(_OPENING):
-                await self._loop.sock_connect(made, self._address)
-            lane = Lane(made, self._remote, self._limits, self._monotonic)
-        except (OSError, TimeoutError) as error:
-            made.close()
-            log.debug("no lane: %s", error, extra={"client": str(self._remote)})
+                reader = await self._greeted(made)
+            lane = Lane(made, reader, self._remote, self._limits, self._monotonic)
+        except BaseException as error:
+            if made is not None:
+                made.close()
             if not self._is_closed:
                 self._loop.call_later(_PAUSE, self._may_open)
+            if not isinstance(error, OSError | TimeoutError | FrameError | ConnectionLost):
+                raise
+            log.debug("no lane: %s", error, extra={"client": str(self._remote)})
             return
-        except BaseException:
-            made.close()
-            raise
         self._lanes[thread] = lane
-        self._loop.call_later(_BEGINNING, self._drop_unused, lane)
         self._may_open()
         if self._timer is None:
-            self._timer = self._loop.call_later(self._look_after, self._look)
+            self._timer = self._loop.call_later(_LOOK, self._look)
+
+    async def _greeted(self, made: socket.socket) -> FrameReader:
+        """Connect, and ask something: what reads on from the answer."""
+        made.setblocking(False)
+        await self._loop.sock_connect(made, self._address)
+        await self._loop.sock_sendall(made, self._probe())
+        reader = FrameReader(self._limits)
+        while data := await self._loop.sock_recv(made, _READ_SIZE[0]):
+            if reader.feed(data):
+                return reader
+        raise ConnectionLost(self._remote, "closed by the peer")
 
     def _may_open(self) -> None:
         self._is_opening = False
 
     def _look(self) -> None:
-        """Close what was not used since the last look, and what threads have left."""
-        seen, self._seen = self._seen, {}
-        for thread, lane in list(self._lanes.items()):
-            if seen.get(thread) == lane.requests and not lane.lock.locked():
+        """Close lanes that were not used for a while, and wake who should have left his."""
+        now = self._monotonic()
+        for lane in list(self._lanes.values()):
+            if lane.lock.locked():
+                if lane.deadline <= now:
+                    lane.wake()
+            elif now - lane.used_at > self._idle:
                 self._drop(lane)
-            else:
-                self._seen[thread] = lane.requests
         for lane in list(self._left):
             self._close(lane)
+        living = sys._current_frames()
+        for thread in list(self._told):
+            if thread not in living:
+                self._told.discard(thread)
         is_needed = bool(self._lanes or self._left)
-        self._timer = self._loop.call_later(self._look_after, self._look) if is_needed else None
-
-    def _drop_unused(self, lane: Lane) -> None:
-        if not lane.requests and not lane.lock.locked():
-            self._drop(lane)
+        self._timer = self._loop.call_later(_LOOK, self._look) if is_needed else None
 
     def _drop(self, lane: Lane) -> None:
         for thread, each in self._lanes.items():
@@ -398,8 +439,11 @@ class Lanes:
         else:
             self._left.add(lane)
 
-    def close(self) -> None:
-        """The connection has ended: who waits on a lane is woken, and told so by what it reads."""
+    def close(self, *, is_in_order: bool) -> None:
+        """The connection has ended: who waits on a lane is woken, and told so by what it reads.
+
+        If the peer ended it in order (`is_in_order`), what it has got is left to be answered.
+        """
         if self._opening is not None:
             self._opening.cancel()
         if self._timer is not None:
@@ -407,8 +451,9 @@ class Lanes:
             self._timer = None
         for lane in list(self._lanes.values()):
             self._drop(lane)
-        for lane in self._left:
-            lane.wake()
+        if not is_in_order:
+            for lane in self._left:
+                lane.wake()
         # Not before: from here on threads close what they leave, and nothing else may be done to a
         # lane that one of them uses. Who has left before is found here.
         self._is_closed = True

@@ -36,12 +36,12 @@ class ConnectionSettings:
     #: Sockets of their own that threads which ask at the same time get, beside the one that all
     #: share: a request then costs half. 0: none.
     lanes: int = 15
-    lane_look: float = 15.0  #: how often those are closed that were not used since the last look
+    lane_idle: float = 20.0  #: those that were not used for so long are closed
     limits: WireLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         check_not_negative("connection", self, "lanes")
-        check_positive("connection", self, "lane_look")
+        check_positive("connection", self, "lane_idle")
         check_positive("connection", self, "read_size", "flush_bytes", "slow_bytes", "resume_bytes")
         check_positive("connection", self, "unwritten_bytes", "open_requests", "open_bytes")
         check_positive("connection", self, "pending_requests", "request_timeout", "reading_look")
