@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -143,6 +144,67 @@ async def test_others_are_served_while_a_key_is_looked_for_among_many_messages(
     assert not looking.done()
     async with asyncio.timeout(30):
         assert bodies_in(await looking) == [b"found"]
+
+
+class LongLooks:
+    """Looks for keys that take until a test ends them."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.under_way = 0
+        self.may_end = False
+
+    def looking_up(self, _topic: str, key: str, *_times: int) -> Iterator[None]:
+        self.begun.append(key)
+        self.under_way += 1
+        try:
+            while not self.may_end:
+                yield None
+        finally:
+            self.under_way -= 1
+
+
+async def test_a_connection_has_a_few_questions_under_way_and_the_others_in_line(
+    broker: Broker, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, other = await open_client(broker), await open_client(broker)
+    looks = LongLooks()
+    monkeypatch.setattr(broker.parts.store, "looking_up", looks.looking_up)
+    keys = [f"key-{number}" for number in range(40)]
+    questions = [asyncio.ensure_future(by_key(eager, key)) for key in keys]
+    await until(lambda: len(looks.begun) > 0)
+
+    # What comes after them on the connection is answered when all of them have come.
+    await eager.max_offset("orders")
+    at_first = list(looks.begun)
+    questions.append(asyncio.ensure_future(by_key(other, "other")))
+    await until(lambda: "other" in looks.begun)
+    looks.may_end = True
+    answers = await asyncio.wait_for(asyncio.gather(*questions), 30)
+
+    assert at_first == keys[:16]
+    assert looks.begun == [*keys[:16], "other", *keys[16:]]
+    assert {answer.code for answer in answers} == {ResponseCode.QUERY_NOT_FOUND}
+
+
+async def test_questions_in_line_are_forgotten_with_their_connection(
+    broker: Broker, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving = await open_client(broker)
+    looks = LongLooks()
+    monkeypatch.setattr(broker.parts.store, "looking_up", looks.looking_up)
+    questions = [asyncio.ensure_future(by_key(leaving, f"key-{n}")) for n in range(40)]
+    await until(lambda: len(looks.begun) > 0)
+    await leaving.max_offset("orders")
+
+    await leaving.close()
+    await asyncio.gather(*questions, return_exceptions=True)
+    await until(lambda: looks.under_way == 0)
+
+    looks.may_end = True
+    stayed = await open_client(broker)
+    assert (await by_key(stayed, "after")).code == ResponseCode.QUERY_NOT_FOUND
+    assert looks.begun == [*(f"key-{n}" for n in range(16)), "after"]
 
 
 async def test_a_message_is_viewed_by_the_offset_in_its_id(client: RawClient) -> None:

@@ -1,8 +1,9 @@
-"""How much one connection may have compiled, and what becomes of the rest."""
+"""How much one connection, and one host, may have compiled, and what becomes of the rest."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from contextlib import suppress
 
 import pytest
@@ -11,6 +12,7 @@ from orbitmq.broker import compiledfilters
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.compileallowance import (
     BURST,
+    HOST_SHARES,
     LONGEST_WAIT,
     RATE,
     CompileAllowances,
@@ -148,6 +150,65 @@ def test_nothing_comes_back_while_something_is_compiled(clock: HandClock) -> Non
     assert allowances.take("one", BURST)
 
 
+def first_letter(channel: Hashable) -> str:
+    """A host for tests."""
+    return str(channel)[0]
+
+
+def test_the_connections_of_a_host_have_a_few_times_the_allowance_of_one(clock: HandClock) -> None:
+    allowances = CompileAllowances(clock.monotonic, host_of=first_letter)
+
+    taken = [allowances.take(f"a{number}", BURST) for number in range(10)]
+    other = allowances.take("b", BURST)
+    for number in range(10):
+        allowances.forget(f"a{number}")
+    anew = allowances.take("a", BURST)
+    clock.advance(BURST / RATE)
+    later = [allowances.take(f"a{number}", BURST) for number in range(10)]
+
+    assert taken == [number < HOST_SHARES for number in range(10)]
+    assert other
+    assert not anew  # coming back with another connection is no help
+    assert later == taken
+
+
+def test_who_waits_waits_for_others_of_its_host_and_not_of_another(clock: HandClock) -> None:
+    allowances = CompileAllowances(clock.monotonic, host_of=first_letter)
+    most = HOST_SHARES * (1 + int(LONGEST_WAIT * RATE / BURST))
+
+    waits = [allowances.reserve(f"a{number}", sql(1), BURST) for number in range(most)]
+    with pytest.raises(SystemBusy):
+        allowances.reserve("a", sql(1), BURST)
+
+    assert waits[:HOST_SHARES] == [0] * HOST_SHARES
+    assert waits == sorted(waits)
+    assert LONGEST_WAIT - BURST / RATE < waits[-1] <= LONGEST_WAIT
+    assert allowances.reserve("b", sql(1), BURST) == 0
+
+
+def test_nothing_comes_back_to_a_host_while_something_is_compiled_for_it(clock: HandClock) -> None:
+    allowances = CompileAllowances(clock.monotonic, host_of=first_letter)
+    for number in range(HOST_SHARES):
+        assert allowances.take(f"a{number}", BURST)
+
+    with allowances.compiling("a0"):
+        clock.advance(60.0)
+
+    assert not allowances.take("a", BURST)
+
+
+def test_hosts_that_have_all_of_their_allowance_are_not_remembered(clock: HandClock) -> None:
+    allowances = CompileAllowances(clock.monotonic, host_of=lambda channel: channel)
+
+    for number in range(5_000):
+        assert allowances.take(number, BURST)
+        allowances.forget(number)
+        clock.advance(0.01)
+
+    assert len(allowances) == 0
+    assert len(allowances._hosts) < 2_000
+
+
 # Heartbeats.
 
 
@@ -211,18 +272,20 @@ def test_an_expression_that_turns_out_wrong_at_the_pull_is_refused_with_the_reas
     assert "subscription does not compile" in caplog.text
 
 
-def test_of_a_long_file_only_the_beginning_is_compiled_at_the_start(
+def test_of_a_long_file_only_those_that_left_last_are_compiled_at_the_start(
     filters: FilterTable, compilations: list[str]
 ) -> None:
     said = {f"t{number:02}": wants(long(number, 30_000), f"t{number:02}") for number in range(20)}
-    filters.register("g", said.values(), NOW, "one")
+    for number in range(20):
+        filters.register("g", list(said.values())[number:], NOW + number, "one")
     compilations.clear()
     loaded = FilterTable(is_enabled=True)
 
-    loaded.load(filters.file(), NOW)
+    loaded.load(filters.file(), NOW + 100)
     at_start = len(compilations)
 
     assert 0 < at_start < 10
+    assert compilations == [long(number, 30_000) for number in range(19, 19 - at_start, -1)]
     for number, (topic, subscription) in enumerate(said.items()):
         found = loaded.of_group("g", topic, subscription, 1)
         assert found.accepts_properties({"size": str(number)})
@@ -480,6 +543,35 @@ async def test_a_pull_that_is_held_gets_the_expression_that_could_not_be_compile
     assert bodies_in(await client.pull("orders", sys_flag=0)) == [b"seven"]
 
 
+async def test_of_pulls_that_are_held_those_for_the_last_topics_of_a_heartbeat_are_refused(
+    still: Broker, client: RawClient
+) -> None:
+    topics = [f"t{number * 5 % 12}" for number in range(12)]
+    for topic in topics:
+        await client.stored(topic)
+    await client.heartbeat("c1", *(wants("size = 1", topic) for topic in topics))
+    pulls = {
+        topic: asyncio.ensure_future(client.pull(topic, hold=20.0, sys_flag=2, offset=1))
+        for topic in topics
+    }
+    try:
+        await until(lambda: len(still.parts.held) == len(topics))
+
+        # Of so long expressions four are compiled in time.
+        said = [wants(long(at, 25_000), topic, version=2) for at, topic in enumerate(topics)]
+        await client.heartbeat("c1", *said)
+        answers = await asyncio.wait_for(
+            asyncio.gather(*(pulls[topic] for topic in topics[4:])), 30
+        )
+        others = [pulls[topic].result().code for topic in topics[:4] if pulls[topic].done()]
+    finally:
+        for pull in pulls.values():
+            pull.cancel()
+
+    assert {answer.code for answer in answers} == {ResponseCode.SYSTEM_BUSY}
+    assert ResponseCode.SYSTEM_BUSY not in others
+
+
 async def test_a_consumer_with_much_sql_is_told_that_it_can_begin(
     broker: Broker, client: RawClient, compilations: list[str]
 ) -> None:
@@ -503,6 +595,17 @@ async def test_a_check_beyond_the_allowance_is_answered_later_and_tells_what_is_
     assert wrong.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert "ends too early" in (wrong.remark or "")
     assert len(compilations) == 3
+
+
+async def test_many_connections_of_a_host_have_little_compiled(
+    still: Broker, open_client: OpenClient, compilations: list[str]
+) -> None:
+    for number in range(10):
+        each = await open_client(still)
+        said = wants(long(number, BURST - 100), f"t{number}")
+        assert (await each.heartbeat("c1", said, group=f"g{number}")).code == ResponseCode.SUCCESS
+
+    assert len(compilations) == HOST_SHARES
 
 
 async def test_a_connection_that_ends_leaves_no_allowance(

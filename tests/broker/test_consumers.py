@@ -100,9 +100,7 @@ def test_a_consumer_that_joins_is_told_to_everybody_and_to_itself() -> None:
     first = change(consumers, ONE, data(wants("T")))
     second = change(consumers, TWO, data(wants("T")))
 
-    assert first == GroupChange(
-        group="g", notify=("one",), joined=(ONE,), topics_added=frozenset({"T"})
-    )
+    assert first == GroupChange(group="g", notify=("one",), joined=(ONE,), topics_added=("T",))
     assert second == GroupChange(group="g", notify=("one", "two"), joined=(TWO,))
 
 
@@ -121,7 +119,7 @@ def test_a_newer_version_replaces_and_is_no_reason_to_rebalance() -> None:
 
     replaced = change(consumers, ONE, data(wants("T", "B", 2)))
 
-    assert replaced == GroupChange(group="g", topics_replaced=frozenset({"T"}))
+    assert replaced == GroupChange(group="g", topics_replaced=("T",))
     assert consumers.subscription("g", "T") == wants("T", "B", 2)
 
 
@@ -134,11 +132,25 @@ def test_a_newer_version_of_the_same_wish_is_nobodys_business() -> None:
     renewed = change(consumers, ONE, data(again))
     joined = change(consumers, TWO, data(wants("T", "A || B", 3)))
 
-    assert renewed == GroupChange(group="g", topics_renewed=frozenset({"T"}))
+    assert renewed == GroupChange(group="g", topics_renewed=("T",))
     assert joined is not None
     assert not joined.topics_replaced
-    assert joined.topics_renewed == {"T"}
+    assert joined.topics_renewed == ("T",)
     assert consumers.subscription("g", "T") == wants("T", "A || B", 3)
+
+
+def test_topics_are_told_in_the_order_of_the_heartbeat() -> None:
+    consumers = ConsumerTable()
+    topics = tuple(f"T{number * 7 % 40}" for number in range(40))
+
+    joined = change(consumers, ONE, data(*(wants(topic) for topic in topics)))
+    replaced = change(consumers, ONE, data(*(wants(topic, "A", 2) for topic in topics[::-1])))
+    renewed = change(consumers, ONE, data(*(wants(topic, "A", 3) for topic in topics)))
+
+    assert joined is not None
+    assert joined.topics_added == topics
+    assert replaced == GroupChange(group="g", topics_replaced=topics[::-1])
+    assert renewed == GroupChange(group="g", topics_renewed=topics)
 
 
 def test_an_older_version_of_another_member_does_not_replace() -> None:
@@ -175,7 +187,7 @@ def test_a_topic_stays_until_no_member_names_it() -> None:
 
     dropped = change(consumers, ONE, data(wants("T")))
 
-    assert dropped == GroupChange(group="g", notify=("one", "two"), topics_removed=frozenset({"U"}))
+    assert dropped == GroupChange(group="g", notify=("one", "two"), topics_removed=("U",))
     assert consumers.groups_of("U") == frozenset()
     assert consumers.groups_of("T") == {"g"}
 
@@ -203,8 +215,8 @@ def test_what_a_member_wanted_goes_with_it() -> None:
         group="g",
         notify=("one",),
         left=(TWO,),
-        topics_removed=frozenset({"U"}),
-        topics_replaced=frozenset({"T"}),
+        topics_removed=("U",),
+        topics_replaced=("T",),
     )
     assert consumers.subscription("g", "T") == wants("T", "mine", 1)
 
@@ -239,9 +251,7 @@ def test_a_closed_connection_leaves_all_its_groups_at_once() -> None:
 
     gone, shrunk = consumers.close("one")
 
-    assert gone == GroupChange(
-        group="g", left=(ONE,), topics_removed=frozenset({"T"}), is_gone=True
-    )
+    assert gone == GroupChange(group="g", left=(ONE,), topics_removed=("T",), is_gone=True)
     assert shrunk == GroupChange(group="h", notify=("two",), left=(ONE,))
     assert consumers.close("one") == ()
     assert consumers.groups() == ("h",)
@@ -269,9 +279,26 @@ def test_survivors_are_told_of_those_that_fell_silent() -> None:
     assert channels == ("one", "three")
     assert changes == (
         GroupChange(group="g", notify=("two",), left=(ONE, THREE)),
-        GroupChange(group="h", left=(ONE,), topics_removed=frozenset({"T"}), is_gone=True),
+        GroupChange(group="h", left=(ONE,), topics_removed=("T",), is_gone=True),
     )
     assert consumers.expire(CLIENT_LIFE + 0.1) == ((), ())
+
+
+def test_what_those_who_fell_silent_together_wanted_is_told_once_and_in_their_order() -> None:
+    consumers = ConsumerTable()
+    change(consumers, ONE, data(*map(wants, ("T", "D", "C", "B"))), now=0.0)
+    change(consumers, TWO, data(*(wants(topic, "A", 2) for topic in ("F", "T", "E", "B"))), now=0.0)
+    change(consumers, THREE, data(wants("T"), wants("B")), now=100.0)
+
+    _, (gone,) = consumers.expire(CLIENT_LIFE + 1.0)
+
+    assert gone == GroupChange(
+        group="g",
+        notify=("three",),
+        left=(ONE, TWO),
+        topics_removed=("D", "C", "F", "E"),
+        topics_replaced=("T", "B"),
+    )
 
 
 def test_a_connection_that_changes_its_client_id_is_another_member() -> None:
@@ -285,8 +312,8 @@ def test_a_connection_that_changes_its_client_id_is_another_member() -> None:
         notify=("one",),
         joined=(TWO,),
         left=(ONE,),
-        topics_added=frozenset({"U"}),
-        topics_removed=frozenset({"T"}),
+        topics_added=("U",),
+        topics_removed=("T",),
     )
 
 
@@ -447,7 +474,7 @@ def test_clients_in_java_and_cpp_share_a_group() -> None:
 
     joining, joined, *repeated = changes
     assert joining is not None
-    assert joining.topics_added == {"%RETRY%GID_G_26277", "G_27282"}
+    assert joining.topics_added == ("%RETRY%GID_G_26277", "G_27282")
     assert joined == GroupChange(
         group="GID_G_26277",
         notify=("127.0.0.1@one6da228c9455", "11686-127.0.0.1@one"),

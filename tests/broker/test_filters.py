@@ -98,7 +98,7 @@ def tag_list(number: int, tags: int = 4_000) -> str:
 
 
 def test_the_cache_is_bounded_by_the_memory_that_filters_take() -> None:
-    filters = table(cache_bytes=300_000)
+    filters = table(tag_cache_bytes=300_000)
     short = filters.of_pull("A", "TAG")
     gc.collect()
     tracemalloc.start()
@@ -112,6 +112,24 @@ def test_the_cache_is_bounded_by_the_memory_that_filters_take() -> None:
         tracemalloc.stop()
 
     assert kept < 600_000  # each list takes 90 KB, and took 600 KB with its tags
+
+
+def test_tag_lists_and_sql_do_not_push_each_other_out() -> None:
+    filters = table(cache_size=5, cache_bytes=10_000, tag_cache_bytes=10_000)
+    sql = filters.of_pull("a > 1", "SQL92")
+    tags = filters.of_pull("A", "TAG")
+
+    for number in range(20):
+        filters.of_pull(tag_list(number, 50), "TAG")
+    sql_after_tags = filters.of_pull("a > 1", "SQL92")
+    tags_after_tags = filters.of_pull("A", None)
+    for number in range(20):
+        filters.of_pull(f"a > 1 AND b > {number}", "SQL92")
+
+    assert sql_after_tags is sql
+    assert tags_after_tags is not tags
+    assert filters.of_pull("A", "TAG") is tags_after_tags
+    assert filters.of_pull("a > 1", "SQL92") is not sql
 
 
 @pytest.mark.parametrize(
@@ -180,6 +198,29 @@ def test_sql_has_to_be_turned_on() -> None:
     filters.check("A", None)
     with pytest.raises(Refused, match="enablePropertyFilter"):
         filters.check("price > 5", "SQL92")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("price >", "SQL92"), ("x" * 40_000, "SQL92"), ("x", "XPATH")]
+)
+def test_what_is_not_turned_on_is_refused_as_that_also_when_it_is_wrong(
+    text: str, kind: str
+) -> None:
+    filters = table(is_enabled=False)
+
+    with pytest.raises(Refused, match="enablePropertyFilter") as pulled:
+        filters.of_pull(text, kind)
+    with pytest.raises(Refused, match="enablePropertyFilter") as checked:
+        filters.check(text, kind)
+
+    assert pulled.value.code == checked.value.code == ResponseCode.SYSTEM_ERROR
+
+
+def test_a_pull_by_no_expression_at_all_is_refused_as_that_also_when_sql_is_not_turned_on() -> None:
+    with pytest.raises(Refused) as refusal:
+        table(is_enabled=False).of_pull("", "SQL92")
+
+    assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
 def test_a_client_can_ask_beforehand() -> None:
@@ -402,6 +443,26 @@ def test_the_file_brings_filters_back(tmp_path: Path) -> None:
     }
     assert price_over(again, wants("price > 5", 3), version=3) == 5
     assert again.clean(NOW + 5 + KEPT_AFTER_LEAVING) == 1
+
+
+def test_after_a_restart_those_go_first_that_left_first() -> None:
+    filters = table()
+    filters.register("here", [wants("price > 5", topic="c")], NOW)
+    for number, name in enumerate("zmakb"):
+        filters.register(name, [wants("price > 5", topic=name)], NOW)
+        filters.leave(name, NOW + number)
+    saved = filters.file()
+    in_order = [*zip("zmakb", "zmakb", strict=True), ("here", "c")]
+
+    counts = set()
+    for room in range(1_000, 12_000, 500):
+        again = table(left_room=room)
+        again.load(saved, NOW + 100)
+        count = len(kept(again))
+        assert set(kept(again)) == set(in_order[len(in_order) - count :])
+        counts.add(count)
+
+    assert counts == set(range(len(in_order) + 1))
 
 
 def test_what_no_longer_compiles_is_left_out_of_the_table(

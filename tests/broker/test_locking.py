@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Sequence
+from unittest.mock import Mock
 
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.handlers.locks import Locking
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import LockBatch, LockedQueues, SubscriptionData
 from orbitmq.wire.bodies.route import MessageQueue
@@ -31,19 +34,35 @@ def at(topic: str, *numbers: int, broker: str = "broker-a") -> tuple[MessageQueu
     )
 
 
-async def ask(client: RawClient, queues: tuple[MessageQueue, ...], group: str = GROUP) -> Command:
-    body = LockBatch(client_id="me", consumer_group=group, mq_set=queues)
+def batch(queues: Sequence[MessageQueue], group: str = GROUP, client_id: str = "me") -> bytes:
+    return encode_body(LockBatch(client_id=client_id, consumer_group=group, mq_set=tuple(queues)))
+
+
+async def ask(
+    client: RawClient, queues: Sequence[MessageQueue], group: str = GROUP, client_id: str = "me"
+) -> Command:
     return await client.connection.request(
-        RequestCode.LOCK_BATCH_MQ, body=encode_body(body), timeout=30
+        RequestCode.LOCK_BATCH_MQ, body=batch(queues, group, client_id), timeout=30
     )
 
 
 async def lock(
-    client: RawClient, *queues: MessageQueue, group: str = GROUP
+    client: RawClient, *queues: MessageQueue, group: str = GROUP, client_id: str = "me"
 ) -> tuple[MessageQueue, ...]:
-    answer = await ask(client, queues, group)
+    answer = await ask(client, queues, group, client_id)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return decode_body(LockedQueues, answer.body).lock_ok_mq_set
+
+
+def _granted(answer: Command) -> int:
+    return len(decode_body(LockedQueues, answer.body).lock_ok_mq_set)
+
+
+async def unlock(client: RawClient, *queues: MessageQueue) -> None:
+    answer = await client.connection.request(
+        RequestCode.UNLOCK_BATCH_MQ, body=batch(queues), timeout=30
+    )
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
 async def test_only_queues_of_this_broker_are_locked(broker: Broker, client: RawClient) -> None:
@@ -155,9 +174,72 @@ async def test_many_queues_are_locked_while_others_are_served(
 
     assert answers == ["served", "locked"]
     assert held == many
-    body = LockBatch(client_id="me", consumer_group=GROUP, mq_set=many)
-    await client.connection.request(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(body), timeout=30)
+    await unlock(client, *many)
     assert len(broker.parts.locks) == 0
+
+
+async def test_a_queue_that_is_given_back_right_after_many_were_asked_for_is_free(
+    broker: Broker, client: RawClient
+) -> None:
+    has_queues(broker, "orders", 5_000)
+    many = at("orders", *range(5_000))
+
+    # One after the other on one connection, none waiting for an answer.
+    held, *_ = await asyncio.gather(
+        lock(client, *many), unlock(client, many[-1]), unlock(client, *many[:4_000])
+    )
+
+    assert held == many
+    assert set(broker.parts.locks.held_by_group(GROUP, 0.0)) == set(many[4_000:-1])
+
+
+async def test_a_queue_that_is_asked_for_right_after_many_were_given_back_is_locked(
+    broker: Broker, client: RawClient
+) -> None:
+    has_queues(broker, "orders", 5_000)
+    many = at("orders", *range(5_000))
+    await lock(client, *many)
+
+    _, again = await asyncio.gather(unlock(client, *many), lock(client, many[-1]))
+
+    assert again == many[-1:]
+    assert len(broker.parts.locks) == 1
+
+
+async def test_what_one_client_asks_for_does_not_wait_for_another(
+    broker: Broker, client: RawClient
+) -> None:
+    has_queues(broker, "orders", 5_000)
+    locking = Locking(broker.parts)
+
+    def asked(client_id: str, *numbers: int) -> Command:
+        body = batch(at("orders", *numbers), client_id=client_id)
+        return Command(code=RequestCode.LOCK_BATCH_MQ, opaque=0, body=body)
+
+    mine = locking.lock(client.connection, asked("me", *range(4_999)))
+    yours = locking.lock(client.connection, asked("you", 4_999))
+    again = locking.lock(client.connection, asked("me", 4_999))
+
+    assert isinstance(yours, Command)
+    assert isinstance(mine, Coroutine)
+    assert isinstance(again, Coroutine)
+    assert [_granted(yours), _granted(await mine), _granted(await again)] == [1, 4_999, 0]
+
+
+async def test_after_a_request_that_fails_the_next_in_line_is_served(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_queues(broker, "orders", 300)
+    many = at("orders", *range(300))
+    refuse = Mock(side_effect=OSError("no such disk"))
+    monkeypatch.setattr(broker.parts.locks, "lock", refuse)
+
+    failed, _ = await asyncio.gather(ask(client, many), unlock(client, many[0]))
+    monkeypatch.undo()
+
+    assert failed.code == ResponseCode.SYSTEM_ERROR
+    assert "no such disk" in (failed.remark or "")
+    assert await lock(client, *many) == many
 
 
 async def test_too_many_locks_are_told_in_the_log(

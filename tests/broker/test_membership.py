@@ -419,6 +419,7 @@ async def test_a_group_without_members_is_answered_with_an_error(client: RawClie
         ("price > 1", "SQL92", True, ResponseCode.SUCCESS),
         ("price >", "SQL92", True, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
         ("price > 1", "SQL92", False, ResponseCode.SYSTEM_ERROR),
+        ("price >", "SQL92", False, ResponseCode.SYSTEM_ERROR),
         ("a || b", "TAG", False, ResponseCode.SUCCESS),
     ],
 )

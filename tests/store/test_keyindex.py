@@ -7,6 +7,7 @@ import os
 import struct
 import tempfile
 import time
+import tracemalloc
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -220,6 +221,35 @@ def test_a_message_that_has_a_key_twice_is_found_once(tmp_path: Path) -> None:
 
     assert index.lookup("T", "Aa") == [0]
     index.close()
+
+
+def test_a_message_whose_keys_are_in_two_files_is_found_once(tmp_path: Path) -> None:
+    index = open_tiny(tmp_path)
+    append(index, numbered(0, 5))
+    append(index, [Put(500, START + 500, "T", None, "k Aa k"), *numbered(6, 1)])
+
+    assert index.file_count == 2
+    assert index.lookup("T", "k") == [600, 500, 400, 300, 200, 100, 0]
+    index.close()
+
+
+def test_a_walk_along_a_chain_remembers_nothing_of_it(tmp_path: Path) -> None:
+    count = 20_000
+    index = KeyIndex.open(tmp_path, settings=IndexSettings(slots=7, entries=count + 1))
+    index.append(range(count), [START] * count, ["T"] * count, [None] * count, ["Aa"] * count)
+    found = 0
+
+    tracemalloc.start()
+    try:
+        for offset in index.candidates("T", "BB", 0, 2**63 - 1):
+            found += offset is not None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        index.close()
+
+    assert found == count
+    assert peak < 100_000  # a set of the offsets would take 3,000,000
 
 
 def test_the_newest_results_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:

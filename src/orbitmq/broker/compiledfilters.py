@@ -4,7 +4,8 @@ What a client brings with a pull is compiled and kept, since its next pull bring
 nothing ties anybody to a few expressions, and a compiled one takes up to a hundred times the memory
 of its text. So the room is counted in bytes, and an expression has a longest length: SQL's is its
 grammar's, and tag lists have the same one here. (Apache's brokers take tag lists of any length, and
-compile them anew for each pull.)
+compile them anew for each pull.) Tag lists have a room of their own: they are compiled without an
+allowance, so whoever brings ever new ones would push out SQL, which takes much longer to compile.
 
 A broker compares hashes; the tags themselves are for clients, and are not kept.
 """
@@ -15,14 +16,15 @@ import sys
 from collections import OrderedDict
 
 from orbitmq.filter.errors import InvalidFilter
-from orbitmq.filter.subscription import MessageFilter, compile_filter
+from orbitmq.filter.subscription import TAG, MessageFilter, compile_filter
 from orbitmq.filter.tags import TagFilter
 
 #: Characters of an expression: 800 tags that are UUIDs, or some thousands of shorter ones.
 LONGEST_EXPRESSION = 32_768
-#: Expressions that are kept, and the bytes that they may take together.
+#: Expressions of SQL that are kept, and as many tag lists; and the bytes that each may take.
 MOST_FILTERS = 4096
-MOST_BYTES = 64 * 1024 * 1024
+MOST_BYTES = 48 * 1024 * 1024
+MOST_TAG_BYTES = 16 * 1024 * 1024
 
 #: Bytes of a compiled filter, as measured: of any, for each hash of a tag list, and for each
 #: character of an SQL expression.
@@ -30,41 +32,51 @@ _FILTER = 128
 _HASH = 40
 _CHARACTER = 100
 
+#: An expression and its language.
+_Key = tuple[str | None, str]
+
 
 class CompiledFilters:
     """The filters that were used last."""
 
     def __init__(
-        self, *, lenient: bool, most: int = MOST_FILTERS, most_bytes: int = MOST_BYTES
+        self,
+        *,
+        lenient: bool,
+        most: int = MOST_FILTERS,
+        most_bytes: int = MOST_BYTES,
+        most_tag_bytes: int = MOST_TAG_BYTES,
     ) -> None:
         self._lenient = lenient
-        self._most = most
-        self._most_bytes = most_bytes
-        self._filters: OrderedDict[tuple[str | None, str], MessageFilter] = OrderedDict()
-        #: What they take together.
-        self.bytes = 0
+        self._sql = _Room(most, most_bytes)
+        self._tags = _Room(most, most_tag_bytes)
 
     def __len__(self) -> int:
-        return len(self._filters)
+        return len(self._sql.filters) + len(self._tags.filters)
+
+    @property
+    def bytes(self) -> int:
+        """What they take together."""
+        return self._sql.bytes + self._tags.bytes
 
     def has(self, expression: str | None, kind: str) -> bool:
         """Whether a filter is there without compiling anything."""
-        return (expression, kind) in self._filters
+        return (expression, kind) in self._room(kind).filters
 
     def get(self, expression: str | None, kind: str) -> MessageFilter:
         """The filter of an expression; raises `OrbitError` when it is none."""
         key = (expression, kind)
-        found = self._filters.get(key)
+        room = self._room(kind)
+        found = room.filters.get(key)
         if found is not None:
-            self._filters.move_to_end(key)
+            room.filters.move_to_end(key)
             return found
         compiled = self._compile(expression, kind)
-        self._filters[key] = compiled
-        self.bytes += _room(expression, compiled)
-        while self.bytes > self._most_bytes or len(self._filters) > self._most:
-            (oldest, _), dropped = self._filters.popitem(last=False)
-            self.bytes -= _room(oldest, dropped)
+        room.add(key, compiled)
         return compiled
+
+    def _room(self, kind: str) -> _Room:
+        return self._tags if kind == TAG or not kind else self._sql
 
     def _compile(self, expression: str | None, kind: str) -> MessageFilter:
         check_length(expression)
@@ -72,6 +84,26 @@ class CompiledFilters:
         if isinstance(compiled, TagFilter):
             return TagFilter(codes=compiled.codes, matches_all=compiled.matches_all)
         return compiled
+
+
+class _Room:
+    """Filters of one kind, as many as fit; who was used last is last."""
+
+    __slots__ = ("_most", "_most_bytes", "bytes", "filters")
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self.filters: OrderedDict[_Key, MessageFilter] = OrderedDict()
+        #: What they take together.
+        self.bytes = 0
+
+    def add(self, key: _Key, compiled: MessageFilter) -> None:
+        self.filters[key] = compiled
+        self.bytes += _size(key[0], compiled)
+        while self.bytes > self._most_bytes or len(self.filters) > self._most:
+            (oldest, _), dropped = self.filters.popitem(last=False)
+            self.bytes -= _size(oldest, dropped)
 
 
 def check_length(expression: str | None) -> None:
@@ -91,5 +123,5 @@ def memory_of(compiled: MessageFilter) -> int:
     return _FILTER + _CHARACTER * len(getattr(compiled, "text", ""))
 
 
-def _room(expression: str | None, compiled: MessageFilter) -> int:
+def _size(expression: str | None, compiled: MessageFilter) -> int:
     return memory_of(compiled) + sys.getsizeof(expression)

@@ -93,14 +93,14 @@ def size_of(subscription: SubscriptionData) -> int:
 
 
 class Merged(NamedTuple):
-    """Topics whose subscription was worked out anew, by what that changed."""
+    """Topics whose subscription was worked out anew, by what that changed, in their order."""
 
-    added: set[str]
-    removed: set[str]
+    added: list[str]
+    removed: list[str]
     #: The group wants other messages.
-    replaced: set[str]
+    replaced: list[str]
     #: It wants the same, and says so under a later version: every member that starts does.
-    renewed: set[str]
+    renewed: list[str]
 
 
 class ConsumerGroup:
@@ -133,23 +133,23 @@ class ConsumerGroup:
 
     def merge(self, topics: Iterable[str]) -> Merged:
         """Work the subscription of `topics` out anew."""
-        merged = Merged(set(), set(), set(), set())
+        merged = Merged([], [], [], [])
         added, removed, replaced, renewed = merged
         for topic in topics:
             before = self.subscriptions.get(topic)
             after = self._best(topic, before)
             if after is None:
                 if before is not None:
-                    removed.add(topic)
+                    removed.append(topic)
                     del self.subscriptions[topic]
                 continue
             self.subscriptions[topic] = after
             if before is None:
-                added.add(topic)
+                added.append(topic)
             elif _wish(before) != _wish(after):
-                replaced.add(topic)
+                replaced.append(topic)
             elif before.sub_version != after.sub_version:
-                renewed.add(topic)
+                renewed.append(topic)
         return merged
 
     def _best(self, topic: str, before: SubscriptionData | None) -> SubscriptionData | None:

@@ -54,18 +54,22 @@ CONNECTION_ROOM = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupChange:
-    """What an event did to a group, and who is to be told (NOTIFY_CONSUMER_IDS_CHANGED)."""
+    """What an event did to a group, and who is to be told (NOTIFY_CONSUMER_IDS_CHANGED).
+
+    Topics are in the order of the heartbeat: whose pulls are looked at first has its expression
+    compiled first, and of too many the last have to wait.
+    """
 
     group: str
     notify: tuple[Channel, ...] = ()
     joined: tuple[Client, ...] = ()
     left: tuple[Client, ...] = ()
-    topics_added: frozenset[str] = frozenset()
-    topics_removed: frozenset[str] = frozenset()
+    topics_added: tuple[str, ...] = ()
+    topics_removed: tuple[str, ...] = ()
     #: Topics of which other messages are wanted now; not by itself a reason to notify.
-    topics_replaced: frozenset[str] = frozenset()
+    topics_replaced: tuple[str, ...] = ()
     #: Topics of which the same messages are wanted under another version: nobody's business.
-    topics_renewed: frozenset[str] = frozenset()
+    topics_renewed: tuple[str, ...] = ()
     #: Whether nobody is left.
     is_gone: bool = False
 
@@ -110,6 +114,8 @@ class ConsumerTable:
         self._compensations: dict[tuple[str, str], tuple[SubscriptionData, float]] = {}
         self._compensated = 0  #: characters of them
         self._touched: set[str] = set()
+        #: Counts what may change the answer to a pull: members, subscriptions, models.
+        self.revision = 0
 
     # Events.
 
@@ -150,7 +156,9 @@ class ConsumerTable:
             group = self._groups[data.group_name] = ConsumerGroup(data.group_name)
         group.notifies = notifies
         group.consume_type = data.consume_type
-        group.message_model = data.message_model
+        if group.message_model is not data.message_model:
+            group.message_model = data.message_model
+            self.revision += 1
         group.consume_from_where = data.consume_from_where
         before = group.members.get(channel)
         if before is not None and before.client.id == client.id:
@@ -208,6 +216,7 @@ class ConsumerTable:
     ) -> GroupChange | None:
         """Bring the group up to date after its members changed; None when that changed nothing."""
         added, removed, replaced, renewed = group.merge(topics)
+        self.revision += 1
         for topic in added:
             self._of_topic.setdefault(topic, set()).add(group.name)
         for topic in removed:
@@ -226,10 +235,10 @@ class ConsumerTable:
             notify=group.listeners() if is_news else (),
             joined=joined,
             left=left,
-            topics_added=frozenset(added),
-            topics_removed=frozenset(removed),
-            topics_replaced=frozenset(replaced),
-            topics_renewed=frozenset(renewed),
+            topics_added=tuple(added),
+            topics_removed=tuple(removed),
+            topics_replaced=tuple(replaced),
+            topics_renewed=tuple(renewed),
             is_gone=not group.members,
         )
 
@@ -375,10 +384,18 @@ def _characters(key: tuple[str, str], subscription: SubscriptionData) -> int:
 
 def _joined(first: GroupChange, then: GroupChange) -> GroupChange:
     """Two changes of one group as one, so that the members who stay are told once."""
+    removed = then.topics_removed
     return replace(
         then,
         left=first.left + then.left,
-        topics_removed=first.topics_removed | then.topics_removed,
-        topics_replaced=(first.topics_replaced | then.topics_replaced) - then.topics_removed,
-        topics_renewed=(first.topics_renewed | then.topics_renewed) - then.topics_removed,
+        topics_removed=_union(first.topics_removed, removed),
+        topics_replaced=_union(first.topics_replaced, then.topics_replaced, without=removed),
+        topics_renewed=_union(first.topics_renewed, then.topics_renewed, without=removed),
     )
+
+
+def _union(
+    first: tuple[str, ...], then: tuple[str, ...], *, without: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    gone = frozenset(without)
+    return tuple(topic for topic in dict.fromkeys(first + then) if topic not in gone)

@@ -84,6 +84,12 @@ class FilterData(Body, frozen=True, kw_only=True):
     expression_type: str
     topic: str
 
+    def left_at(self, otherwise: float) -> float:
+        """When its group left; if that is not known, `otherwise`, but not before it came."""
+        if self.dead_time > 0 and self.dead_time >= self.born_time:
+            return self.dead_time / 1000
+        return max(self.born_time / 1000, otherwise)
+
 
 class TopicFilters(Body, frozen=True, kw_only=True):
     """The registrations for one topic, by group."""

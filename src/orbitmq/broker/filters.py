@@ -32,6 +32,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 from orbitmq.broker import names
 from orbitmq.broker.clients import Channel
@@ -40,6 +41,7 @@ from orbitmq.broker.compiledfilters import (
     LONGEST_EXPRESSION,
     MOST_BYTES,
     MOST_FILTERS,
+    MOST_TAG_BYTES,
     CompiledFilters,
     check_length,
 )
@@ -77,6 +79,7 @@ class FilterTable:
         lenient: bool = True,
         cache_size: int = MOST_FILTERS,
         cache_bytes: int = MOST_BYTES,
+        tag_cache_bytes: int = MOST_TAG_BYTES,
         kept: float = KEPT_AFTER_LEAVING,
         left_room: int = LEFT_ROOM,
         monotonic: Callable[[], float] = time.monotonic,
@@ -90,7 +93,12 @@ class FilterTable:
         #: Whether subscriptions other than tags are served at all.
         self.is_enabled = is_enabled
         self._kept = kept
-        self._compiled = CompiledFilters(lenient=lenient, most=cache_size, most_bytes=cache_bytes)
+        self._compiled = CompiledFilters(
+            lenient=lenient,
+            most=cache_size,
+            most_bytes=cache_bytes,
+            most_tag_bytes=tag_cache_bytes,
+        )
         self._registrations: dict[str, dict[str, Registration]] = {}
         self._left_room = left_room
         #: Those that nobody is there for, by group and topic, with their sizes; who left last last.
@@ -114,14 +122,15 @@ class FilterTable:
         `payer` is who has it compiled, should that be necessary, and is told when (`Postponed`);
         without one it is done now. `has_waited` says that this is then.
         """
+        # Nothing at all is no expression, as with Apache: whether it would be served is no matter.
+        if expression:
+            self._check_enabled(expression_type)
         try:
-            compiled = self._get(expression, expression_type or TAG, payer, has_waited=has_waited)
+            return self._get(expression, expression_type or TAG, payer, has_waited=has_waited)
         except Refused:
             raise
         except OrbitError as error:
             raise _not_parsed(error) from error
-        self._check_enabled(compiled)
-        return compiled
 
     def of_group(
         self,
@@ -161,11 +170,10 @@ class FilterTable:
                 f"the broker's consumer filter data is not latest: group {group!r}, topic "
                 f"{topic!r} has version {registration.version}, the pull {version}",
             )
-        compiled = registration.filter or self._registered(
+        self._check_enabled(registration.expression_type)
+        return registration.filter or self._registered(
             group, topic, registration, payer, has_waited=has_waited
         )
-        self._check_enabled(compiled)
-        return compiled
 
     def _registered(
         self,
@@ -238,6 +246,7 @@ class FilterTable:
         A consumer that is told that we are busy does not start. So what it would have to wait long
         for passes unread: its first pull is told what is wrong with it.
         """
+        self._check_enabled(expression_type)
         try:
             check_length(expression)
         except OrbitError as error:
@@ -249,12 +258,15 @@ class FilterTable:
         except SystemBusy as busy:
             if isinstance(busy, Postponed) and busy.seconds <= _LONGEST_CHECK:
                 raise
-            if not self.is_enabled:
-                raise _not_enabled() from busy
 
-    def _check_enabled(self, compiled: MessageFilter) -> None:
-        if compiled.needs_properties and not self.is_enabled:
-            raise _not_enabled()
+    def _check_enabled(self, expression_type: str | None) -> None:
+        """Refuse what is not served, right or wrong: nobody has to compile that."""
+        if not self.is_enabled and not _is_tags(expression_type):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                "the broker does not support consumers to filter messages by SQL92; "
+                "set enablePropertyFilter=true",
+            )
 
     # Heartbeats.
 
@@ -399,34 +411,33 @@ class FilterTable:
     def load(self, file: FilterFile, now: float) -> None:
         """Take over what a file says; what does not compile is left out.
 
-        Of a long file only the beginning is compiled now.
+        Of a long file only those who left last are compiled now.
         """
+        saved = [
+            (data.left_at(now - _BEFORE_START), group, data)
+            for filters in file.filter_data_by_topic.values()
+            for group, data in filters.group_filter_data.items()
+        ]
+        saved.sort(key=itemgetter(0), reverse=True)
+        loaded: list[tuple[float, str, str, Registration]] = []
         characters = 0
-        for filters in file.filter_data_by_topic.values():
-            for group, data in filters.group_filter_data.items():
-                compiled: MessageFilter | None = None
-                characters += len(data.expression)
-                if characters <= _COMPILED_AT_START:
-                    try:
-                        compiled = self._compile(
-                            group, data.topic, data.expression, data.expression_type
-                        )
-                    except OrbitError:
-                        continue
-                loaded = Registration(
-                    data.expression,
-                    data.expression_type,
-                    compiled,
-                    data.client_version,
-                    data.born_time / 1000,
-                )
-                is_dead = data.dead_time >= data.born_time and data.dead_time > 0
-                left_at = (
-                    data.dead_time / 1000 if is_dead else max(loaded.born_at, now - _BEFORE_START)
-                )
-                self._note_back(group, data.topic)
-                self._registrations.setdefault(group, {})[data.topic] = loaded
-                self._note_left(group, data.topic, loaded, left_at)
+        for left_at, group, data in saved:
+            expression, kind, topic = data.expression, data.expression_type, data.topic
+            compiled: MessageFilter | None = None
+            characters += len(expression)
+            if characters <= _COMPILED_AT_START:
+                try:
+                    compiled = self._compile(group, topic, expression, kind)
+                except OrbitError:
+                    continue
+            made = Registration(
+                expression, kind, compiled, data.client_version, data.born_time / 1000
+            )
+            loaded.append((left_at, group, topic, made))
+        for left_at, group, topic, made in reversed(loaded):
+            self._note_back(group, topic)
+            self._registrations.setdefault(group, {})[topic] = made
+            self._note_left(group, topic, made, left_at)
         self._make_room()
         self.revision += 1
 
@@ -457,14 +468,6 @@ def _not_parsed(error: OrbitError) -> Refused:
     return Refused(
         ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         f"parse the consumer's subscription failed: {error}",
-    )
-
-
-def _not_enabled() -> Refused:
-    return Refused(
-        ResponseCode.SYSTEM_ERROR,
-        "the broker does not support consumers to filter messages by SQL92; "
-        "set enablePropertyFilter=true",
     )
 
 

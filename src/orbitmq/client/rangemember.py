@@ -44,11 +44,14 @@ class RangeMember:
             engine.serve(code, handler)
 
     def subscribe(self, topics: Iterable[str], wanted: RangeFilter) -> None:
-        """Want these topics, and no others any more."""
-        topics = set(topics)
-        for topic in set(self._subscriptions.topics) - topics:
-            self._subscriptions.remove(topic)
-        for topic in topics - set(self._subscriptions.topics):
+        """Want these topics, and no others any more; brokers are told of them in this order."""
+        topics = dict.fromkeys(topics)
+        for topic in self._subscriptions.topics:
+            if topic not in topics:
+                self._subscriptions.remove(topic)
+        for topic in topics:
+            if topic in self._subscriptions:
+                continue
             if wanted.kind == "TAG":
                 self._subscriptions.put(Subscription.by_tags(topic, wanted.expression))
             else:

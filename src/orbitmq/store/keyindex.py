@@ -161,12 +161,14 @@ class KeyIndex:
 
         The index may change between two of them: what is appended later is not among them.
         """
-        seen: set[int] = set()
+        # Entries are in the order of the log, Apache's as well as ours. So those of one message
+        # follow each other in a chain, and from the end of one file to the beginning of the next.
+        last = -1
         for offset in self._find(index_hash(topic, key), begin_ms, end_ms):
             if offset is None:
                 yield None
-            elif offset not in seen:
-                seen.add(offset)
+            elif offset != last:
+                last = offset
                 yield offset
 
     def flush(self) -> int:

@@ -7,19 +7,24 @@ heartbeat. Everything else is left out of the answer, as if somebody else held i
 such a queue only by mistake, or for as long as they have an old route.
 
 A request with few queues is done at once; one with many, in portions, between which others are
-served. Clients have one request about locks on its way at a time, so nothing overtakes it.
+served. What the same client of the group asks for meanwhile waits until that is done: whoever stops
+gives back what it has just asked for, and a queue that is given back first and locked then stays
+locked for a minute.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from asyncio import Future
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 
 from orbitmq.broker import names
 from orbitmq.broker.handlers.apart import STEP, answered
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.progressplaces import ProgressPlaces
+from orbitmq.broker.slices import Slices
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.remoting.occurrences import Reminders
@@ -32,6 +37,14 @@ from orbitmq.wire.command import Command
 
 log = logging.getLogger(__name__)
 
+#: Queues that are locked or given back before there may be a look at the clock.
+_PORTION = 32
+
+#: A consumer group and a client of it.
+_Sender = tuple[str, str]
+#: Does a portion; the queues of it that the client then holds.
+_Step = Callable[[Sequence[MessageQueue]], Sequence[MessageQueue]]
+
 
 class Locking:
     """Gives queues to one client of a group at a time."""
@@ -40,6 +53,9 @@ class Locking:
         self._parts = parts
         self._places = ProgressPlaces(parts.topics, parts.progress, parts.store)
         self._full = Reminders()
+        self._slices = Slices(parts.loop, at_once=1)
+        #: What is under way, and after it what waits for that, in order.
+        self._lines: dict[_Sender, deque[Iterator[None]]] = {}
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
@@ -48,22 +64,14 @@ class Locking:
         """Take or renew; the answer names what the client holds."""
         asked = decode_body(LockBatch, request.body)
         group = self._parts.groups.require(asked.consumer_group, now=self._parts.clock.now())
-        if len(asked.mq_set) > STEP:
-            return self._lock_many(request, asked, group)
-        held = self._lock(asked, group, asked.mq_set)
-        return request.answer(
-            ResponseCode.SUCCESS, body=encode_body(LockedQueues(lock_ok_mq_set=held))
-        )
+        if not self._must_wait(asked):
+            held = LockedQueues(lock_ok_mq_set=self._lock(asked, group, asked.mq_set))
+            return request.answer(ResponseCode.SUCCESS, body=encode_body(held))
+        return self._locked(request, self._in_line(asked, partial(self._lock, asked, group)))
 
-    async def _lock_many(
-        self, request: Command, asked: LockBatch, group: SubscriptionGroupConfig
-    ) -> Command:
-        held: list[MessageQueue] = []
-        for some in _portions(asked.mq_set):
-            held += self._lock(asked, group, some)
-            await asyncio.sleep(0)
-        body = LockedQueues(lock_ok_mq_set=tuple(held))
-        return await answered(request, body, entries=len(held))
+    async def _locked(self, request: Command, locking: Future[list[MessageQueue]]) -> Command:
+        held = tuple(await locking)
+        return await answered(request, LockedQueues(lock_ok_mq_set=held), entries=len(held))
 
     def _lock(
         self, asked: LockBatch, group: SubscriptionGroupConfig, queues: Sequence[MessageQueue]
@@ -80,16 +88,43 @@ class Locking:
         self, _: Connection, request: Command
     ) -> Command | Coroutine[object, object, Command]:
         asked = decode_body(LockBatch, request.body)
-        if len(asked.mq_set) > STEP:
-            return self._unlock_many(request, asked)
-        self._parts.locks.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
+        if not self._must_wait(asked):
+            self._unlock(asked, asked.mq_set)
+            return request.answer(ResponseCode.SUCCESS)
+        return self._unlocked(request, self._in_line(asked, partial(self._unlock, asked)))
+
+    async def _unlocked(self, request: Command, unlocking: Future[list[MessageQueue]]) -> Command:
+        await unlocking
         return request.answer(ResponseCode.SUCCESS)
 
-    async def _unlock_many(self, request: Command, asked: LockBatch) -> Command:
-        for some in _portions(asked.mq_set):
-            self._parts.locks.unlock(asked.consumer_group, asked.client_id, some)
-            await asyncio.sleep(0)
-        return request.answer(ResponseCode.SUCCESS)
+    def _unlock(self, asked: LockBatch, queues: Sequence[MessageQueue]) -> tuple[()]:
+        self._parts.locks.unlock(asked.consumer_group, asked.client_id, queues)
+        return ()
+
+    # Requests that are not done at once.
+
+    def _must_wait(self, asked: LockBatch) -> bool:
+        return len(asked.mq_set) > STEP or _sender(asked) in self._lines
+
+    def _in_line(self, asked: LockBatch, step: _Step) -> Future[list[MessageQueue]]:
+        """Have it done in portions, after what the same client has asked for before."""
+        done: Future[list[MessageQueue]] = self._parts.loop.create_future()
+        work = _in_portions(asked.mq_set, step, done)
+        sender = _sender(asked)
+        line = self._lines.get(sender)
+        if line is None:
+            self._lines[sender] = deque([work])
+            self._slices.begin(self._serving(sender))
+        else:
+            line.append(work)
+        return done
+
+    def _serving(self, sender: _Sender) -> Iterator[None]:
+        line = self._lines[sender]
+        while line:
+            yield from line.popleft()
+            yield
+        del self._lines[sender]
 
     def _is_there(self, queue: MessageQueue, group: SubscriptionGroupConfig) -> bool:
         parts = self._parts
@@ -115,5 +150,21 @@ class Locking:
             )
 
 
-def _portions(queues: Sequence[MessageQueue]) -> Iterator[Sequence[MessageQueue]]:
-    return (queues[place : place + STEP] for place in range(0, len(queues), STEP))
+def _sender(asked: LockBatch) -> _Sender:
+    return asked.consumer_group, asked.client_id
+
+
+def _in_portions(
+    queues: Sequence[MessageQueue], step: _Step, done: Future[list[MessageQueue]]
+) -> Iterator[None]:
+    held: list[MessageQueue] = []
+    try:
+        for place in range(0, len(queues), _PORTION):
+            held += step(queues[place : place + _PORTION])
+            yield
+    except Exception as error:  # noqa: BLE001  # it is the sender's, and others are in line
+        if not done.done():
+            done.set_exception(error)
+    else:
+        if not done.done():
+            done.set_result(held)

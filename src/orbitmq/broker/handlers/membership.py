@@ -281,7 +281,7 @@ class Membership:
         """Have the members of a group share the queues anew, by what the group wants now."""
         if not change.is_gone:
             # Those who wait would go on leaving out what the group did not want before.
-            for topic in change.topics_added | change.topics_removed | change.topics_replaced:
+            for topic in change.topics_added + change.topics_replaced + change.topics_removed:
                 self._parts.held.wake(topic, group=change.group)
         for client in change.joined:
             log.info("consumer joined", extra={"group": change.group, "client": client.id})

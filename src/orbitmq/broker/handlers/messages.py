@@ -1,12 +1,15 @@
 """Looking single messages up: by their place in the log, by key, by unique id (12, 33).
 
 Looking for a key may take long: it may be on millions of messages of another time. So it is done in
-slices, and answered at the end. The answer has to fit into a frame; if not all of what was asked
-for does, it says so, and whoever wants the rest asks for the time before.
+slices, and answered at the end. A connection has `_SIDE_BY_SIDE` of its questions looked into at a
+time; the next ones wait for these, and nobody for another connection's. The answer has to fit into
+a frame; if not all of what was asked for does, it says so, and whoever wants the rest asks for the
+time before.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from orbitmq.broker.errors import Refused
@@ -33,6 +36,18 @@ MOST_WITH_ONE_ID = 32
 _MOST_BYTES = DEFAULT_LIMITS.frame - 64 * 1024
 #: Rounds of a look-up that are done at once; few questions need more.
 _AT_ONCE = 64
+#: Questions of one connection that are under way at a time.
+_SIDE_BY_SIDE = 16
+
+
+class _Line:
+    """The questions of a connection that are not answered yet."""
+
+    __slots__ = ("under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        self.waiting: deque[Command] = deque()
 
 
 class Messages:
@@ -41,6 +56,7 @@ class Messages:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._slices = Slices(parts.loop, at_once=_AT_ONCE)
+        self._lines: dict[Connection, _Line] = {}
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -50,8 +66,27 @@ class Messages:
 
     def query(self, connection: Connection, request: Command) -> Result:
         """Messages of a topic with a key or a unique id, within a span of time, newest first."""
-        self._slices.begin(self._querying(connection, request))
+        line = self._lines.get(connection)
+        if line is None:
+            line = self._lines[connection] = _Line()
+        line.waiting.append(request)
+        if line.under_way < _SIDE_BY_SIDE:
+            line.under_way += 1
+            self._slices.begin(self._serving(connection, line))
         return LATER
+
+    def _serving(self, connection: Connection, line: _Line) -> Iterator[None]:
+        """One question after the other, until none waits."""
+        try:
+            while line.waiting:
+                yield from self._querying(connection, line.waiting.popleft())
+                if not connection.is_open:
+                    line.waiting.clear()
+                yield
+        finally:
+            line.under_way -= 1
+            if not line.under_way:
+                del self._lines[connection]
 
     def _querying(self, connection: Connection, request: Command) -> Iterator[None]:
         try:
