@@ -25,8 +25,6 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 class Job:
     """Does what a test says, in a thread or on the loop."""
 
-    is_urgent = False
-
     def __init__(
         self,
         work: Callable[[], Any] = lambda: None,
@@ -36,8 +34,9 @@ class Job:
         self._work_async = work_async
         self.result: Any = None
 
-    def run(self) -> None:
-        self.result = self._work()
+    def run_in(self, context: contextvars.Context) -> bool:
+        self.result = context.run(self._work)
+        return False
 
     async def run_async(self) -> None:
         self.result = self._work() if self._work_async is None else await self._work_async()
@@ -185,6 +184,24 @@ async def test_idle_workers_come_back_for_more_than_one_job(kind: Kind) -> None:
         await until(lambda: gate.inside == 3)
         gate.open()
         await running.until_done(4)
+
+
+async def test_jobs_behind_one_that_blocks_are_begun_whatever_the_loop_does() -> None:
+    gate, begun = _Gate(ThreadWorkers), threading.Event()
+    async with pool(ThreadWorkers, 3) as running:
+        # Threads that have done little, and those of which one was enough for many jobs.
+        for count in (1, 500):
+            running.submit(*(Job() for _ in range(count)))
+            await running.until_done(count)
+            begun.clear()
+
+            running.submit(gate.job(), gate.job(), Job(begun.set))
+
+            # Blocks the loop on purpose: the threads do not need it.
+            assert begun.wait(DEADLINE)
+            gate.open()
+            await running.until_done(count + 3)
+            gate, running.done[:] = _Gate(ThreadWorkers), []
 
 
 @pytest.mark.feature("D1")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 class Call(msgspec.Struct, eq=False):
     """One call of a handler with messages of one queue, in no order with others."""
 
-    is_urgent: ClassVar[bool] = False
-
     binding: Binding
     owned: OwnedQueue
     messages: Sequence[ReceivedMessage]
@@ -41,12 +40,17 @@ class Call(msgspec.Struct, eq=False):
     is_given_up: bool = False
 
     def run(self) -> None:
-        self.began = self.monotonic()
-        owned = self.owned
+        """Outside of the workers."""
+        self.run_in(copy_context())
+
+    def run_in(self, context: Context) -> bool:
+        monotonic, owned = self.monotonic, self.owned
+        self.began = monotonic()
         if owned.is_draining:
-            return
-        self.outcome = self.binding.call(owned.queue, self.messages, owned.ownership)
-        self.ended = self.monotonic()
+            return False
+        self.outcome = context.run(self.binding.call, owned.queue, self.messages, owned.ownership)
+        self.ended = monotonic()
+        return False
 
     async def run_async(self) -> None:
         self.began = self.monotonic()
@@ -71,8 +75,6 @@ class Run:
         "_begins", "_lasts", "_monotonic", "began", "calls", "ended", "is_async", "outcomes",
         "owned",
     )  # fmt: skip
-
-    is_urgent = True
 
     def __init__(
         self,
@@ -100,7 +102,12 @@ class Run:
         begins = self._begins[: len(self.outcomes)]
         return [end - began for began, end in zip(begins, [*begins[1:], self.ended], strict=False)]
 
+    def run_in(self, context: Context) -> bool:
+        context.run(self.run)
+        return True
+
     def run(self) -> None:
+        """Make the calls, in this thread."""
         self.began = self._monotonic()
         queue, ownership = self.owned.queue, self.owned.ownership
         for binding, messages in self.calls:
@@ -147,8 +154,6 @@ class DirectCall:
 
     __slots__ = ("_monotonic", "began", "binding", "done", "ended", "message", "outcome", "queue")
 
-    is_urgent = True
-
     def __init__(
         self,
         binding: Binding,
@@ -169,7 +174,12 @@ class DirectCall:
     def is_async(self) -> bool:
         return self.binding.is_async
 
+    def run_in(self, context: Context) -> bool:
+        context.run(self.run)
+        return True
+
     def run(self) -> None:
+        """Make the call, in this thread."""
         self.began = self._monotonic()
         self.outcome = self.binding.call(self.queue, [self.message])
         self.ended = self._monotonic()

@@ -7,9 +7,10 @@ by topic. A message that was retried has its handler by the topic that it was se
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -89,13 +90,16 @@ class Bindings:
         binding = self.of_queue(queue)
         if binding is not None:
             size = binding.batch_size
-            if size == 1:  # most handlers, and it takes a third of what slices do
-                for message in messages:
-                    yield binding, (message,)
-                return
-            for begin in range(0, len(messages), size):
-                yield binding, messages[begin : begin + size]
-            return
+            if size == 1:  # most handlers, and it takes half of what slices do
+                return zip(itertools.repeat(binding), zip(messages, strict=True))
+            return (
+                (binding, messages[begin : begin + size]) for begin in range(0, len(messages), size)
+            )
+        return self._split_by_message(messages)
+
+    def _split_by_message(
+        self, messages: Sequence[ReceivedMessage]
+    ) -> Iterator[tuple[Binding, Sequence[ReceivedMessage]]]:
         begin = 0
         for at, message in enumerate(messages):
             binding = self.of_message(message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -63,18 +63,8 @@ class Binding:
     #: Calls a `def` handler, in the thread that this is called from. Raises nothing: even
     #: SystemExit must not end a worker. No method around it, because every message goes this way.
     call: Calling[Outcome]
-    _call_async: Calling[Awaitable[Outcome]]
-
-    async def call_async(
-        self, queue: Queue, messages: Messages, ownership: Ownership | None = None
-    ) -> Outcome:
-        """Call an `async def` handler. Raises only what is meant for its task or its loop."""
-        try:
-            return await self._call_async(queue, messages, ownership)
-        except NOT_FOR_HANDLERS:
-            raise
-        except BaseException as error:  # noqa: BLE001  # as those in threads
-            return outcome_of_error(error, messages)
+    #: Calls an `async def` handler. Raises only what is meant for its task or its loop.
+    call_async: Calling[Coroutine[Any, Any, Outcome]]
 
 
 def bind_handler(
@@ -97,11 +87,17 @@ def bind_handler(
     if batch_size is None or not is_batch:
         batch_size = DEFAULT_BATCH if is_batch else 1
     if not stages:
-        return Binding(name, is_async, _checked(batch_size), False, call.in_thread, call.on_loop)
+        return Binding(
+            name,
+            is_async,
+            _checked(batch_size),
+            False,
+            call.in_thread if is_batch else _with_one(call, function),
+            call.on_loop_to_the_end,
+        )
     surrounded = Surrounded(call, stages, group, is_async=is_async)
-    return Binding(
-        name, is_async, _checked(batch_size), False, surrounded.in_thread, surrounded.on_loop
-    )
+    call_async = _to_the_end(surrounded.on_loop)
+    return Binding(name, is_async, _checked(batch_size), False, surrounded.in_thread, call_async)
 
 
 def bind_listener(
@@ -126,7 +122,7 @@ def bind_listener(
     stages = [around(each, is_async=is_async) for each in middleware]
     target = Surrounded(call, stages, group, is_async=is_async) if stages else call
     size = _checked(1 if batch_size is None else batch_size)
-    return Binding(name, is_async, size, True, target.in_thread, target.on_loop)
+    return Binding(name, is_async, size, True, target.in_thread, _to_the_end(target.on_loop))
 
 
 def _check_callable(function: Callable[..., object], arguments: int, allowed: str) -> None:
@@ -193,18 +189,20 @@ class _Handler:
     def in_thread(
         self, _: Queue, messages: Messages, ownership: Ownership | None = None
     ) -> Outcome:
+        """With a batch; see `_with_one` for single messages."""
         try:
-            answer = self._function(list(messages) if self._is_batch else messages[0])
-            return DONE if answer is None else self._meaning(answer, messages)
+            answer = self._function(list(messages))
+            return DONE if answer is None else self.meaning(answer, messages)
         except BaseException as error:  # noqa: BLE001  # see `Binding`
             return outcome_of_error(error, messages)
 
     def raising(self, _: Queue, messages: Messages) -> Outcome:
         """The same for middleware, which sees what the handler raises."""
         answer = self._function(list(messages) if self._is_batch else messages[0])
-        return DONE if answer is None else self._meaning(answer, messages)
+        return DONE if answer is None else self.meaning(answer, messages)
 
-    def _meaning(self, answer: object, messages: Messages) -> Outcome:
+    def meaning(self, answer: object, messages: Messages) -> Outcome:
+        """What an answer says about the messages; in a thread."""
         if isinstance(answer, Awaitable):
             answer = awaited(answer)
         return outcome_of_answer(answer, messages, self.name, is_batch=self._is_batch)
@@ -212,11 +210,40 @@ class _Handler:
     async def on_loop(
         self, _: Queue, messages: Messages, ownership: Ownership | None = None
     ) -> Outcome:
-        answer = self._function(list(messages) if self._is_batch else messages[0])
-        answer = await cast("Awaitable[object]", answer)
+        answer: Any = self._function(list(messages) if self._is_batch else messages[0])
+        answer = await answer
         if answer is None:
             return DONE
         return outcome_of_answer(answer, messages, self.name, is_batch=self._is_batch)
+
+    async def on_loop_to_the_end(
+        self, _: Queue, messages: Messages, ownership: Ownership | None = None
+    ) -> Outcome:
+        """The same as `_to_the_end` makes of it, without a coroutine around another one."""
+        try:
+            answer: Any = self._function(list(messages) if self._is_batch else messages[0])
+            answer = await answer
+            if answer is None:
+                return DONE
+            return outcome_of_answer(answer, messages, self.name, is_batch=self._is_batch)
+        except NOT_FOR_HANDLERS:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as those in threads
+            return outcome_of_error(error, messages)
+
+
+def _with_one(handler: _Handler, function: HandlerFunction) -> Calling[Outcome]:
+    """Calls a handler with the only message. Most calls are such, and no method is as cheap."""
+    meaning = handler.meaning
+
+    def call(_: Queue, messages: Messages, ownership: Ownership | None = None) -> Outcome:
+        try:
+            answer = function(messages[0])
+            return DONE if answer is None else meaning(answer, messages)
+        except BaseException as error:  # noqa: BLE001  # see `Binding`
+            return outcome_of_error(error, messages)
+
+    return call
 
 
 class _Listener:
@@ -259,6 +286,20 @@ class _Listener:
 
     def _meaning(self, verdict: object, context: ConsumeContext, messages: Messages) -> Outcome:
         return outcome_of_verdict(verdict, context, messages, self.name, in_order=self._in_order)
+
+
+def _to_the_end(calling: Calling[Awaitable[Outcome]]) -> Calling[Coroutine[Any, Any, Outcome]]:
+    """A call whose errors are what it comes to, but those that are meant for its task or loop."""
+
+    async def call(queue: Queue, messages: Messages, ownership: Ownership | None = None) -> Outcome:
+        try:
+            return await calling(queue, messages, ownership)
+        except NOT_FOR_HANDLERS:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as those in threads
+            return outcome_of_error(error, messages)
+
+    return call
 
 
 def _is_async(function: Callable[..., object]) -> bool:

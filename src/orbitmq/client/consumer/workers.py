@@ -1,13 +1,13 @@
 """Where handlers run: threads for `def` handlers, tasks for `async def` ones.
 
 **Threads.** Jobs reach them through one `SimpleQueue`, at a fraction of a microsecond each where an
-executor's `submit` takes ten. What is done goes back through a deque. The first job that is done
+executor's `submit` takes ten. What is done goes back through a list. The first job that is done
 after a pause wakes the event loop; while more follow, the loop looks by itself every millisecond.
 A busy consumer therefore crosses from threads to the loop a thousand times a second, not once for
 every message.
 
-Two facts make this right without a lock. A thread appends to the deque first and looks at the flag
-afterwards; the loop lowers the flag first and looks at the deque afterwards: nothing stays behind.
+Two facts make this right without a lock. A thread appends to the list first and looks at the flag
+afterwards; the loop lowers the flag first and looks at the list afterwards: nothing stays behind.
 And a thread marks a job as begun first and looks whether its queue is being given up afterwards,
 while whoever gives a queue up marks the queue first and looks at the jobs afterwards: a job that
 neither runs nor was passed over cannot be.
@@ -54,12 +54,8 @@ ON_END: Final = 0.005
 class Job(Protocol):
     """Something to do in a worker. It never raises; what came of it is kept in it."""
 
-    @property
-    def is_urgent(self) -> bool:
-        """Whether someone waits for the end of this very job."""
-
-    def run(self) -> None:
-        """In a thread."""
+    def run_in(self, context: contextvars.Context) -> bool:
+        """In a thread, the application's part in a context; whether someone waits for its end."""
 
     async def run_async(self) -> None:
         """On the loop."""
@@ -75,7 +71,7 @@ class Workers(Protocol):
     def size(self) -> int:
         """How many jobs run at once at most."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, /) -> None:
         """Have a job done; from the loop."""
 
     def resize(self, size: int) -> None:
@@ -97,7 +93,9 @@ class ThreadWorkers:
         self._name = name
         self._tell = finished
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: deque[Job] = deque()
+        #: Have a job done; from the loop. No method around it, because every message goes this way.
+        self.submit: Callable[[Job], None] = self._jobs.put
+        self._done: list[Job] = []
         self._is_settling = False
         self._timer: asyncio.TimerHandle | None = None
         # One entry for each thread that shall end; whoever takes one does.
@@ -112,9 +110,6 @@ class ThreadWorkers:
     @property
     def size(self) -> int:
         return self._size
-
-    def submit(self, job: Job) -> None:
-        self._jobs.put(job)
 
     def resize(self, size: int) -> None:
         for _ in range(self._size, size):
@@ -178,9 +173,9 @@ class ThreadWorkers:
                 if job is not None:
                     if self._is_stopping:
                         continue
-                    copy().run(job.run)
+                    is_awaited = job.run_in(copy())
                     done.append(job)
-                    if job.is_urgent or not self._is_settling:
+                    if is_awaited or not self._is_settling:
                         self._is_settling = True
                         loop.call_soon_threadsafe(self._settle)
                     # A thread that waits must not keep what it did last.
@@ -218,7 +213,8 @@ class ThreadWorkers:
                 return
             self._is_settling = True
         # Nobody else takes any out; those that come meanwhile are seen in a moment.
-        jobs = [done.popleft() for _ in range(len(done))]
+        jobs = done[:]
+        del done[: len(jobs)]
         self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
         self._tell(jobs)
 
