@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.settings import PullSettings
+from orbitmq.message.properties import encode_properties
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.outgoing import Outgoing
+from orbitmq.store.reading import ReadResult
 from orbitmq.store.settings import FlushPolicy
+from orbitmq.store.store import Store
 from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import SubscriptionData
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
@@ -501,7 +505,7 @@ async def test_a_pull_whose_answer_cannot_be_sent_is_let_go_of_once(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Connection, "send", fail)
+        patched.setattr(Connection, "send_pieces", fail)
         patched.setattr(Connection, "release", lambda _, request: released.append(request))
         broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
         broker.parts.turns.finish()
@@ -532,6 +536,66 @@ async def test_a_pull_that_has_to_wait_for_its_turn_is_not_alone_any_more(
 
     assert bodies_in(answer) == [b"new"]
     assert (at_once, alone) == ([], [False])
+
+
+async def test_a_message_that_was_judged_when_it_came_is_read_without_the_filter(
+    broker: Broker, client: RawClient, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = begin(client, orders, subscription="paid")
+    await held(broker)
+    reading = Store.read
+    filters: list[object] = []
+
+    def watched(store: Store, *args: Any, **options: Any) -> ReadResult:
+        filters.append(args[4])
+        return reading(store, *args, **options)
+
+    pulling = broker.parts.held.again.__self__  # type: ignore[attr-defined]
+    monkeypatch.setattr(pulling, "_read", partial(watched, broker.parts.store))
+    host = broker.parts.store_host
+    for body, tag in ((b"no", "open"), (b"yes", "paid")):
+        properties = encode_properties({"TAGS": tag})
+        broker.parts.turns.append(Draft(orders, 0, body, properties, 0, host))
+        broker.parts.turns.finish()
+    answer = await asyncio.wait_for(waiting, LONG)
+
+    assert bodies_in(answer) == [b"yes"]
+    assert answer.ext_fields["nextBeginOffset"] == "2"
+    assert filters == [None]
+
+
+async def test_a_pull_gets_what_has_come_by_the_time_of_its_turn(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    """Not only the message that woke it, and of the others those that it wants."""
+    waiting = begin(client, orders, subscription="paid")
+    await held(broker)
+    host = broker.parts.store_host
+    broker.parts.pacing.spent = broker.parts.pacing.limit
+    for body, tag in ((b"1", "paid"), (b"2", "open"), (b"3", "paid")):
+        properties = encode_properties({"TAGS": tag})
+        broker.parts.turns.append(Draft(orders, 0, body, properties, 0, host))
+        broker.parts.turns.finish()
+    answer = await asyncio.wait_for(waiting, LONG)
+
+    assert bodies_in(answer) == [b"1", b"3"]
+    assert answer.ext_fields["nextBeginOffset"] == "3"
+
+
+async def test_those_who_are_woken_by_several_messages_get_them_all(
+    broker: Broker, client: RawClient, orders: str
+) -> None:
+    waiting = begin(client, orders, subscription="paid")
+    await held(broker)
+    host = broker.parts.store_host
+    for body, tag in ((b"1", "paid"), (b"2", "open"), (b"3", "paid")):
+        properties = encode_properties({"TAGS": tag})
+        broker.parts.turns.append(Draft(orders, 0, body, properties, 0, host))
+    broker.parts.turns.finish()
+    answer = await asyncio.wait_for(waiting, LONG)
+
+    assert bodies_in(answer) == [b"1", b"3"]
+    assert answer.ext_fields["nextBeginOffset"] == "3"
 
 
 # Those who leave, and those who are too many.

@@ -29,6 +29,7 @@ class HeldPull:
         "is_answered",
         "is_held",
         "is_put_off",
+        "judged",
         "offset",
         "queue_id",
         "refusal",
@@ -82,6 +83,9 @@ class HeldPull:
         #: Whether an answer was given to its connection, which does not count it as open any more.
         self.is_answered = False
         self.is_put_off = False
+        #: The message that woke it, if that is the last of its queue and the filter, which looks at
+        #: the tag alone, lets it pass; else -1.
+        self.judged = -1
 
     @property
     def key(self) -> tuple[str, int]:

@@ -212,7 +212,7 @@ class Holding:
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Messages can be read now: wake those who wait for one of them."""
-        if not self._waiting:
+        if not self._count:
             return
         try:
             self._wake(arrivals)
@@ -230,16 +230,27 @@ class Holding:
                 continue
             if len(waiting) <= self._slices.at_once and key not in self._unjudged:
                 seen: dict[int, Properties | None] = {}
-                woken += [pull for pull in tuple(waiting) if self._is_woken(pull, arrival, seen)]
+                for pull in tuple(waiting):
+                    if self._is_woken(pull, arrival, seen):
+                        self._remove(pull)
+                        woken.append(pull)
             else:
                 self._judge_in_slices(key, arrival)
+        if not woken:
+            return
+        first = woken[0]
         if len(woken) == 1:
-            woken[0].is_alone = True
+            first.is_alone = True
+            if len(arrivals) == 1 and not first.wanted.needs_properties:
+                first.judged = arrivals[0][1]
         for pull in woken:
             self._process(pull)
         # Not left to the end of the step: whoever waits has waited long enough.
-        for connection in {pull.connection for pull in woken}:
-            connection.flush()
+        if first.is_alone:
+            first.connection.flush()
+        else:
+            for connection in {pull.connection for pull in woken}:
+                connection.flush()
 
     def _judge_in_slices(self, key: tuple[str, int], arrival: Arrival) -> None:
         unjudged = self._unjudged.get(key)
@@ -261,6 +272,7 @@ class Holding:
                 seen: dict[int, Properties | None] = {}
                 for pull in tuple(self._waiting.of_queue(*key)):
                     if pull.is_held and any(self._is_woken(pull, each, seen) for each in arrivals):
+                        self._remove(pull)
                         self._process(pull)
                     yield
         finally:
@@ -282,7 +294,6 @@ class Holding:
             is_wanted = properties is None or wanted.accepts_properties(properties)
         # A gap would mean that something arrived unheard of: then the store is to judge.
         if is_wanted or number != pull.offset:
-            self._remove(pull)
             return True
         pull.offset = number + 1
         return False
@@ -364,6 +375,7 @@ class Holding:
         if pacing.must_wait(pull.connection):
             # By its turn there may be others to be written with it.
             pull.is_alone = False
+            pull.judged = -1
             pacing.later(pull.connection, lambda: self._run(pull))
         else:
             pacing.spent += pacing.least
@@ -375,6 +387,7 @@ class Holding:
     def run_later(self, pull: HeldPull, after: float) -> None:
         """Process a pull that does not wait any more once again, in so many seconds."""
         pull.is_alone = False
+        pull.judged = -1
 
         def run() -> None:
             if pull.connection.is_open:
@@ -395,7 +408,7 @@ class Holding:
         self._count -= 1
         self._weight -= pull.weight
         self._waiting.remove(pull)
-        peer = peer_of(pull.connection)
+        peer: Peer = pull.connection.context
         del peer.held[pull]
         peer.held_weight -= pull.weight
         if not peer.held:

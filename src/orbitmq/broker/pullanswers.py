@@ -8,7 +8,7 @@ from typing import TypeAlias
 from orbitmq.store.reading import ReadResult, ReadStatus
 from orbitmq.wire.codes import ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces
-from orbitmq.wire.frame import Bytes, frame_head
+from orbitmq.wire.frame import Bytes, frame_head, pack_prefix
 from orbitmq.wire.headers.pull import PullMessageResponse
 from orbitmq.wire.templates import AnswerTemplate
 
@@ -45,7 +45,9 @@ _VARYING = (
     "group_sys_flag",
 )
 _JSON = Serialization.JSON
-_JSON_CODE = int(_JSON)
+_JSON_MARK = int(_JSON) << 24
+#: A body of so many bytes fits into a frame, whatever its header.
+_SURE_BYTES = 1024 * 1024
 _FEW_PIECES = 3
 _LONG_PIECE = 16 * 1024
 _BLOCK = 96 * 1024
@@ -74,10 +76,17 @@ class PullAnswers:
             )
         body_size = result.size
         # Not through `head`, as these are all numbers: it would take half as long again.
-        head = frame_head(_JSON_CODE, template.text % (*place, request.opaque), body_size)
+        header = template.text % (*place, request.opaque)
+        size = len(header)
+        if body_size <= _SURE_BYTES:
+            head = pack_prefix(4 + size + body_size, _JSON_MARK | size) + header
+        else:
+            head = frame_head(int(_JSON), header, body_size)
         if not body_size:
             return [head]
-        return [head, b"".join(result.pieces)] if self.by_heap else few(head, result)
+        if self.by_heap:
+            return [head, b"".join(result.pieces)]
+        return [head, *result.pieces] if result.count == 1 else few(head, result)
 
 
 def few(head: bytes, result: ReadResult) -> list[Bytes]:

@@ -2,6 +2,11 @@
 
 First whether the group may read the queue at all, then what it wants of it: each refusal has the
 code that Apache's broker gives, so that clients do what they do there.
+
+Nearly every pull asks what one of its group has asked before, and the answer is the same as long as
+nothing changes that it follows from: the settings, the topics, the groups, who is there and
+subscribes to what. All of that counts its changes, so that the checks are gone through once for a
+group and a topic, and then once after every change of anything.
 """
 
 from __future__ import annotations
@@ -47,11 +52,25 @@ class _Noted(NamedTuple):
     wanted: TagFilter | None
 
 
+class Passed(NamedTuple):
+    """What is known of a pull that may be served."""
+
+    group: SubscriptionGroupConfig
+    topic: TopicConfig
+    wanted: MessageFilter
+    #: The highest version of the subscription that a pull may quote.
+    version: int
+
+
 class PullChecks:
     """Lets pulls pass or refuses them."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._topics, self._groups, self._consumers = parts.topics, parts.groups, parts.consumers
+        #: What passed, by group and topic, and the revisions that this holds for.
+        self._passed: dict[tuple[str, str], Passed] = {}
+        self._revisions = (-1, -1, -1)
         #: Whether the broker itself has nothing against pulls, and nothing against anybody's.
         self._is_open = self._is_for_all = False
         self._apply_settings()
@@ -62,6 +81,49 @@ class PullChecks:
         settings = self._parts.settings
         self._is_open = may_read(settings.permission) and not settings.is_slave
         self._is_for_all = not settings.pull.reject_pull_consumer
+        self._passed.clear()
+
+    def passed(
+        self,
+        connection: Connection,
+        request: Command,
+        header: PullMessageRequest,
+        now: float,
+        *,
+        has_waited: bool = False,
+    ) -> Passed:
+        """Go through all checks, or remember that a pull like this one has passed them.
+
+        Raises `Refused`, or `Postponed` as `wanted` does.
+        """
+        revisions = self._topics.revision, self._groups.revision, self._consumers.revision
+        if revisions != self._revisions:
+            self._revisions = revisions
+            self._passed.clear()
+        known = self._passed.get((header.consumer_group, header.topic))
+        if (
+            known is not None
+            and request.code == _PULL
+            and not header.sys_flag & _SUBSCRIPTION
+            and header.sub_version <= known.version
+            and 0 <= header.queue_id < known.topic.read_queue_nums
+        ):
+            return known
+        group, topic = self.check(request, header)
+        wanted = self.wanted(connection, header, group, now, has_waited=has_waited)
+        passed = Passed(group, topic, wanted, header.sub_version)
+        if (
+            self._is_open
+            and self._is_for_all
+            and request.code == _PULL
+            and not header.sys_flag & _SUBSCRIPTION
+            and isinstance(wanted, TagFilter)
+            and sum(map(len, wanted.tags)) <= _LONGEST_NOTED
+        ):
+            if len(self._passed) >= _MOST_NOTED:
+                self._passed.clear()
+            self._passed[header.consumer_group, header.topic] = passed
+        return passed
 
     def check(
         self, request: Command, header: PullMessageRequest

@@ -229,9 +229,12 @@ class Turns:
         counting, self.counting = self.counting, []
         patient, hasty = self.patient, self.hasty
         patient.began = hasty.began = began
-        if patient:
+        # By hand: those who wait for these messages wait for all that comes before the write.
+        has_patient = bool(patient.senders or patient.putters)
+        has_hasty = bool(hasty.senders or hasty.putters)
+        if has_patient:
             self.patient = _Turn()
-        if hasty:
+        if has_hasty:
             self.hasty = _Turn()
         if refusal is not None:
             self._store.discard()
@@ -243,9 +246,9 @@ class Turns:
             self._fail(patient, refusal)
             self._fail(hasty, refusal)
             return
-        if hasty:
+        if has_hasty:
             self._answer(hasty, PutStatus.PUT_OK)
-        if not patient:
+        if not has_patient:
             return
         if self.is_sync:
             self._answer_when_flushed(patient, end)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from orbitmq.client.consumer.landmarks import Landmark
 from orbitmq.client.consumer.pullsettings import PullSettings
 from orbitmq.client.consumer.rebalancing import Rebalancer
 from orbitmq.client.consumer.setbacks import Setback
@@ -89,6 +90,46 @@ async def test_a_message_that_arrives_during_a_held_pull_is_delivered_by_it(
         assert member.taker.bodies == [b"now"]
         assert member.puller.counts() == {}
         assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
+
+
+async def test_what_was_found_is_counted_and_kept_when_the_handlers_have_it(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    order: list[str] = []
+    loop = asyncio.get_running_loop()
+    taker = Taker(finishes=False)
+    taker.on_accept = lambda: loop.call_soon(order.append, "handled")
+
+    def count(topic: str, messages: int, seconds: float) -> None:
+        order.append(f"{messages} of {topic}" if seconds >= 0 else "before it was asked")
+
+    async with pulling(cluster.name_server, taker=taker, count=count) as member:
+        owned = member.own(queue())
+        await sender.stored(TOPIC, b"now")
+        await until(lambda: len(order) == 2, DEADLINE)
+
+        assert order == ["handled", f"1 of {TOPIC}"]
+        assert owned.newest is None
+        assert owned.last_fetched == Landmark.of(member.taker.messages[0].stored)
+
+
+async def test_what_was_found_is_counted_although_the_queue_is_given_up_at_once(
+    cluster: AsyncEmbeddedCluster, sender: RawClient
+) -> None:
+    counted: list[int] = []
+    taker = Taker(finishes=False)
+
+    def count(_: str, messages: int, __: float) -> None:
+        counted.append(messages)
+
+    async with pulling(cluster.name_server, taker=taker, count=count) as member:
+        owned = member.own(queue())
+        loop = asyncio.get_running_loop()
+        taker.on_accept = lambda: loop.call_soon(member.puller.end, owned)
+        await sender.stored(TOPIC, b"now")
+        await until(lambda: counted, DEADLINE)
+
+        assert (counted, owned.newest) == ([1], None)
 
 
 @pytest.mark.feature("B3")

@@ -166,8 +166,9 @@ class Pulling:
         began = self._monotonic()
         header = request.header(PullMessageRequest)
         try:
-            group, topic = self._checks.check(request, header)
-            wanted = self._checks.wanted(connection, header, group, began, has_waited=has_waited)
+            group, topic, wanted, _ = self._checks.passed(
+                connection, request, header, began, has_waited=has_waited
+            )
         except Postponed as postponed:
             return self._compile_later(connection, request, postponed.seconds)
         except Refused as refused:
@@ -264,10 +265,10 @@ class Pulling:
         code: int
         result: ReadResult | None
         try:
-            self._check_sender(pull)
-            group, topic = self._checks.check(request, header)
-            wanted = self._checks.wanted(
-                connection, header, group, self._monotonic(), has_waited=pull.has_waited
+            if pull.refusal is not None or pull.rules != self._access.version:
+                self._check_sender(pull)
+            group, topic, wanted, _ = self._checks.passed(
+                connection, request, header, self._monotonic(), has_waited=pull.has_waited
             )
         except Postponed as postponed:
             pull.has_waited = True
@@ -279,11 +280,18 @@ class Pulling:
             connection.reply(request, _refusal(request, refused), at_once=pull.is_alone)
             result = None
         else:
-            code, remark, result = self._look(header, pull.offset, wanted)
+            # The message that has come for it is the only one, and its filter has judged it.
+            is_judged = pull.judged == pull.offset and wanted is pull.wanted
+            code, remark, result = self._look(
+                header, pull.offset, None if is_judged else wanted, only_one=is_judged
+            )
             answer = self._answer(request, header, group, topic, code, remark, result)
             pull.is_answered = True
             # Who waits gets it first; what is counted can wait.
-            connection.reply(request, answer, at_once=pull.is_alone)
+            try:
+                connection.send_pieces(answer, at_once=pull.is_alone)
+            finally:
+                connection.release(request)
         try:
             if result is not None:
                 self._count(header, result)
@@ -319,7 +327,13 @@ class Pulling:
         return serving is not None and bool(serving.replicas)
 
     def _look(
-        self, header: PullMessageRequest, offset: int, wanted: MessageFilter, judge: int = 0
+        self,
+        header: PullMessageRequest,
+        offset: int,
+        wanted: MessageFilter | None,
+        judge: int = 0,
+        *,
+        only_one: bool = False,
     ) -> tuple[int, str, ReadResult]:
         """What is there at an offset: a code, a word for it, and the result.
 
@@ -337,7 +351,7 @@ class Pulling:
             topic,
             queue_id,
             offset,
-            header.max_msg_nums,
+            1 if only_one else header.max_msg_nums,
             wanted,
             min(asked, _MOST_BYTES) if asked > 0 else _MOST_BYTES,
             in_bulk=asked > _USUAL_BYTES,

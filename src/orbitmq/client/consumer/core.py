@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.options import ConsumerOptions
     from orbitmq.client.consumer.owned import OwnedQueue
     from orbitmq.client.consumer.progress import ProgressStore
-    from orbitmq.client.consumer.pullanswers import Pulled
     from orbitmq.client.consumer.registering import Registration
     from orbitmq.client.consumer.releasing import Draining
-    from orbitmq.client.consumer.subscription import Subscription
     from orbitmq.client.engine import Engine
     from orbitmq.client.received import ReceivedMessage
     from orbitmq.wire.bodies.stats import ConsumerRunningInfo
@@ -70,10 +68,19 @@ class ConsumerCore(GroupMember):
             group,
             self.subscriptions,
             self.progress,
-            _CountingIntoWindow(self, options),
+            IntoWindow(
+                self.progress,
+                self.consumption,
+                flow=options.flow,
+                is_orderly=options.ordered,
+                group=self.group,
+                namespace=engine.settings.namespace,
+            ),
             options.pull,
             is_broadcasting=options.is_broadcasting,
+            count=self.statistics.pulled,
         )
+        self.statistics.catch_up = self.puller.note_found
         self.consumption.has_room = self._has_room
         self.locks = QueueLocks(engine, group, options.locks) if self._needs_locks else None
         self.rebalancer = Rebalancer(
@@ -210,32 +217,6 @@ class ConsumerCore(GroupMember):
         self.rebalancer.lock_lapsed(owned)
         if self.locks is not None:
             self.engine.spawn(self.locks.renew(), f"look at locks of {self.group}")
-
-
-class _CountingIntoWindow(IntoWindow):
-    """Takes pulled messages, and counts them."""
-
-    def __init__(
-        self,
-        core: ConsumerCore,
-        options: ConsumerOptions,
-    ) -> None:
-        super().__init__(
-            core.progress,
-            core.consumption,
-            flow=options.flow,
-            is_orderly=options.ordered,
-            group=core.group,
-            namespace=core.engine.settings.namespace,
-        )
-        self._statistics = core.statistics
-        self._monotonic = core.engine.clock.monotonic
-
-    def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
-        took = self._monotonic() - owned.last_pull
-        wanted = super().received(owned, pulled, subscription)
-        self._statistics.pulled(owned.queue.topic, wanted, took)
-        return wanted
 
 
 class _InnerProducer:

@@ -16,6 +16,7 @@ from orbitmq.client.names import is_retry_topic
 
 if TYPE_CHECKING:
     from orbitmq.client.queue import Queue
+    from orbitmq.message.stored import StoredMessage
 
 
 class HeldLock(Protocol):
@@ -38,15 +39,16 @@ class OwnedQueue:
     """One owned queue. Belongs to the event loop; compared by identity."""
 
     __slots__ = (
+        "_last_fetched",
         "is_draining",
         "is_dropped",
         "is_paused",
         "last_consumed",
-        "last_fetched",
         "last_pull",
         "lock",
         "max_offset",
         "min_offset",
+        "newest",
         "next_offset",
         "ownership",
         "queue",
@@ -64,8 +66,9 @@ class OwnedQueue:
         self.window = Window()
         #: Where the next pull begins.
         self.next_offset = next_offset
-        #: The last message that a pull brought.
-        self.last_fetched: Landmark | None = None
+        #: The last message that a pull brought, for as long as it takes to hand it to its handler.
+        self.newest: StoredMessage | None = None
+        self._last_fetched: Landmark | None = None
         #: The bounds of the queue as the last pull told them; the end is the next message's offset.
         self.min_offset: int | None = None
         self.max_offset: int | None = None
@@ -102,6 +105,22 @@ class OwnedQueue:
             return None
         done = self.window.commit_offset
         return max(0, self.max_offset - (self.next_offset if done is None else done))
+
+    @property
+    def last_fetched(self) -> Landmark | None:
+        """What the last message that a pull brought is known by."""
+        self.keep_landmark()
+        return self._last_fetched
+
+    @last_fetched.setter
+    def last_fetched(self, landmark: Landmark | None) -> None:
+        self.newest, self._last_fetched = None, landmark
+
+    def keep_landmark(self) -> None:
+        """Let go of the newest message, and keep what it is known by."""
+        newest, self.newest = self.newest, None
+        if newest is not None:
+            self._last_fetched = Landmark.of(newest)
 
     @property
     def landmark(self) -> Landmark | None:

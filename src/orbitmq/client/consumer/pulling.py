@@ -54,8 +54,12 @@ class Puller:
         is_broadcasting: bool = False,
         is_polled: bool = False,
         rebuild: Callable[[OwnedQueue], None] | None = None,
+        count: Callable[[str, int, float], None] | None = None,
     ) -> None:
         """`is_polled`: the application polls, keeps its own position and is merely moved.
+
+        `count` is told of pulls that found messages: the topic, how many were for us, and after how
+        many seconds.
 
         `rebuild` is called with a queue that was dropped because its offset was illegal, when the
         corrected offset has been stored: it is to be gained anew, unless it is gone by then.
@@ -76,6 +80,7 @@ class Puller:
             progress=None if is_broadcasting or is_polled else progress,
         )
         self.rebuild = rebuild
+        self.count = count
         self.is_paused = False
         self.refusals = Refusals(group, engine.clock)
         self.shared = SharedWaits(engine)
@@ -156,6 +161,11 @@ class Puller:
     def owned(self, queue: Queue) -> OwnedQueue | None:
         """The queue as it is pulled now, if it is."""
         return next((owned for owned in self._pulls if owned.queue == queue), None)
+
+    def note_found(self) -> None:
+        """Have counted what pulls have found, also of messages that are on the way to handlers."""
+        for pull in self._pulls.values():
+            pull.note_found()
 
     def counts(self) -> dict[tuple[Queue, Setback], int]:
         """How often pulls were put off, by queue and reason, since the consumer was made."""

@@ -3,7 +3,8 @@
 Which comes first when messages were found, their handlers or the next pull? As long as the broker
 has more, the pull: it is served while handlers run. At the end of the queue, where it would be held
 anyway, the handlers: to ask costs as much as half of the way of a message from the socket to its
-handler. The loop does what it is given in order, so that the pull only has to be put behind them.
+handler. The loop does what it is given in order, so that the pull only has to be put behind them;
+and with it what is counted and kept of them.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ class QueuePull:
         "_code",
         "_connection",
         "_counts",
+        "_found",
         "_has_gone_back",
         "_has_lost_broker",
         "_is_held_back",
         "_is_over",
         "_loop",
+        "_monotonic",
         "_offset",
         "_puller",
         "_sent_at",
@@ -67,6 +70,9 @@ class QueuePull:
         self._puller = puller
         self._counts = counts
         self._loop = asyncio.get_running_loop()
+        self._monotonic = puller.engine.clock.monotonic
+        #: How many messages the last pull found, and after how long, until that is noted.
+        self._found: tuple[int, float] | None = None
         #: Which of the brokers of one name is asked, as the last answer suggested.
         self._broker_id = MASTER
         self._timer: asyncio.Handle | None = None
@@ -87,6 +93,7 @@ class QueuePull:
     def end(self) -> None:
         """Ask no more; what is on its way is ignored."""
         self._is_over = True
+        self.note_found()
         self._cancel_timer()
 
     def wake(self) -> None:
@@ -118,6 +125,8 @@ class QueuePull:
         self._timer = None
         self._is_held_back = False
         self._has_lost_broker = False
+        if self._found is not None:
+            self.note_found()
         if not self._goes_on():
             return
         try:
@@ -183,7 +192,8 @@ class QueuePull:
     # ---- being answered
 
     def _answered(self, outcome: Command | RemotingError) -> None:
-        if not self._goes_on():
+        owned = self.owned
+        if (self._is_over or owned.is_draining or owned.is_dropped) and not self._goes_on():
             return
         try:
             if isinstance(outcome, RemotingError):
@@ -232,23 +242,34 @@ class QueuePull:
 
     def _consume(self, pulled: Pulled) -> None:
         assert self._subscription is not None  # noqa: S101  # it was sent with the request
+        took = self._monotonic() - self._sent_at
         try:
             wanted = self._puller.receiver.received(self.owned, pulled, self._subscription)
         except OrbitError as error:
             # Never skipped: the next answer to the same question may be whole.
             self._put_off(Setback.UNREADABLE, error)
             return
+        self._found = wanted, took
         self.owned.next_offset = pulled.next_offset
         if pulled.next_offset <= pulled.offset:
+            self.note_found()
             self._note_going_back(pulled)
             self._set_timer(self._puller.delays[Setback.WENT_BACK])
+            return
+        self._counts.served()
+        interval = self._puller.settings.interval
+        if wanted and not interval and pulled.next_offset >= pulled.max_offset:
+            self._step_soon()
         else:
-            self._counts.served()
-            interval = self._puller.settings.interval
-            if wanted and not interval and pulled.next_offset >= pulled.max_offset:
-                self._step_soon()
-            else:
-                self._pull_after(interval if wanted else 0.0)
+            self.note_found()
+            self._pull_after(interval if wanted else 0.0)
+
+    def note_found(self) -> None:
+        """What is left to do about messages that were found, once their handlers have them."""
+        found, self._found = self._found, None
+        self.owned.keep_landmark()
+        if found is not None and self._puller.count is not None:
+            self._puller.count(self.owned.queue.topic, *found)
 
     def _pass(self, pulled: Pulled) -> None:
         self._puller.receiver.passed(self.owned, pulled.next_offset)
@@ -257,7 +278,7 @@ class QueuePull:
             self._note_going_back(pulled)
         else:
             self._counts.served()
-        waited = self._puller.engine.clock.monotonic() - self._sent_at
+        waited = self._monotonic() - self._sent_at
         if pulled.next_offset <= pulled.offset and waited < self._puller.settings.flow_delay:
             # Nothing new, and not held until there is: this must not go round in circles.
             self._put_off(Setback.NOT_HELD, "an empty pull was answered at once")
@@ -362,7 +383,8 @@ class QueuePull:
 
     def _step_soon(self) -> None:
         """Ask behind what the loop was given to do so far: see the head of the module."""
-        self._cancel_timer()
+        if self._timer is not None:
+            self._cancel_timer()
         self._timer = self._loop.call_soon(self.step)
 
     def _set_timer(self, pause: float) -> None:

@@ -6,12 +6,10 @@ handlers through the window. A consumer that is polled keeps the bytes until som
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.client.consumer.flowcontrol import FlowReason, FlowSettings
 from orbitmq.client.consumer.innerbatches import without_inner_batches
-from orbitmq.client.consumer.landmarks import Landmark
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.stored import decode_messages
 from orbitmq.message.sysflag import BATCH_MASK
@@ -88,9 +86,11 @@ class IntoWindow:
         return self._limits.exceeded_by(owned.window)
 
     def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
-        found = self._decoded(owned.queue, pulled)
-        if found:
-            owned.last_fetched = Landmark.of(found[-1].stored)
+        queue, group, namespace = owned.queue, self._group, self._namespace
+        stored = decode_pulled(pulled)
+        found = [ReceivedMessage(each, queue, group, None, namespace) for each in stored]
+        if stored:
+            owned.newest = stored[-1]
         wanted = subscription.accepted(found)
         window = owned.window
         new = window.add(wanted, pulled.next_offset)
@@ -116,11 +116,6 @@ class IntoWindow:
         done = owned.window.commit_offset
         if done is not None:
             self._progress.update(owned.queue, done)
-
-    def _decoded(self, queue: Queue, pulled: Pulled) -> Sequence[ReceivedMessage]:
-        stored = decode_pulled(pulled)
-        group, namespace = self._group, self._namespace
-        return [ReceivedMessage(each, queue, group, None, namespace) for each in stored]
 
 
 def decode_pulled(pulled: Pulled) -> list[StoredMessage]:

@@ -83,6 +83,8 @@ class Statistics:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
+        #: Has counted what is known and not counted yet; called before anybody is told a number.
+        self.catch_up: Callable[[], None] = _nothing
         self._topics: dict[str, _Topic] = {}
         self.passed_over = 0
         self.duplicates = 0
@@ -106,12 +108,13 @@ class Statistics:
     def pulled(self, topic: str, messages: int, seconds: float) -> None:
         """A pull found messages, after so many seconds."""
         now = self._monotonic()
-        counts = self._topic(topic, now)
+        counts = self._topics.get(topic) or self._topic(topic, now)
         counts.pulled.add(now, messages)
         counts.pulls.add(now, 1, seconds)
 
     def topic(self, topic: str) -> TopicStatistics:
         """What was counted for a topic."""
+        self.catch_up()
         counts = self._topics.get(topic)
         if counts is None:
             return TopicStatistics()
@@ -137,6 +140,7 @@ class Statistics:
         put_off: Mapping[tuple[Queue, Setback], int] = MappingProxyType({}),
     ) -> ConsumerStatistics:
         """Everything, as it is now."""
+        self.catch_up()
         return ConsumerStatistics(
             topics={topic: self.topic(topic) for topic in self._topics},
             passed_over=self.passed_over,
@@ -166,3 +170,7 @@ class Statistics:
         if counts is None:
             counts = self._topics[topic] = _Topic(now)
         return counts
+
+
+def _nothing() -> None:
+    """For statistics to which everything is told at once."""

@@ -130,16 +130,16 @@ class AsyncProducer:
         Messages that one task submits to one queue are stored in their order, unless an attempt
         fails. A failure that nobody looks at is logged.
         """
-        core = self._core
-        core.check_running()
-        publisher = core.publisher
+        core, in_flight = self._core, self._in_flight
+        publisher = core.running()
         sending = await core.sending_aside(message, body, options)
         size = len(sending.draft.body)
-        await self._in_flight.enter(size, sending.timeout)
+        if not in_flight.enter_at_once(size):
+            await in_flight.enter(size, sending.timeout)
         sent: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
 
         def done(outcome: SendResult | BaseException) -> None:
-            self._in_flight.leave(size)
+            in_flight.leave(size)
             if not isinstance(outcome, SendResult):
                 core.note_unsent(sending.topic, outcome)
             if sent.done():  # cancelled by whoever has it
@@ -151,11 +151,12 @@ class AsyncProducer:
                 sent.exception()  # it was logged: nobody has to look at it
 
         try:
-            if not publisher.is_ready(sending):
+            # What cannot be sent at once might be overtaken by what is submitted next.
+            if not publisher.begin_at_once(sending, done):
                 await publisher.prepare(sending)
-            publisher.begin(sending, done)
+                publisher.begin(sending, done)
         except BaseException:
-            self._in_flight.leave(size)
+            in_flight.leave(size)
             raise
         return sent
 

@@ -66,17 +66,20 @@ class InFlight:
     def __init__(self, most: int, most_bytes: int) -> None:
         self._room = Room(most, most_bytes)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
+        #: Who waits until nothing is in flight.
+        self._until_empty: list[asyncio.Future[None]] = []
 
     @property
     def count(self) -> int:
         return self._room.count
 
+    def enter_at_once(self, size: int) -> bool:
+        """Whether there is room for a message of `size` bytes, which is taken then."""
+        return not self._waiting and self._room.take(size)
+
     async def enter(self, size: int, timeout: float) -> None:  # noqa: ASYNC109  # see the error
         """Returns when there is room for a message of `size` bytes. Raises `TooManyInFlight`."""
-        if not self._waiting and self._room.take(size):
-            self._is_empty.clear()
+        if self.enter_at_once(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
@@ -99,13 +102,20 @@ class InFlight:
     def leave(self, size: int) -> None:
         """A message was answered, or never will be."""
         self._room.give_back(size)
-        self._admit()
-        if not self._room.count:
-            self._is_empty.set()
+        if self._waiting:
+            self._admit()
+        if self._until_empty and not self._room.count:
+            ended, self._until_empty = self._until_empty, []
+            for waiter in ended:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     async def until_empty(self) -> None:
         """Returns when nothing is in flight."""
-        await self._is_empty.wait()
+        if self._room.count:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._until_empty.append(waiter)
+            await waiter
 
     def _admit(self) -> None:
         while self._waiting and (

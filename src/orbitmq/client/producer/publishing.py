@@ -159,16 +159,23 @@ class Publisher:
 
     def begin(self, sending: Sending, done: Done) -> None:
         """Send without a task of its own, unless something goes wrong; `done` is told."""
+        if not self.begin_at_once(sending, done):
+            self._finish_later(sending, done, "send")
+
+    def begin_at_once(self, sending: Sending, done: Done) -> bool:
+        """The same if nothing has to be found out before; False, and nothing is done, otherwise."""
         try:
             first = self._first(sending)
         except Exception as error:  # noqa: BLE001  # a selector's
             done(error)
-            return
-        connection = None if first is None else self._connections.get(first[0].broker)
-        if first is None or connection is None or not connection.is_open:
-            self._finish_later(sending, done, "send")
-            return
+            return True
+        if first is None:
+            return False
         queue, limit = first
+        connection = self._connections.get(queue.broker)
+        if connection is None or not connection.is_open:
+            sending.first = queue
+            return False
         sending.first = None
 
         def settled(outcome: Command | RemotingError) -> None:
@@ -191,6 +198,7 @@ class Publisher:
             )
         except RemotingError as error:
             settled(error)
+        return True
 
     def _finish_later(self, sending: Sending, done: Done, name: str) -> None:
         def ended(task: asyncio.Task[None]) -> None:
