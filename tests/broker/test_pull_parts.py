@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import msgspec
+import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.pacing import JUDGEMENTS
@@ -11,7 +15,7 @@ from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.pull import PullMessageResponse
 from tests.broker.conftest import OpenClient
-from tests.support.broker import RawClient, bodies_in
+from tests.support.broker import RawClient, bodies_in, until
 from tests.support.store import put
 
 COUNT = 1000
@@ -25,7 +29,7 @@ async def fill(broker: Broker, client: RawClient) -> None:
     broker.parts.store.write()
 
 
-async def by_sql(client: RawClient, text: str, **fields: int) -> Command:
+async def by_sql(client: RawClient, text: str, **fields: Any) -> Command:
     return await client.pull("orders", subscription=text, expression_type="SQL92", **fields)
 
 
@@ -34,6 +38,31 @@ async def until_in_parts(broker: Broker) -> None:
     async with asyncio.timeout(10):
         while not len(broker.parts.pacing):  # noqa: ASYNC110  # a step of the loop at a time
             await asyncio.sleep(0)
+
+
+def spied(broker: Broker) -> list[int]:
+    """How many messages filters look into from now on, part by part."""
+    judged: list[int] = []
+    pacing = broker.parts.pacing
+    note = pacing.judged
+
+    def noting(messages: int, most: int = JUDGEMENTS) -> None:
+        judged.append(messages)
+        note(messages, most)
+
+    pacing.judged = noting  # type: ignore[method-assign]  # as a spy
+    return judged
+
+
+async def most_in_a_step(judged: list[int], *pulls: asyncio.Future[Command]) -> int:
+    """The most messages that one step of the loop looks into, until the pulls are answered."""
+    most = 0
+    async with asyncio.timeout(30):
+        while not all(pull.done() for pull in pulls):
+            before = len(judged)
+            await asyncio.sleep(0)
+            most = max(most, sum(judged[before:]))
+    return most
 
 
 async def test_a_pull_in_parts_gets_what_its_filter_lets_pass(
@@ -85,25 +114,72 @@ async def test_a_step_of_the_loop_looks_into_few_messages_whoever_asks(
 ) -> None:
     await fill(broker, client)
     readers = [await open_client(broker) for _ in range(8)]
-    judged: list[int] = []
-    pacing = broker.parts.pacing
-    note = pacing.judged
-
-    def noting(messages: int) -> None:
-        judged.append(messages)
-        note(messages)
-
-    pacing.judged = noting  # type: ignore[method-assign]  # as a spy
+    judged = spied(broker)
     pulls = [asyncio.ensure_future(by_sql(reader, "price < 0")) for reader in readers]
-    most = 0
-    async with asyncio.timeout(30):
-        while not all(pull.done() for pull in pulls):
-            before = len(judged)
-            await asyncio.sleep(0)
-            most = max(most, sum(judged[before:]))
+
+    most = await most_in_a_step(judged, *pulls)
 
     assert sum(judged) == 8 * 800
     assert most <= 2 * JUDGEMENTS
+
+
+async def test_the_longer_an_expression_the_fewer_messages_a_step_looks_into(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+    judged = spied(broker)
+    text = " OR ".join(f"price = {-number}" for number in range(1, 200))
+
+    pull = asyncio.ensure_future(by_sql(client, text))
+    most = await most_in_a_step(judged, pull)
+
+    assert sum(judged) == 800
+    assert most <= 2 * JUDGEMENTS * 256 // len(text) < JUDGEMENTS // 2
+
+
+async def test_a_pull_that_was_held_is_processed_in_parts_as_well(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+    pull = asyncio.ensure_future(by_sql(client, "price IN ('1', '699')", offset=COUNT, hold=20.0))
+    await until(lambda: len(broker.parts.held) == 1)
+    judged = spied(broker)
+    for number in range(COUNT):
+        put(broker.parts.store, "orders", 0, b"%d" % number, {"price": str(number)})
+    broker.parts.store.write()
+
+    most = await most_in_a_step(judged, pull)
+
+    assert bodies_in(pull.result()) == [b"1", b"699"]
+    assert most <= 2 * JUDGEMENTS
+    assert sum(judged) == 800
+
+
+async def test_a_batch_is_judged_in_slices_for_those_who_wait(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(broker, client)
+    pull = asyncio.ensure_future(by_sql(client, "price < 0", offset=COUNT, hold=20.0))
+    await until(lambda: len(broker.parts.held) == 1)
+    looks: list[int] = []
+    look = broker.parts.held._properties_at
+
+    def noting(at: int) -> object:
+        looks.append(1)
+        return look(at)
+
+    monkeypatch.setattr(broker.parts.held, "_properties_at", noting)
+    for number in range(200):
+        put(broker.parts.store, "orders", 0, b"%d" % number, {"price": str(number)})
+    broker.parts.store.write()
+    at_once = len(looks)
+    await until(lambda: len(looks) == 200)
+    put(broker.parts.store, "orders", 0, b"cheap", {"price": "-1"})
+    broker.parts.store.write()
+
+    async with asyncio.timeout(10):
+        assert bodies_in(await pull) == [b"cheap"]
+    assert at_once <= 2 * broker.parts.held._slices.at_once
 
 
 async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(
@@ -119,14 +195,37 @@ async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(
         assert (await pull).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_a_pull_in_parts_is_begun_anew_when_topics_change(
+async def test_a_pull_in_parts_is_begun_anew_when_its_topic_was_made_anew(
     broker: Broker, client: RawClient
 ) -> None:
     await fill(broker, client)
     pull = asyncio.ensure_future(by_sql(client, "price IN ('10', '700')"))
     await until_in_parts(broker)
+    before = broker.parts.topics.get("orders")
+    assert before is not None
 
-    broker.parts.topics.ensure(TopicConfig(topic_name="another"), now=0.0)
+    broker.parts.topics.delete("orders", now=0.0)
+    broker.parts.topics.ensure(msgspec.structs.replace(before), now=0.0)
+    judged = spied(broker)
 
     async with asyncio.timeout(10):
         assert bodies_in(await pull) == [b"10", b"700"]
+    assert sum(judged) == 800
+
+
+async def test_a_pull_in_parts_goes_on_while_other_topics_are_made(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+    judged = spied(broker)
+    pull = asyncio.ensure_future(by_sql(client, "price IN ('10', '700')"))
+
+    number = 0
+    async with asyncio.timeout(30):
+        while not pull.done():
+            number += 1
+            broker.parts.topics.ensure(TopicConfig(topic_name=f"t{number}"), now=0.0)
+            await asyncio.sleep(0)
+
+    assert bodies_in(pull.result()) == [b"10", b"700"]
+    assert sum(judged) == 800

@@ -222,20 +222,23 @@ class Holding:
 
     def _wake(self, arrivals: Sequence[Arrival]) -> None:
         of_queue = self._waiting.of_queue
+        at_once = self._slices.at_once
         woken: list[HeldPull] = []
         for arrival in arrivals:
             key = (arrival[0].topic, arrival[0].queue_id)
             waiting = of_queue(*key)
             if not waiting:
                 continue
-            if len(waiting) <= self._slices.at_once and key not in self._unjudged:
+            if len(waiting) <= at_once and key not in self._unjudged:
                 seen: dict[int, Properties | None] = {}
                 for pull in tuple(waiting):
+                    if pull.wanted.needs_properties:
+                        at_once -= 1  # takes as long as all the rest
                     if self._is_woken(pull, arrival, seen):
                         self._remove(pull)
                         woken.append(pull)
             else:
-                self._judge_in_slices(key, arrival)
+                self._judge_in_slices(key, arrival, is_late=at_once < self._slices.at_once)
         if not woken:
             return
         first = woken[0]
@@ -252,11 +255,11 @@ class Holding:
             for connection in {pull.connection for pull in woken}:
                 connection.flush()
 
-    def _judge_in_slices(self, key: tuple[str, int], arrival: Arrival) -> None:
+    def _judge_in_slices(self, key: tuple[str, int], arrival: Arrival, *, is_late: bool) -> None:
         unjudged = self._unjudged.get(key)
         if unjudged is None:
             self._unjudged[key] = [arrival]
-            self._slices.begin(self._judging(key))
+            self._slices.begin(self._judging(key), is_late=is_late)
         else:
             if len(unjudged) >= _MOST_UNJUDGED:
                 unjudged.clear()
@@ -271,9 +274,14 @@ class Holding:
                 unjudged.clear()
                 seen: dict[int, Properties | None] = {}
                 for pull in tuple(self._waiting.of_queue(*key)):
-                    if pull.is_held and any(self._is_woken(pull, each, seen) for each in arrivals):
-                        self._remove(pull)
-                        self._process(pull)
+                    for arrival in arrivals:
+                        if not pull.is_held:
+                            break
+                        if self._is_woken(pull, arrival, seen):
+                            self._remove(pull)
+                            self._process(pull)
+                        if pull.wanted.needs_properties:
+                            yield
                     yield
         finally:
             del self._unjudged[key]

@@ -22,6 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from orbitmq.filter.subscription import MessageFilter
 from orbitmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,18 @@ log = logging.getLogger(__name__)
 
 #: Answers that a turn may give, however small they are.
 CALLS = 256
-#: Messages that a turn may look into for a filter by properties; less than a millisecond.
+#: Messages that a turn may look into for a filter by properties, unless its expression is longer
+#: than so many characters: less than a millisecond.
 JUDGEMENTS = 64
+_SHORT_EXPRESSION = 256
+
+
+def judgements(wanted: MessageFilter) -> int:
+    """How many messages a turn may look into for a filter: the longer it is, the fewer."""
+    if not wanted.needs_properties:
+        return JUDGEMENTS
+    length = max(_SHORT_EXPRESSION, len(getattr(wanted, "text", "")))
+    return max(1, JUDGEMENTS * _SHORT_EXPRESSION // length)
 
 
 class Pacing:
@@ -86,9 +97,9 @@ class Pacing:
         calls.append(call)
         self._schedule()
 
-    def judged(self, messages: int) -> None:
-        """A filter has looked into so many messages."""
-        self.spent += messages * (self.limit // JUDGEMENTS)
+    def judged(self, messages: int, most: int = JUDGEMENTS) -> None:
+        """A filter has looked into so many messages of those that a turn may look into."""
+        self.spent += messages * (self.limit // most)
         self._begin_judging()
 
     def compiled(self) -> None:

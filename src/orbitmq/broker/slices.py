@@ -41,9 +41,9 @@ class Slices:
     def __len__(self) -> int:
         return len(self._unfinished)
 
-    def begin(self, rounds: Iterator[None]) -> None:
-        """Do the first rounds now, and what is left soon."""
-        if _has_more(rounds, self.at_once):
+    def begin(self, rounds: Iterator[None], *, is_late: bool = False) -> None:
+        """Do the first rounds now, unless enough was done (`is_late`), and what is left soon."""
+        if is_late or _has_more(rounds, self.at_once):
             self._unfinished.append(rounds)
             if len(self._unfinished) == 1:
                 self._loop.call_soon(self._step)

@@ -23,7 +23,7 @@ from orbitmq.broker.compileallowance import Postponed
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.holding import Kept
-from orbitmq.broker.pacing import JUDGEMENTS
+from orbitmq.broker.pacing import JUDGEMENTS, judgements
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.pullanswers import (
@@ -71,7 +71,9 @@ class _Begun:
     at: float
     header: PullMessageRequest
     result: ReadResult
-    topics: int  #: their revision
+    topic: TopicConfig  #: as it was then
+    judge: int  #: messages of one part
+    was_held: bool = False
 
 
 class Pulling:
@@ -146,7 +148,7 @@ class Pulling:
             return
         try:
             self._access.check_again(connection, request, since=rules)
-            if begun is None or begun.topics != self._topics.revision:
+            if begun is None:
                 answer = self._first(connection, request, is_its_turn=True, has_waited=has_waited)
             else:
                 answer = self._go_on(connection, request, begun)
@@ -187,9 +189,10 @@ class Pulling:
                 now=began,
                 asked=header.queue_offset,
             )
-        code, remark, result = self._look(header, header.queue_offset, wanted, JUDGEMENTS)
+        judge = judgements(wanted)
+        code, remark, result = self._look(header, header.queue_offset, wanted, judge)
         if result.rest is not None:
-            begun = _Begun(began, header, result, self._topics.revision)
+            begun = _Begun(began, header, result, topic, judge)
             return self._later(connection, request, begun)
         if (
             code == NOT_FOUND
@@ -215,15 +218,18 @@ class Pulling:
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
+        if topic is not begun.topic:
+            # Deleted and made anew, or changed: what was read may not be there any more.
+            return self._first(connection, request, is_its_turn=True)
         if result.rest is not None:
-            result.rest.go_on(JUDGEMENTS)
-            self._pacing.judged(result.judged)
+            result.rest.go_on(begun.judge)
+            self._pacing.judged(result.judged, begun.judge)
             if result.rest is not None:
                 return self._later(connection, request, begun)
         code, remark = CODES[result.status], result.status.value
         answer = self._answer(request, header, group, topic, code, remark, result)
         self._count(header, result)
-        self._pulled(request.code, code, self._monotonic() - begun.at, was_held=False)
+        self._pulled(request.code, code, self._monotonic() - begun.at, was_held=begun.was_held)
         return answer
 
     def _seconds(self, request: Command, header: PullMessageRequest) -> float:
@@ -282,9 +288,16 @@ class Pulling:
         else:
             # The message that has come for it is the only one, and its filter has judged it.
             is_judged = pull.judged == pull.offset and wanted is pull.wanted
+            judge = judgements(wanted)
             code, remark, result = self._look(
-                header, pull.offset, None if is_judged else wanted, only_one=is_judged
+                header, pull.offset, None if is_judged else wanted, judge, only_one=is_judged
             )
+            if result.rest is not None:
+                pull.is_answered = True  # in a later turn, as any other pull
+                since = self._monotonic() - self._held.age_of(pull)
+                begun = _Begun(since, header, result, topic, judge, was_held=True)
+                self._later(connection, request, begun)
+                return
             answer = self._answer(request, header, group, topic, code, remark, result)
             pull.is_answered = True
             # Who waits gets it first; what is counted can wait.
@@ -358,7 +371,7 @@ class Pulling:
             judge=judge,
         )
         if result.judged:
-            self._pacing.judged(result.judged)
+            self._pacing.judged(result.judged, judge or JUDGEMENTS)
         status = result.status
         if status is _FOUND:
             return FOUND, _FOUND_WORD, result
