@@ -83,8 +83,13 @@ class Message:
         _put_tags(self, None if tags is None else _text("tags", tags))
         _put_keys(self, _keys(keys) if keys else ())
         _put_properties(self, _properties(properties) if properties else _NO_PROPERTIES)
-        _put_flag(self, _whole("flag", flag, _INT32))
-        _put_delay_level(self, _whole("delay_level", delay_level, _LEVELS))
+        _put_flag(self, 0 if type(flag) is int and not flag else _whole("flag", flag, _INT32))
+        _put_delay_level(
+            self,
+            0
+            if type(delay_level) is int and not delay_level
+            else _whole("delay_level", delay_level, _LEVELS),
+        )
         _put_delay(self, None if delay is None else _delay(delay))
         _put_deliver_at(self, None if deliver_at is None else _deliver_at(deliver_at))
         _put_sharding_key(
@@ -185,14 +190,18 @@ def _keys(keys: object) -> tuple[str, ...]:
 
 
 def _properties(properties: object) -> Mapping[str, str]:
-    if not isinstance(properties, Mapping):
+    if type(properties) is not dict and not isinstance(properties, Mapping):
         raise MessageRefused("properties", f"must be texts by name, got {properties!r}")
     for name, value in properties.items():
-        where = f"properties[{name!r}]"
         if name in RESERVED:
-            raise MessageRefused(where, "is a name of the system; choose another one")
-        _text(f"{where}, its name,", name)
-        _text(where, value)
+            raise MessageRefused(
+                f"properties[{name!r}]", "is a name of the system; choose another one"
+            )
+        # Most are so, and nothing has to be looked for in them.
+        if not (type(name) is str and name.isidentifier() and name.isascii()):
+            _text(f"properties[{name!r}], its name,", name)
+        if not (type(value) is str and value.isascii() and value.isprintable() and value.strip()):
+            _text(f"properties[{name!r}]", value)
     return MappingProxyType(dict(properties))
 
 

@@ -126,13 +126,17 @@ class Asking(abc.ABC):
 
         On a connection that `prepares` requests, `encode` has to make use of `encoded`.
         """
-        self._check_open()
-        opaque = self._next_opaque()
-        pieces = encode(opaque)
+        if not self.is_open:
+            self._check_open()
+        pending = self._pending
+        before = pending.check_room()
+        opaque = next(self._opaques) & 0x7FFFFFFF
+        # Written first: an answer is read in a later step, and whoever waits for the message does
+        # not wait for what is noted here.
+        self.send_pieces(encode(opaque), at_once=not before)
         if timeout is None:
             timeout = self._settings.request_timeout
-        self._pending.add(opaque, code, timeout, outcome)
-        self.send_pieces(pieces, at_once=len(self._pending) == 1)
+        pending.add(opaque, code, timeout, outcome)
         return opaque
 
     def give_up(self, opaque: int) -> None:

@@ -211,7 +211,7 @@ class Connection(Asking, asyncio.Protocol):
             self.flush()
         elif not self._in_turn and not self._flush_is_due:
             if at_once:
-                self.flush()
+                self._flush(is_last=False)
             else:
                 self._flush_is_due = True
                 self._loop.call_soon(self.flush)
@@ -295,7 +295,8 @@ class Connection(Asking, asyncio.Protocol):
             self._owner.turn_done(self)
         finally:
             self._in_turn = False
-            self.flush()
+            if self._out.size or self._shared is not None:
+                self._flush(is_last=False)
         if bad is not None:
             self._fail(f"it sent a frame that is no command: {bad}", abort=False)
 

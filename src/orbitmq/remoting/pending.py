@@ -67,6 +67,7 @@ class PendingRequests:
         "_remote",
         "_threads",
         "_timer",
+        "_timer_at",
         "_waiting",
         "has_answered_thread",
     )
@@ -85,6 +86,7 @@ class PendingRequests:
         self._waiting: dict[int, _Waiting] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._threads: dict[int, Waiter] = {}
         #: Whether the loop has answered a thread; reset by whoever wants to know.
         self.has_answered_thread = False
@@ -104,14 +106,19 @@ class PendingRequests:
         """Whether any thread waits for an answer. Called by any thread."""
         return bool(self._threads)
 
-    def add(self, opaque: int, code: int, timeout: float, outcome: Outcome) -> None:
-        """Wait for the answer to `opaque`. Raises `TooManyRequests`."""
-        if len(self) >= self._limit:
+    def check_room(self) -> int:
+        """How many wait. Raises `TooManyRequests` when there is no room for another one."""
+        count = len(self._waiting) + len(self._threads)
+        if count >= self._limit:
             raise TooManyRequests(self._remote, self._limit)
+        return count
+
+    def add(self, opaque: int, code: int, timeout: float, outcome: Outcome) -> None:
+        """Wait for the answer to `opaque`, for which there is room."""
         self._waiting[opaque] = _Waiting(outcome, code, timeout)
         deadline = self._loop.time() + timeout
         heapq.heappush(self._deadlines, (deadline, opaque))
-        if self._timer is None or deadline < self._timer.when():
+        if self._timer is None or deadline < self._timer_at:
             self._set_timer()
         elif len(self._deadlines) > _SMALL_HEAP + 2 * len(self._waiting):
             self._forget_answered()
@@ -122,7 +129,10 @@ class PendingRequests:
         if waiting is None:
             self.has_answered_thread = is_known = self.answer_thread(answer)
             return is_known
-        _tell(waiting, answer)
+        try:
+            waiting.outcome(answer)
+        except Exception:
+            log.exception("a callback failed on an answer", extra={"code": waiting.code})
         return True
 
     def give_up(self, opaque: int) -> None:
@@ -198,7 +208,8 @@ class PendingRequests:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._deadlines[0][0], self._expire)
+        self._timer_at = self._deadlines[0][0]
+        self._timer = self._loop.call_at(self._timer_at, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
