@@ -69,6 +69,7 @@ def test_errors_say_what_can_be_done() -> None:
     assert "orbitmq topic create orders" in str(NoRoute("orders", ["a:1"]))
     assert "after the fork" in str(UsedAfterFork("this producer", 1, 2))
     assert "127.0.0.1:9876: refused" in str(NoNameServer([(HERE, "refused")]))
+    assert "name_server, in Spark nameServer" in str(NoNameServer([(HERE, "refused")]))
     assert "start it" in str(NotRunning("this producer"))
     assert "make a new one" in str(NotRunning("this producer", was_stopped=True))
 

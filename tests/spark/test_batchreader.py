@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from orbitmq.client.errors import NoRoute
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangecluster import RangeCluster
@@ -41,6 +42,15 @@ def topic(orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str) -> str
     """Four queues of ten messages."""
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(40, queues=4))
     return orbit_shared_topic
+
+
+def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(
+    orbit_cluster: EmbeddedCluster,
+) -> None:
+    orbit_cluster.create_topic("sales", queues=1)
+
+    with pytest.raises(NoRoute, match=r"do you mean 'sales'\? If not, create it"):
+        planned(orbit_cluster, "saels")
 
 
 def test_a_start_beyond_the_end_of_a_queue_is_a_loss_and_not_an_empty_table(

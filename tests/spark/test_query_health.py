@@ -125,7 +125,7 @@ class ByTheConsole(Watched):
         )
 
     def started(self, stream: Stream) -> None:
-        event: Any = SimpleNamespace(id=stream.id, name=stream.name)
+        event: Any = SimpleNamespace(id=stream.id, runId=f"run of {stream.id}", name=stream.name)
         self._reports.started(event)
 
     def batch(self, stream: Stream, number: int, rows: int) -> None:

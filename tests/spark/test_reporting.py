@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -251,6 +252,40 @@ def test_reports_bear_the_token_and_the_last_word_comes_through(console: Any) ->
     assert console.taken[-1][2] == {"state": "stopped", "batch": 199}
     # Not one for every batch: the newest counts.
     assert len(console.taken) <= 5
+
+
+class LateBus:
+    """The streams of a session whose one query is over, of which it tells when it is asked."""
+
+    def __init__(self) -> None:
+        self._listener: Any = None
+
+    def addListener(self, listener: Any) -> None:  # noqa: N802  # Spark's names
+        self._listener = listener
+
+    def removeListener(self, _: Any) -> None:  # noqa: N802
+        self._listener = None
+
+    @property
+    def active(self) -> list[Any]:
+        ended = SimpleNamespace(id="1", runId="2", exception=None)
+        threading.Thread(target=self._listener.onQueryTerminated, args=(ended,)).start()
+        return []
+
+    def start(self) -> None:
+        self._listener.onQueryStarted(SimpleNamespace(id="1", runId="2", name="late"))
+
+
+def test_the_end_of_a_query_is_reported_also_when_spark_tells_of_it_late(console: Any) -> None:
+    bus = LateBus()
+    spark: Any = SimpleNamespace(streams=bus)
+    reports = report_queries(spark, f"http://127.0.0.1:{console.server_port}", token=TOKEN)
+    bus.start()
+    until(lambda: console.taken, "the first report")
+
+    reports.stop()
+
+    assert console.taken[-1][2]["state"] == "stopped"
 
 
 def test_a_refused_report_says_so_once_and_shows_no_token(

@@ -29,6 +29,12 @@ from orbitmq.client.admin.resetplan import (
 
 app = section("Move progress.")
 
+#: Said where the progress that is moved may be what a stream has told, and not what it goes by.
+STREAMS_DO_NOT_MOVE = (
+    "no member is online; if a Spark stream reports this progress: a stream goes on from its "
+    "checkpoint, whatever is set here"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMoveRecord:
@@ -216,6 +222,9 @@ async def _carry_out(session: Session, plans: Sequence[ResetPlan]) -> None:
     if not changing:
         out.note("nothing to move: progress is there already")
         return
+    # A stream reports progress and is no member; a group without members may be one's.
+    if not any(plan.online or plan.source for plan in changing):
+        out.note(STREAMS_DO_NOT_MOVE)
     if not session.may(_sentence(changing)):
         return
     failures = 0

@@ -64,7 +64,10 @@ class NoNameServer(ClientError):
         #: The addresses, and why each could not be asked.
         self.tried = tuple(tried)
         reasons = "; ".join(f"{address}: {reason}" for address, reason in self.tried)
-        super().__init__(f"no name server answers ({reasons}); check name_server and the network")
+        super().__init__(
+            f"no name server answers ({reasons}); check the address that is given (name_server, in "
+            "Spark nameServer) and the network"
+        )
 
 
 class NoRoute(ClientError):

@@ -18,6 +18,7 @@ from orbitmq.client.consumer.brokerprogress import BrokerProgress
 from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.starting import end_offset, first_offset
 from orbitmq.client.engine import Engine
+from orbitmq.client.errors import NoRoute
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
 from orbitmq.client.queue import Queue
@@ -25,6 +26,7 @@ from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangemember import RangeMember
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.client.rangetimes import first_at
+from orbitmq.client.similartopics import similar_topic
 from orbitmq.client.topicroute import TopicRoute
 from orbitmq.errors import OrbitError
 from orbitmq.wire.bodies.base import decode_body
@@ -149,6 +151,9 @@ class RangeCluster:
         async def route(topic: str) -> TopicRoute | OrbitError:
             try:
                 return await self._again(lambda engine: engine.routes.get(topic, refresh=refresh))
+            except NoRoute as error:
+                # Asked again, it is a topic that was there, and its name no slip.
+                return error if refresh else await self._with_similar(error)
             except OrbitError as error:
                 return error
 
@@ -160,6 +165,11 @@ class RangeCluster:
             else:
                 queues.update(answer.subscribe_queues)
         return Routed(tuple(sorted(queues)), failures)
+
+    async def _with_similar(self, error: NoRoute) -> NoRoute:
+        """The same error, with the topic that was perhaps meant."""
+        similar = await similar_topic(self._running, error.topic)
+        return NoRoute(error.topic, error.name_servers, similar=similar)
 
     # ---- offsets
 

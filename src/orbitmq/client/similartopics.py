@@ -13,7 +13,7 @@ import heapq
 import operator
 from collections.abc import Iterable
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
 from orbitmq.client.namespaces import SEPARATOR
@@ -23,7 +23,7 @@ from orbitmq.wire.bodies.route import TopicList
 from orbitmq.wire.codes import RequestCode
 
 if TYPE_CHECKING:
-    from orbitmq.client.engine import Engine
+    from orbitmq.wire.command import Command
 
 #: How much two names have in common, from 0 to 1, before one is taken for a slip of the other.
 _ALIKE: Final = 0.75
@@ -33,10 +33,18 @@ _SHORTER: Final = _ALIKE / (2 - _ALIKE)
 _COMPARED: Final = 100
 
 
-async def similar_topic(engine: Engine, topic: str) -> str | None:
+class AsksNameServers(Protocol):
+    """Whoever can ask name servers: the engine of a client, or an admin."""
+
+    async def ask_name_server(self, code: int, /) -> Command: ...
+
+
+async def similar_topic(asking: AsksNameServers, topic: str) -> str | None:
     """The topic most like this one; None when none is, or when nobody says which there are."""
+    if not _may_be_meant(topic):
+        return None  # nobody has typed it
     try:
-        answer = await engine.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        answer = await asking.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         known = decode_body(TopicList, answer.body).topic_list
     except OrbitError:
         return None  # a hint is not worth another error

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 #: Of what Spark says about a failed query: the rest is stacks of the JVM.
 _SHOWN: Final = 1000
+#: Seconds within which Spark tells that a query has ended.
+_LAST_WORDS: Final = 5.0
 
 
 def report_queries(
@@ -92,6 +94,9 @@ class QueryReports:
         self._url = _page_of(spark)
         # Guards what follows: Spark's events come on one thread, the link looks on another.
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        #: The runs of queries of whose end nothing was heard.
+        self._runs: set[str] = set()
         self._names: dict[str, str] = {}
         self._reports: dict[str, QueryReport] = {}
         self._health: dict[str, StreamHealth] = {}
@@ -99,8 +104,19 @@ class QueryReports:
 
     def stop(self) -> None:
         """Report no more. May be repeated."""
+        self._hear_last_words()
         self._spark.streams.removeListener(self.listener)
         self.link.stop()
+
+    def _hear_last_words(self) -> None:
+        """Wait for word of queries that are over: Spark sends it, and does not wait for us."""
+        with self._lock:
+            heard_of = set(self._runs)
+        if not heard_of:
+            return
+        over = heard_of - {str(each.runId) for each in self._spark.streams.active}
+        with self._ended:
+            self._ended.wait_for(lambda: not over & self._runs, _LAST_WORDS)
 
     # ---- what Spark tells
 
@@ -108,6 +124,7 @@ class QueryReports:
         name = event.name or f"query {event.id}"
         with self._lock:
             self._names[str(event.id)] = name
+            self._runs.add(str(event.runId))
             if self._returned is not None:
                 self._health[name] = StreamHealth(self._returned, str(event.id))
         self._say(name, self._begun(name))
@@ -163,6 +180,9 @@ class QueryReports:
         error = None if event.exception is None else event.exception[:_SHOWN]
         state = "stopped" if error is None else "failed"
         self._say(name, msgspec.structs.replace(before, state=state, error=error))
+        with self._ended:
+            self._runs.discard(str(event.runId))
+            self._ended.notify_all()
 
     def _handled(self, name: str, now: float) -> dict[str, Any]:
         """What became of rows, where somebody counts those that went back."""

@@ -165,6 +165,19 @@ async def test_a_deleted_topic_is_gone_from_brokers_and_routes(world: World) -> 
         await world.admin.topics.delete("orders")
 
 
+async def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(
+    world: World,
+) -> None:
+    topics = world.admin.topics
+    for call in (topics.get, topics.route, topics.status, topics.delete, topics.update):
+        with pytest.raises(TopicNotFound, match=r"do you mean 'orders'\? If not, create") as raised:
+            await call("ordres")
+        assert raised.value.similar == "orders"
+    with pytest.raises(TopicNotFound) as unlike:
+        await topics.get("refunds")
+    assert (unlike.value.similar, "do you mean" in str(unlike.value)) == (None, False)
+
+
 async def test_wrong_input_is_refused_before_anything_is_asked(world: World) -> None:
     topics = world.admin.topics
     before = world.admin.requests

@@ -34,10 +34,13 @@ class BrokerNotFound(AdminError):
 class TopicNotFound(AdminError):
     """No broker has this topic."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, *, similar: str | None = None) -> None:
         self.topic = topic
+        #: A topic that is there, and that was perhaps meant.
+        self.similar = similar
+        meant = "" if similar is None else f"do you mean {similar!r}? If not, "
         super().__init__(
-            f"no broker has topic {topic!r}; create it with: orbitmq topic create {topic}"
+            f"no broker has topic {topic!r}; {meant}create it with: orbitmq topic create {topic}"
         )
 
 

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.configuration import ORDER_NAMESPACE, AsyncConfig
-from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicExists, TopicNotFound
+from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicExists
 from orbitmq.client.admin.listing import Listing
+from orbitmq.client.admin.missingtopics import not_found
 from orbitmq.client.admin.routing import TopicRoutes, route_of
 from orbitmq.client.admin.topicconfigs import TopicConfigs
 from orbitmq.client.admin.topicstatus import TopicInsight
@@ -76,14 +77,14 @@ class AsyncTopics:
         nodes = (await self._directory.look()).readers()
         found = await self._found(nodes, topic)
         if not found:
-            raise TopicNotFound(topic)
+            raise await not_found(self._asking, topic)
         return _topic(topic, found, frozenset())
 
     async def route(self, topic: str) -> Route:
         """Where clients find a topic. Raises `TopicNotFound`."""
         data = await self._routes.look(topic)
         if data is None:
-            raise TopicNotFound(topic)
+            raise await not_found(self._asking, topic)
         return route_of(topic, data)
 
     async def groups(self, topic: str) -> tuple[str, ...]:
@@ -168,7 +169,7 @@ class AsyncTopics:
         masters = (await self._directory.look()).masters(brokers)
         present = await self._on_brokers(masters, topic)
         if not present:
-            raise TopicNotFound(topic)
+            raise await not_found(self._asking, topic)
         write_queues = queues if write_queues is None else write_queues
         read_queues = queues if read_queues is None else read_queues
         wanted = {
@@ -275,7 +276,7 @@ class AsyncTopics:
         masters = topology.masters(cluster=cluster)
         present = await self._on_brokers(masters, topic)
         if not present and await self._routes.look(topic) is None:
-            raise TopicNotFound(topic)
+            raise await not_found(self._asking, topic)
 
         async def forget(node: BrokerNode) -> None:
             code = RequestCode.DELETE_TOPIC_IN_BROKER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orbitmq.client.admin.asking import Asking
-from orbitmq.client.admin.errors import TopicNotFound
+from orbitmq.client.admin.missingtopics import not_found
 from orbitmq.client.admin.topicvalues import QueueStatus, Rate, TopicRates, TopicStatus
 from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
 from orbitmq.client.names import TOOLS_GROUP
@@ -68,7 +68,7 @@ class TopicInsight:
                     )
                 )
         if not queues and not outcomes.failed:
-            raise TopicNotFound(topic)
+            raise await not_found(self._asking, topic)
         queues.sort(key=lambda each: each.queue)
         return TopicStatus(topic, tuple(queues), rate, unreachable(outcomes))
 
@@ -94,7 +94,7 @@ class TopicInsight:
             for key, bounds in stats.offset_table.items()
         }
         if not found:
-            raise TopicNotFound(topic)
+            raise await not_found(self._asking, topic)
         return dict(sorted(found.items()))
 
     async def _spans(self, node: BrokerNode, topic: str) -> ConsumeTimeSpans:

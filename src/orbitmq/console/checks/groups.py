@@ -263,7 +263,9 @@ _RULES: tuple[_Rule, ...] = (
         Weight.WARN,
         lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
         lambda group: f"{_waits(group)}, and no member is online",
-        "start its consumers; or skip what waits, if nobody needs it",
+        # Who reports for a group is not known once he is away.
+        "start its consumers; or skip what waits, if nobody needs it (a Spark stream goes on from "
+        "its checkpoint all the same)",
         lambda group: commandlines.skip_backlog(group.name, None, dry_run=True),
     ),
     _Rule(
