@@ -196,6 +196,8 @@ def _read(source: TextIO, lines: queue.SimpleQueue[str | None]) -> None:
     try:
         for line in source:
             lines.put(line)
+    except ValueError:
+        pass  # it was closed: whoever waited for lines has been interrupted
     finally:
         lines.put(None)  # whoever waits for the next one is never left waiting
 

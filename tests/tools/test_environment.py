@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ sys.stdout.buffer.write({said})
 for name in names:
     print(f"Collecting {{name.replace('_', '-')}}==1.0 (from -r lock.txt (line 1))", flush=True)
     print(f"  Downloading {{name}}-1.0-py3-none-any.whl (12 kB)", flush=True)
+while {speaks_on}:
+    print("noise", flush=True)
 if {fails}:
     print("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES")
     sys.exit(1)
@@ -51,7 +54,12 @@ def lock(tmp_path: Path) -> Path:
 
 
 def environment(
-    folder: Path, *, fails: bool = False, says: bytes = b"", is_without_pip: bool = False
+    folder: Path,
+    *,
+    fails: bool = False,
+    says: bytes = b"",
+    is_without_pip: bool = False,
+    speaks_on: bool = False,
 ) -> Path:
     """One that is there already, with a pip that fetches nothing."""
     commands = folder / ".venv" / "bin"
@@ -65,6 +73,7 @@ def environment(
             fails=fails,
             said=says,
             is_without_pip=int(is_without_pip),
+            speaks_on=speaks_on,
         )
     )
     python.chmod(0o755)
@@ -225,6 +234,32 @@ def test_what_pip_says_may_be_in_any_encoding(tmp_path: Path, lock: Path) -> Non
     set_up(folder, lock, Display(io.StringIO(), is_terminal=False))
 
     assert "f\ufffdr" in (folder / "setup.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_while_pip_speaks_is_told_in_one_line(
+    tmp_path: Path,
+    lock: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = environment(tmp_path, speaks_on=True)
+    failed: list[object] = []
+    monkeypatch.setattr("threading.excepthook", lambda each: failed.append(each.exc_value))
+    before = set(threading.enumerate())
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "at", interrupt)
+    code = main(["--venv", str(folder), "--lock", str(lock)])
+    for each in set(threading.enumerate()) - before:
+        each.join(30)
+
+    assert (code, failed) == (130, [])
+    assert capsys.readouterr().err.splitlines() == [
+        "Set-up was interrupted; the next make goes on with it."
+    ]
 
 
 def test_it_needs_nothing_that_is_not_in_python_itself() -> None:
