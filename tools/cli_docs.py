@@ -40,7 +40,8 @@ commands work with Apache RocketMQ 4.9 and 5.x as well.
   for each address (`event` is `listening`; `role`, `name`, `address`, `folder`), and then
   `{"event": "ready"}`.
 - **Exit codes**: 0 done; 1 failed, incomplete, or something is wrong; 2 the words or flags cannot
-  be meant like that; 130 interrupted; 141 the reader of the output left.
+  be meant like that; 130 interrupted; 141 the reader of the output left. Servers, `top` and
+  `consume --follow` end with 0 after Ctrl-C, which is their ordinary end.
 - **Changes**: at a terminal the command says what will happen and asks. Without one it does nothing
   unless `--yes` is given. `--dry-run` shows what would happen.
 - **Completion**: `orbitmq --install-completion`.

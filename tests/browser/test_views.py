@@ -118,6 +118,17 @@ async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk: 
     await expect(page.locator(".verdict")).to_be_visible()
 
 
+async def test_open_dead_letters_have_one_name_on_all_pages(desk: Watched) -> None:
+    page = await desk.open("/")
+
+    tile = page.locator("a.tile", has_text="Dead letters")
+    await expect(tile.locator(".hint")).to_contain_text("open, last hour")
+    table = page.locator("section[aria-label='Dead letters'] thead")
+    await expect(table).to_contain_text("Open, last hour")
+    await desk.open("/dead-letters")
+    await expect(page.locator("main thead")).to_contain_text("Open, last hour")
+
+
 async def test_a_stalled_group_is_told_from_one_without_consumers(desk: Watched) -> None:
     page = await desk.open("/groups")
 
@@ -165,6 +176,43 @@ async def test_a_chart_says_its_value_under_the_pointer(desk: Watched) -> None:
 
     await expect(plot.locator(".tip")).to_contain_text("lag")
     assert (await plot.get_attribute("aria-label") or "").startswith("Lag: lag")
+
+
+async def test_a_chart_is_labelled_with_the_half_of_its_top_in_the_middle(desk: Watched) -> None:
+    page = await desk.open("/charts")
+
+    labels = await page.evaluate(
+        """async (highest) => {
+            const { chart } = await import("/static/charts.js");
+            const formats = await import("/static/format.js");
+            return highest.map(([value, form]) => {
+                const series = [{ name: "some", points: [[0, 0], [500, value]] }];
+                const span = { from: 0, to: 1000, label: "some" };
+                const drawn = chart(series, { ...span, format: formats[form] });
+                return [...drawn.querySelectorAll(".y")].map((each) => each.textContent);
+            });
+        }""",
+        [[1, "count"], [5, "count"], [45, "count"], [0.05, "rate"], [400_000, "duration"]],
+    )
+
+    assert labels == [["2", "1"], ["6", "3"], ["60", "30"], ["0.06", "0.03"], ["8 d", "4 d"]]
+
+
+async def test_a_message_that_waits_alone_is_one_message(desk: Watched) -> None:
+    page = await desk.open("/charts")
+
+    scale, *queues = await page.evaluate(
+        """async () => {
+            const { heat } = await import("/static/charts.js");
+            const lags = [[0, 1], [0, 0]];
+            const drawn = heat({ queues: ["t@b:0", "t@b:1"], times: [1, 2], lags });
+            return [drawn.querySelector(".scale").textContent,
+                ...[...drawn.querySelectorAll(".heat svg")].map((each) => each.ariaLabel)];
+        }"""
+    )
+
+    assert scale.endswith("1 message")
+    assert queues == ["t@b:0: 1 message waits now", "t@b:1: 0 messages wait now"]
 
 
 async def test_a_hostile_body_is_shown_and_does_not_run(desk: Watched) -> None:

@@ -142,6 +142,31 @@ async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing() -> None:
         await channels.close()
 
 
+async def test_a_peer_that_speaks_something_else_is_in_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    channels = Channels(QUICK)
+    wrong = [await asyncio.start_server(refuse, "127.0.0.1", 0) for _ in range(2)]
+    for server in wrong:
+        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        for _ in range(3):
+            with pytest.raises(ConnectionLost, match="this speaks HTTP"):
+                await channels.request(address, CODE, timeout=DEADLINE)
+
+    await channels.close()
+    for server in wrong:
+        server.close()
+        await server.wait_closed()
+    lines = [each for each in caplog.records if "given up" in each.getMessage()]
+    assert len(lines) == 2, "one for each peer"
+
+
 async def test_the_deadline_of_a_request_covers_connecting() -> None:
     channels = Channels(QUICK)
     async with serving(HANDLERS) as server:

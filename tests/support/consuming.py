@@ -16,7 +16,7 @@ from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.statistics import Statistics
-from orbitmq.client.consumer.verdict import Failure
+from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.engine import Engine
 from orbitmq.client.names import retry_topic
 from orbitmq.client.queue import Queue
@@ -88,6 +88,9 @@ class SentBack:
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         self.back.append((message, failure))
         return await self._answer()
+
+    def is_dead(self, message: ReceivedMessage, failure: Failure) -> bool:
+        return failure.level == DEAD
 
     async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
         self.given_up.append((message, failure))

@@ -247,7 +247,8 @@ class TrackRecord:
     #: waiting, consumed, filtered, parked, retrying, dead, broadcast or no_progress
     fate: str
     is_online: bool  #: whether the group has members now
-    failures: int  #: as far as copies show
+    failures: int  #: as far as copies show; before it was resent as well
+    resent: int  #: how often it died and was sent again
     copy_id: str | None  #: offset id of the copy that the fate speaks about
     copy_queue: str | None  #: where that copy is
 
@@ -274,7 +275,7 @@ async def track(session: Session, named: Named, topic: OfTopic = None) -> None:
         Columns[Track]()
         .text("group", lambda each: each.group)
         .text("online", lambda each: "yes" if each.is_online else "no")
-        .text("what became of it", lambda each: each.fate.value)
+        .text("what became of it", lambda each: each.text)
         .number("failures", lambda each: count(each.failures))
         .text("copy", lambda each: NOTHING if each.copy is None else str(each.copy.queue)),
         tracks,
@@ -288,6 +289,7 @@ def _track_record(track: Track) -> TrackRecord:
         fate=track.fate.name.lower(),
         is_online=track.is_online,
         failures=track.failures,
+        resent=track.resent,
         copy_id=None if track.copy is None else track.copy.offset_id,
         copy_queue=None if track.copy is None else str(track.copy.queue),
     )

@@ -18,6 +18,7 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.errors import ConnectFailed, RequestTimedOut
+from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.remoting.owner import Owner, Prepare
 from orbitmq.remoting.settings import ChannelSettings
 from orbitmq.remoting.sweeping import IdleSweep
@@ -37,13 +38,17 @@ def pause_after(failures: int, settings: ChannelSettings, chance: random.Random)
 class _Channel:
     """What is known about one peer."""
 
-    __slots__ = ("address", "attempt", "connection", "failures", "last_failure", "not_before")
+    __slots__ = (
+        "address", "attempt", "connection", "failures", "faults", "last_failure", "not_before"
+    )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.connection: Connection | None = None
         self.attempt: asyncio.Task[Connection] | None = None
         self.failures = 0
+        #: A wrong port is tried again and again: the log need not say so each time.
+        self.faults = Occurrences()
         self.last_failure = ""
         self.not_before = 0.0
 
@@ -202,6 +207,7 @@ class Channels:
                 settings=self._settings.connection,
                 clock=self._clock,
                 prepare=self._prepare,
+                faults=channel.faults,
                 silence=self._settings.silence,
             )
         except ConnectFailed as failure:

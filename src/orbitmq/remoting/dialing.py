@@ -12,6 +12,7 @@ from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.errors import ConnectFailed
+from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.remoting.owner import Owner, Prepare
 from orbitmq.remoting.settings import ConnectionSettings
 
@@ -27,11 +28,13 @@ async def connect(
     settings: ConnectionSettings | None = None,
     clock: Clock | None = None,
     prepare: Prepare | None = None,
+    faults: Occurrences | None = None,
     silence: float | None = None,
 ) -> Connection:
     """Open a connection. Raises `ConnectFailed`, also for a failed handshake.
 
-    Without an owner every request of the peer is answered as not supported.
+    Without an owner every request of the peer is answered as not supported. `faults` counts what
+    the peer does wrong, over all connections to it that share it.
     """
     if isinstance(address, str):
         address = parse_address(address)
@@ -40,6 +43,7 @@ async def connect(
         settings=settings,
         clock=clock,
         prepare=prepare,
+        faults=faults,
         silence=silence,
     )
     loop = asyncio.get_running_loop()

@@ -21,7 +21,8 @@ from orbitmq.client.admin import (
     ResendResult,
     ResendTo,
 )
-from orbitmq.client.admin.deadletters import RESENT_FROM, DeadLetter
+from orbitmq.client.admin.deadletters import DeadLetter
+from orbitmq.client.admin.resentmarks import RESENT_FROM
 from orbitmq.client.errors import SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.wire.bodies.route import MessageQueue

@@ -16,7 +16,9 @@ from orbitmq.client.admin import (
     Fate,
     MessageNotFound,
     QueueNotFound,
+    ResendResult,
     TopicNotFound,
+    Track,
     shown_body,
 )
 from orbitmq.client.admin.browsing import Cursor, Stretch
@@ -432,6 +434,42 @@ async def test_a_failed_message_is_followed_to_where_it_is_now(world: World) -> 
     assert dead.copy is not None
     # Asked about the copy, it is the same story.
     assert await world.admin.messages.track(dead.copy) == (dead,)
+
+
+async def test_a_message_that_was_resent_keeps_the_failures_of_its_dead_letters(
+    world: World,
+) -> None:
+    await world.consumer("c1")
+    sent = await world.send(A0, b"x", UNIQ_KEY="7F0000010001000000000000000000CC")
+    await world.report(A0, 1)
+    message = await world.admin.messages.get(sent.msg_id)
+
+    async def resent() -> Track:
+        # What is stored later has a later time.
+        world.cluster.advance(1.0)
+        report = await world.admin.dead_letters.resend(GROUP)
+        assert report.counts[ResendResult.SENT] == 1
+        (track,) = await world.admin.messages.track(message)
+        return track
+
+    await world.fail(A0, sent.msg_id, level=-1)
+    waiting = await resent()
+    assert waiting.copy is not None
+    await world.report(waiting.copy.queue, waiting.copy.queue_offset + 1)
+    (consumed,) = await world.admin.messages.track(message)
+    world.cluster.advance(1.0)
+    await world.fail(waiting.copy.queue, waiting.copy.offset_id, level=-1)
+    (dead,) = await world.admin.messages.track(message)
+    again = await resent()
+
+    assert [(each.fate, each.failures, each.resent) for each in (waiting, consumed, dead)] == [
+        (Fate.RETRYING, 1, 1),
+        (Fate.CONSUMED, 1, 1),
+        (Fate.DEAD, 2, 1),
+    ]
+    assert (again.failures, again.resent) == (2, 2)
+    assert consumed.text == "died and was resent: consumed"
+    assert again.text.startswith("died and was resent 2 times: ")
 
 
 # Bodies.

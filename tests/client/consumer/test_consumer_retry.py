@@ -163,6 +163,7 @@ async def test_delays_grow_up_to_two_hours_and_after_sixteen_retries_it_is_dead(
             await until_at_least(lambda: len(fail.calls), retry + 1)
         dead_letters = f"%DLQ%{consumer.group}"
         await until(lambda: len(cluster.messages(dead_letters)) == 1)
+        await until(lambda: consumer.statistics().dead_letters == 1)
 
     assert fail.attempts == list(range(1, 18))
     (dead,) = cluster.messages(dead_letters)
@@ -268,6 +269,9 @@ async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_grou
         await until_retry_is_owned(consumer)
         cluster.advance(10)
         await until(lambda: len(cluster.messages(f"%DLQ%{group}")) == 1)
+        await until(lambda: consumer.statistics().sent_back == 2)
+        # How many a group is allowed at the broker is not known here.
+        assert consumer.statistics().dead_letters == (1 if by == "consumer" else 0)
 
     assert fail.attempts == [1, 2]
 

@@ -272,6 +272,29 @@ async def test_a_message_that_dies_is_in_the_log_with_all_that_is_known_of_it(
         assert f"group {GROUP} " in text
 
 
+@pytest.mark.parametrize(
+    ("limit", "times", "failure", "is_dead"),
+    [
+        (None, 0, Failure(DEAD), True),
+        (2, 1, Failure(), False),
+        (2, 2, Failure(delay=1.0), True),
+        (2, 3, Failure(), True),
+        (None, 15, Failure(), False),
+        (None, 16, Failure(), True),
+        # It came again after the default attempts: the broker allows its group more.
+        (None, 17, Failure(), False),
+    ],
+)
+def test_a_message_is_dead_when_it_is_given_up_or_its_attempts_are_used_up(
+    limit: int | None, times: int, failure: Failure, is_dead: bool
+) -> None:
+    message = received(7).with_reconsume_times(times)
+
+    back = sending_back(Broker(), Resender(), max_retries=limit)
+
+    assert back.is_dead(message, failure) is is_dead
+
+
 async def test_a_message_that_is_given_up_is_kept_while_its_broker_is_away() -> None:
     resender = Resender()
 

@@ -13,6 +13,7 @@ from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.errors import BadRequest, TopicNotFound
 from orbitmq.client.admin.messages import AsyncMessages
 from orbitmq.client.admin.moments import Moment, moment
+from orbitmq.client.admin.resentmarks import RESENT_TIMES
 from orbitmq.client.names import check_group, dead_letter_topic
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.wellknown import (
@@ -24,10 +25,6 @@ from orbitmq.message.wellknown import (
 
 #: Why a dead letter is dead.
 DLQ_REASON = "DLQ_REASON"
-#: On a message that was sent again: the offset id of the dead letter that it was made of.
-RESENT_FROM = "DLQ_RESENT_FROM"
-#: And how often it has been sent again, with this time.
-RESENT_TIMES = "DLQ_RESENT_TIMES"
 
 UNKNOWN_REASON = "unknown"
 #: Characters of a reason that name a pile.

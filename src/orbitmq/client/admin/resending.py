@@ -21,8 +21,6 @@ from orbitmq.client.admin.arguments import positive, whole_number
 from orbitmq.client.admin.asking import Asking, Failed
 from orbitmq.client.admin.deadletters import (
     DLQ_REASON,
-    RESENT_FROM,
-    RESENT_TIMES,
     AsyncDeadLetterReading,
     DeadLetter,
     DeadLetterFilter,
@@ -30,6 +28,7 @@ from orbitmq.client.admin.deadletters import (
 from orbitmq.client.admin.errors import AdminError, BadRequest, GroupNotFound
 from orbitmq.client.admin.messages import AsyncMessages
 from orbitmq.client.admin.resent import copy_of
+from orbitmq.client.admin.resentmarks import RESENT_FROM, RESENT_TIMES
 from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.admin.topicvalues import Permission
 from orbitmq.client.admin.topology import Directory

@@ -17,8 +17,9 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from orbitmq.client.admin.deadletters import RESENT_FROM, DeadLetter
+from orbitmq.client.admin.deadletters import DeadLetter
 from orbitmq.client.admin.messages import AsyncMessages
+from orbitmq.client.admin.resentmarks import RESENT_FROM
 from orbitmq.client.admin.topology import BrokerNode
 from orbitmq.client.names import retry_topic
 from orbitmq.client.received import ReceivedMessage

@@ -1,7 +1,8 @@
 """Where a message is now, for every group that consumes its topic.
 
 A group's progress says whether the message was passed; copies of it, which keep its unique id, say
-what came afterwards: parked until the next attempt, waiting in the retry topic, dead.
+what came afterwards: parked until the next attempt, waiting in the retry topic, dead. One that was
+sent again begins at its first attempt: the dead letters that it was made of tell of those before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from orbitmq.client.admin.asking import Asking
 from orbitmq.client.admin.members import AsyncConsumers
 from orbitmq.client.admin.membervalues import Members
 from orbitmq.client.admin.progress import Progress
+from orbitmq.client.admin.resentmarks import RESENT_FROM
 from orbitmq.client.admin.topology import BrokerNode, Directory, Topology
 from orbitmq.client.names import (
     DEAD_LETTER_PREFIX,
@@ -58,10 +60,20 @@ class Track:
     group: str
     fate: Fate
     is_online: bool
-    #: How often it was tried and failed, as far as copies show.
+    #: How often it was tried and failed, as far as copies show; before it was resent as well.
     failures: int = 0
     #: The copy that the fate speaks about: in the retry topic, among the dead letters or parked.
     copy: ReceivedMessage | None = None
+    #: How often it died and was sent again.
+    resent: int = 0
+
+    @property
+    def text(self) -> str:
+        """What became of the message, in words."""
+        if not self.resent:
+            return self.fate.value
+        times = "" if self.resent == 1 else f" {self.resent} times"
+        return f"died and was resent{times}: {self.fate.value}"
 
 
 class Tracking:
@@ -128,8 +140,9 @@ class Tracking:
             return Track(group, Fate.BROADCAST, is_online)
         later = await self._later(topology, group, message, parked)
         if later is not None:
-            fate, copy = later
-            return Track(group, fate, is_online, copy.reconsume_times, copy)
+            fate, copy, letters = later
+            failures = sum(each.reconsume_times for each in (copy, *letters))
+            return Track(group, fate, is_online, failures, copy, len(letters))
         offset = await self._offset(topology, group, message.queue)
         if offset is None:
             return Track(group, Fate.NO_PROGRESS, is_online)
@@ -145,8 +158,9 @@ class Tracking:
         group: str,
         message: ReceivedMessage,
         parked: Sequence[ReceivedMessage],
-    ) -> tuple[Fate, ReceivedMessage] | None:
-        """What the last copy that the group has of a message says; None when there is none."""
+    ) -> tuple[Fate, ReceivedMessage, Sequence[ReceivedMessage]] | None:
+        """What the last copy that the group has of a message says, and the dead letters that it was
+        made of; None when there is none."""
         if message.unique_id is None:
             return None
         topic = retry_topic(group)
@@ -156,16 +170,29 @@ class Tracking:
         last = max((*retried, *dead, *waiting), key=lambda each: each.stored.store_ms, default=None)
         if last is None:
             return None
+        letters = _resent_letters(last, dead)
         if last in dead:
-            return Fate.DEAD, last
+            return Fate.DEAD, last, letters
         if last in waiting:
-            return Fate.PARKED, last
+            return Fate.PARKED, last, letters
         offset = await self._offset(topology, group, last.queue)
         is_done = offset is not None and offset > last.queue_offset
-        return (Fate.CONSUMED if is_done else Fate.RETRYING), last
+        return (Fate.CONSUMED if is_done else Fate.RETRYING), last, letters
 
     async def _offset(self, topology: Topology, group: str, queue: Queue) -> int | None:
         return await self._progress.offset(topology.reader(queue.broker), group, queue)
+
+
+def _resent_letters(
+    copy: ReceivedMessage, dead: Sequence[ReceivedMessage]
+) -> list[ReceivedMessage]:
+    """The dead letters that a copy was made of, from the last one back to the first."""
+    letters = {letter.offset_id: letter for letter in dead}
+    found: list[ReceivedMessage] = []
+    while (letter := letters.pop(copy.get(RESENT_FROM, ""), None)) is not None:
+        found.append(letter)
+        copy = letter
+    return found
 
 
 def _is_wanted(members: Members, message: ReceivedMessage) -> bool:

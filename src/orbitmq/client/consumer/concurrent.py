@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from orbitmq.client.consumer.calls import Call
 from orbitmq.client.consumer.consuming import Consuming, Parts
 from orbitmq.client.consumer.nextattempt import after_failure, dropped_after_failure
-from orbitmq.client.consumer.verdict import DEAD, DONE, Failure, Outcome, accounted
+from orbitmq.client.consumer.verdict import DONE, Failure, Outcome, accounted
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
@@ -292,8 +292,6 @@ class ConcurrentConsumption(Consuming):
         statistics = self.statistics
         statistics.sent_back += len(taken)
         statistics.kept_back += len(kept)
-        if failure.level == DEAD:
-            statistics.dead_letters += len(taken)
         if owned.is_dropped:
             # The new owner has them as well as the retry topic.
             statistics.duplicates += len(taken)
@@ -307,10 +305,13 @@ class ConcurrentConsumption(Consuming):
         if message.queue_offset not in owned.window:
             return True
         try:
-            return await self._sending_back.send_back(message, failure)
+            is_taken = await self._sending_back.send_back(message, failure)
         except Exception as error:  # noqa: BLE001  # the message must not be forgotten
             self._log_not_taken(message, error)
             return False
+        if is_taken and self._sending_back.is_dead(message, failure):
+            self.statistics.dead_letters += 1
+        return is_taken
 
     # ---- calls that take too long
 

@@ -143,6 +143,14 @@ class SendingBack:
             )
         return is_taken
 
+    def is_dead(self, message: ReceivedMessage, failure: Failure) -> bool:
+        """Whether a message that was taken back is a dead letter, as far as is known here."""
+        if failure.level == DEAD:
+            return True
+        times, allowed = message.reconsume_times, self._allowed(message.queue.broker)
+        # One that came again after the default attempts shows that its group has more of them.
+        return times == allowed if self._max_retries is None else times >= allowed
+
     async def _sent_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         try:
             await self._ask(message, failure)

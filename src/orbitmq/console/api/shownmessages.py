@@ -94,7 +94,7 @@ def shown_track(track: Track) -> dict[str, Any]:
     return {
         "group": track.group,
         "fate": track.fate.name.lower(),
-        "text": track.fate.value,
+        "text": track.text,
         "is_online": track.is_online,
         "failures": track.failures,
         "copy": None if track.copy is None else message_row(track.copy),

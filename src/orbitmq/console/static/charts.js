@@ -45,10 +45,11 @@ function drawn(points, x, y, to) {
 function nice(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 4, 5, 8, 10].map((step) => step * power).find((step) => step >= value);
+  // Half of it is written at the line in the middle: that of 5 would not be whole.
+  return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value);
 }
 
-const TIMES = [10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
+const TIMES = [10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14400, 43200, 86400, 172800, 345600, 691200];
 
 function niceTime(seconds) {
   return TIMES.find((step) => step >= seconds) ?? nice(seconds);
@@ -94,7 +95,7 @@ export function heat({ queues, times, lags }) {
   const isOneTopic = new Set(queues.map((queue) => queue.replace(/@.*$/, ""))).size === 1;
   const rows = queues.map((queue, place) => [
     h("div", { class: "label mono" }, isOneTopic ? queue.replace(/^.*@/, "") : queue),
-    s("svg", { viewBox: `0 0 ${times.length} 1`, preserveAspectRatio: "none", "shape-rendering": "crispEdges", role: "img", "aria-label": `${queue}: ${f.exact(lags[place].at(-1))} messages wait now` },
+    s("svg", { viewBox: `0 0 ${times.length} 1`, preserveAspectRatio: "none", "shape-rendering": "crispEdges", role: "img", "aria-label": `${queue}: ${f.plural(lags[place].at(-1), "message")} ${lags[place].at(-1) === 1 ? "waits" : "wait"} now` },
       lags[place].map((lag, column) => lag > 0 && s("rect", { x: column, y: 0, width: 1, height: 1, opacity: shade(lag).toFixed(3) },
         s("title", null, `${queue} at ${f.when(times[column])}: ${f.exact(lag)}`)))),
   ]);
@@ -102,5 +103,5 @@ export function heat({ queues, times, lags }) {
     h("div", { class: "scale" }, `${f.when(times[0], false)} to now`, h("span", { class: "grow" }), "0",
       s("svg", { viewBox: "0 0 10 1", preserveAspectRatio: "none", "shape-rendering": "crispEdges", "aria-hidden": "true" },
         [...Array(10).keys()].map((step) => s("rect", { x: step, y: 0, width: 1, height: 1, opacity: (step / 9).toFixed(2) }))),
-      `${f.count(most)} messages`));
+      f.plural(most, "message", f.count)));
 }

@@ -104,6 +104,6 @@ export function percent(share) {
   return share === null || share === undefined || share < 0 ? "–" : `${Math.round(share * 100)} %`;
 }
 
-export function plural(number, word) {
-  return `${exact(number)} ${word}${number === 1 ? "" : "s"}`;
+export function plural(number, word, format = exact) {
+  return `${format(number)} ${word}${number === 1 ? "" : "s"}`;
 }

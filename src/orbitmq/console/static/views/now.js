@@ -58,7 +58,7 @@ function tiles(content) {
     tile("Out", f.rate(content.out_rate), { unit: "/s", href: "/charts", hint: `finished, last ${f.exact(content.rate_seconds)} s`, spark: spark(content.curves.out) }),
     tile("Lag", f.count(content.lag), { href: "/groups?filter=behind", hint: `in ${f.plural(content.groups_behind, "group")}`, spark: spark(content.curves.lag) }),
     tile("Oldest", f.brief(content.oldest), { href: content.oldest_group ? path("groups", content.oldest_group) : "/groups", hint: content.oldest_group ?? "nothing waits" }),
-    tile("Dead letters", f.least(content.open_last_hour, content.unknown_last_hour, f.count), { unit: "last hour", href: "/dead-letters", hint: `${f.least(content.open_letters, content.unknown_letters, f.count)} open in all`, tone: content.open_last_hour || content.unknown_last_hour ? "warn-text" : "" }),
+    tile("Dead letters", f.least(content.open_last_hour, content.unknown_last_hour, f.count), { href: "/dead-letters", hint: `open, last hour; ${f.least(content.open_letters, content.unknown_letters, f.count)} in all`, tone: content.open_last_hour || content.unknown_last_hour ? "warn-text" : "" }),
     tile("Spark pipelines", f.count(running), { unit: content.pipelines.length > running ? `of ${content.pipelines.length}` : "", href: "/pipelines", hint: ill ? `${f.exact(ill)} ${ill === 1 ? "needs" : "need"} a hand` : "running", tone: ill ? "bad-text" : "" }));
 }
 
@@ -79,7 +79,7 @@ function worst(content) {
 function dying(content) {
   return card("Dead letters", table([
     ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
-    ["Last hour", (row) => h("a", { href: path("dead-letters", row.name), class: row.open_last_hour || row.unknown_last_hour ? "warn-text" : "" }, f.least(row.open_last_hour, row.unknown_last_hour, f.count)), "n"],
+    ["Open, last hour", (row) => h("a", { href: path("dead-letters", row.name), class: row.open_last_hour || row.unknown_last_hour ? "warn-text" : "" }, f.least(row.open_last_hour, row.unknown_last_hour, f.count)), "n"],
     ["Open in all", (row) => link(path("dead-letters", row.name), f.least(row.open_letters, row.unknown_letters, f.count)), "n"],
   ], content.dying, { empty: "No message has died." }));
 }

@@ -70,7 +70,7 @@ export async function progress({ query }) {
     apply.onclick = () => act(apply, async () => showOutcome(await post("/progress/apply", { plan: planned.plan })));
     result.replaceChildren(card("Plan: nothing is changed yet", h("div", null,
       h("div", { class: "body stack" },
-        h("p", null, h("b", null, f.exact(sum("skipped"))), " messages would be skipped, ", h("b", null, f.exact(sum("replayed"))), " consumed again",
+        h("p", null, h("b", null, f.exact(sum("skipped"))), ` message${sum("skipped") === 1 ? "" : "s"} would be skipped, `, h("b", null, f.exact(sum("replayed"))), " consumed again",
           online.length ? `; ${f.plural(online.length, "member")} online would be sent there` : "; nobody is online", "."),
         command(planned.command), readOnlyNote(), h("div", null, apply)),
       table([

@@ -107,7 +107,7 @@ function edge(from, to, rate) {
   const [x1, y1, x2, y2] = endsOf(from, to);
   const bend = (x2 - x1) / 2;
   return s("path", { class: rate > 0 ? "flows" : "", d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}`, "stroke-width": (1.2 + Math.min(4, Math.log10(1 + (rate ?? 0)))).toFixed(2) },
-    s("title", null, `${f.rate(rate ?? 0)} messages per second`));
+    s("title", null, `${f.plural(rate ?? 0, "message", f.rate)} per second`));
 }
 
 function box(node, { x, y }) {
