@@ -43,6 +43,30 @@ async def member(broker: Broker, open_client: OpenClient) -> RawClient:
     return member
 
 
+async def test_long_tag_lists_are_not_kept_a_second_time(
+    broker: Broker, client: RawClient, member: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: list[PullChecks] = []
+    passed = PullChecks.passed
+
+    def watched(self: PullChecks, *given: Any, **named: Any) -> object:
+        remembered.append(self)
+        return passed(self, *given, **named)
+
+    monkeypatch.setattr(PullChecks, "passed", watched)
+    broker.parts.topics.ensure(TopicConfig(topic_name="few"), now=0.0)
+    many = SubscriptionData(
+        topic="orders", sub_string="||".join(f"t{n}" for n in range(65)), sub_version=7
+    )
+    few = SubscriptionData(topic="few", sub_string="a || b", sub_version=7)
+    await member.heartbeat("c1", many, few)
+
+    await pull(client, sub_version=7)
+    await client.pull("few", sys_flag=BY_HEARTBEAT, sub_version=7)
+
+    assert list(remembered[-1]._passed) == [(GROUP, "few")]
+
+
 async def test_a_pull_like_one_before_is_not_checked_again(
     client: RawClient, member: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

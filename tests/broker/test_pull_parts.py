@@ -10,12 +10,13 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.pacing import JUDGEMENTS
+from orbitmq.wire.bodies.membership import SubscriptionData
 from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.pull import PullMessageResponse
+from orbitmq.wire.headers.pull import PullFlag, PullMessageResponse
 from tests.broker.conftest import OpenClient
-from tests.support.broker import RawClient, bodies_in, until
+from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import put
 
 COUNT = 1000
@@ -229,3 +230,113 @@ async def test_a_pull_in_parts_goes_on_while_other_topics_are_made(
 
     assert bodies_in(pull.result()) == [b"10", b"700"]
     assert sum(judged) == 800
+
+
+async def subscribed(client: RawClient, text: str, version: int) -> None:
+    await client.heartbeat(
+        "c1",
+        SubscriptionData(
+            topic="orders", sub_string=text, expression_type="SQL92", sub_version=version
+        ),
+    )
+
+
+async def test_a_pull_in_parts_ends_when_its_group_is_forbidden(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+    await subscribed(client, "price IN ('10', '700')", 5)
+    pull = asyncio.ensure_future(client.pull("orders", sys_flag=0, sub_version=5))
+    await until_in_parts(broker)
+
+    broker.parts.groups.forbid(GROUP, "orders", is_forbidden=True, now=0.0)
+
+    async with asyncio.timeout(10):
+        assert (await pull).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_pull_in_parts_is_begun_anew_for_another_subscription(
+    broker: Broker, client: RawClient
+) -> None:
+    await fill(broker, client)
+    await subscribed(client, "price IN ('10', '700')", 5)
+    pull = asyncio.ensure_future(client.pull("orders", sys_flag=0, sub_version=5))
+    await until_in_parts(broker)
+
+    # As a heartbeat does, within a step.
+    wanted = SubscriptionData(
+        topic="orders", sub_string="price IN ('20', '600')", expression_type="SQL92", sub_version=6
+    )
+    broker.parts.consumers._groups[GROUP].subscriptions["orders"] = wanted
+    broker.parts.consumers.revision += 1
+    broker.parts.filters.register(GROUP, [wanted], 0.0)
+
+    async with asyncio.timeout(10):
+        assert bodies_in(await pull) == [b"20", b"600"]
+
+
+async def test_a_pull_that_is_begun_anew_has_committed_and_was_held(
+    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
+    commits: list[int] = []
+    monkeypatch.setattr(
+        broker.parts.progress, "commit", lambda *given, **_: commits.append(given[3])
+    )
+    flag = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND | PullFlag.COMMIT_OFFSET
+    pull = asyncio.ensure_future(
+        by_sql(client, "price < 0", hold=20.0, sys_flag=int(flag), commit_offset=7)
+    )
+    await until(lambda: len(broker.parts.held) == 1)
+    for number in range(COUNT):
+        put(broker.parts.store, "orders", 0, b"%d" % number, {"price": str(number)})
+    broker.parts.store.write()
+    await until_in_parts(broker)
+    before = broker.parts.topics.get("orders")
+    assert before is not None
+
+    broker.parts.topics.delete("orders", now=0.0)
+    broker.parts.store.delete_topic("orders")
+    broker.parts.topics.ensure(msgspec.structs.replace(before), now=0.0)
+
+    async with asyncio.timeout(10):
+        assert (await pull).code in (
+            ResponseCode.PULL_NOT_FOUND,
+            ResponseCode.PULL_OFFSET_MOVED,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+        )
+    assert commits == [7]
+    assert len(broker.parts.held) == 0
+
+
+async def test_who_looks_at_tags_does_not_wait_behind_those_who_do_not(
+    broker: Broker, client: RawClient, open_client: OpenClient
+) -> None:
+    queues = 2 * broker.parts.held._slices.at_once
+    for name in ("sql", "tags"):
+        broker.parts.topics.ensure(
+            TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues), now=0.0
+        )
+    others = [
+        asyncio.ensure_future(
+            client.pull(
+                "sql", queue_id, hold=20.0, subscription="price < 0", expression_type="SQL92"
+            )
+        )
+        for queue_id in range(queues)
+    ]
+    second = await open_client(broker)
+    pull = asyncio.ensure_future(second.pull("tags", hold=20.0, subscription="good"))
+    await until(lambda: len(broker.parts.held) == queues + 1)
+    for queue_id in range(queues):
+        put(broker.parts.store, "sql", queue_id, b"dear", {"price": "1"})
+    put(broker.parts.store, "tags", 0, b"good", {"TAGS": "good"})
+
+    broker.parts.store.write()
+    waits = len(broker.parts.held._waiting.of_queue("tags", 0))
+
+    assert waits == 0
+    assert bodies_in(await pull) == [b"good"]
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

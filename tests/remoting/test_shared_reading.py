@@ -155,6 +155,17 @@ async def test_bytes_that_are_no_frame_end_the_connection_for_all() -> None:
         await connection.wait_closed()
 
 
+async def test_the_loop_is_answered_when_threads_have_stopped_to_ask() -> None:
+    """The reading is still lent to them, and nobody looks at it for long."""
+    async with serving({ECHO: echo}) as server, lent(server) as (connection, _, reading):
+        assert reading.is_lent
+
+        answer = await connection.request(ECHO, body=b"alone", timeout=DEADLINE)
+
+        assert bytes(answer.body) == b"alone"
+        assert not reading.is_lent
+
+
 async def test_the_loop_is_answered_while_a_thread_reads() -> None:
     holding = Holding()
     async with (

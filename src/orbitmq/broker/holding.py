@@ -38,7 +38,7 @@ import enum
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from orbitmq.broker.heldpull import HeldPull
 from orbitmq.broker.pacing import Pacing
@@ -229,7 +229,7 @@ class Holding:
             waiting = of_queue(*key)
             if not waiting:
                 continue
-            if len(waiting) <= at_once and key not in self._unjudged:
+            if key not in self._unjudged and (len(waiting) <= at_once or self._is_quick(waiting)):
                 seen: dict[int, Properties | None] = {}
                 for pull in tuple(waiting):
                     if pull.wanted.needs_properties:
@@ -254,6 +254,12 @@ class Holding:
         else:
             for connection in {pull.connection for pull in woken}:
                 connection.flush()
+
+    def _is_quick(self, waiting: Collection[HeldPull]) -> bool:
+        """Whether these few look at tags alone: they do not wait behind those who do not."""
+        return len(waiting) <= self._slices.at_once and not any(
+            pull.wanted.needs_properties for pull in waiting
+        )
 
     def _judge_in_slices(self, key: tuple[str, int], arrival: Arrival, *, is_late: bool) -> None:
         unjudged = self._unjudged.get(key)

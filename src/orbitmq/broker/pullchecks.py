@@ -32,6 +32,8 @@ _NOTE_SUBSCRIPTION = 60.0
 _MOST_NOTED = 10_000
 #: Characters of a subscription that is noted; a longer one, of many tags, is looked up each time.
 _LONGEST_NOTED = 512
+#: Tags of a filter that is remembered with what it passed.
+_MOST_CODES = 64
 
 
 class Forbidden(Refused):
@@ -118,7 +120,7 @@ class PullChecks:
             and request.code == _PULL
             and not header.sys_flag & _SUBSCRIPTION
             and isinstance(wanted, TagFilter)
-            and sum(map(len, wanted.tags)) <= _LONGEST_NOTED
+            and len(wanted.codes) <= _MOST_CODES
         ):
             if len(self._passed) >= _MOST_NOTED:
                 self._passed.clear()

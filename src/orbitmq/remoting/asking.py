@@ -131,12 +131,13 @@ class Asking(abc.ABC):
         pending = self._pending
         before = pending.check_room()
         opaque = next(self._opaques) & 0x7FFFFFFF
-        # Written first: an answer is read in a later step, and whoever waits for the message does
-        # not wait for what is noted here.
-        self.send_pieces(encode(opaque), at_once=not before)
+        pieces = encode(opaque)
         if timeout is None:
             timeout = self._settings.request_timeout
+        # Before it is written: whoever reads, maybe a thread, looks here for who waits, and the
+        # loop takes the reading back from threads only if something of its own is on its way.
         pending.add(opaque, code, timeout, outcome)
+        self.send_pieces(pieces, at_once=not before)
         return opaque
 
     def give_up(self, opaque: int) -> None:

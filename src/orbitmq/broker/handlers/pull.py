@@ -72,6 +72,7 @@ class _Begun:
     header: PullMessageRequest
     result: ReadResult
     topic: TopicConfig  #: as it was then
+    wanted: MessageFilter
     judge: int  #: messages of one part
     was_held: bool = False
 
@@ -125,11 +126,17 @@ class Pulling:
         self._pacing.later(connection, lambda: self._in_its_turn(connection, request, rules, begun))
         return LATER
 
-    def _compile_later(self, connection: Connection, request: Command, seconds: float) -> Result:
+    def _compile_later(
+        self,
+        connection: Connection,
+        request: Command,
+        seconds: float,
+        begun: _Begun | None = None,
+    ) -> Result:
         rules = self._access.version
         self._pacing.later(
             connection,
-            lambda: self._in_its_turn(connection, request, rules, None, has_waited=True),
+            lambda: self._in_its_turn(connection, request, rules, begun, has_waited=True),
             after=seconds,
         )
         return LATER
@@ -151,7 +158,7 @@ class Pulling:
             if begun is None:
                 answer = self._first(connection, request, is_its_turn=True, has_waited=has_waited)
             else:
-                answer = self._go_on(connection, request, begun)
+                answer = self._go_on(connection, request, begun, has_waited=has_waited)
         except Exception as error:  # noqa: BLE001  # as the dispatcher does
             answer = refusal(request, error)
         if answer is not LATER and answer is not None:
@@ -164,7 +171,9 @@ class Pulling:
         *,
         is_its_turn: bool = False,
         has_waited: bool = False,
+        before: _Begun | None = None,
     ) -> Result:
+        """Process a pull, possibly once more: then it has committed `before`, and been held."""
         began = self._monotonic()
         header = request.header(PullMessageRequest)
         try:
@@ -172,13 +181,14 @@ class Pulling:
                 connection, request, header, began, has_waited=has_waited
             )
         except Postponed as postponed:
-            return self._compile_later(connection, request, postponed.seconds)
+            return self._compile_later(connection, request, postponed.seconds, before)
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
+        was_held = before is not None and before.was_held
         if self._pacing.is_judging and not is_its_turn and wanted.needs_properties:
             return self._later(connection, request)
-        if header.sys_flag & _COMMIT:
+        if header.sys_flag & _COMMIT and before is None:
             self._progress.commit(
                 header.topic,
                 header.consumer_group,
@@ -192,11 +202,12 @@ class Pulling:
         judge = judgements(wanted)
         code, remark, result = self._look(header, header.queue_offset, wanted, judge)
         if result.rest is not None:
-            begun = _Begun(began, header, result, topic, judge)
+            begun = _Begun(began, header, result, topic, wanted, judge, was_held)
             return self._later(connection, request, begun)
         if (
             code == NOT_FOUND
             and header.sys_flag & _SUSPEND
+            and not was_held
             and result.next_offset == header.queue_offset
             and (seconds := self._seconds(request, header)) > 0
         ):
@@ -207,20 +218,26 @@ class Pulling:
             return _refusal(request, SystemBusy())
         answer = self._answer(request, header, group, topic, code, remark, result)
         self._count(header, result)
-        self._pulled(request.code, code, self._monotonic() - began, was_held=False)
+        self._pulled(request.code, code, self._monotonic() - began, was_held=was_held)
         return answer
 
-    def _go_on(self, connection: Connection, request: Command, begun: _Begun) -> Result:
+    def _go_on(
+        self, connection: Connection, request: Command, begun: _Begun, *, has_waited: bool
+    ) -> Result:
         """The next part of a pull."""
         header, result = begun.header, begun.result
         try:
-            group, topic = self._checks.check(request, header)
+            group, topic, wanted, _ = self._checks.passed(
+                connection, request, header, self._monotonic(), has_waited=has_waited
+            )
+        except Postponed as postponed:
+            return self._compile_later(connection, request, postponed.seconds, begun)
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
-        if topic is not begun.topic:
-            # Deleted and made anew, or changed: what was read may not be there any more.
-            return self._first(connection, request, is_its_turn=True)
+        if topic is not begun.topic or wanted != begun.wanted:
+            # What was read may not be there any more, or not be wanted, and other messages be.
+            return self._first(connection, request, is_its_turn=True, before=begun)
         if result.rest is not None:
             result.rest.go_on(begun.judge)
             self._pacing.judged(result.judged, begun.judge)
@@ -295,7 +312,7 @@ class Pulling:
             if result.rest is not None:
                 pull.is_answered = True  # in a later turn, as any other pull
                 since = self._monotonic() - self._held.age_of(pull)
-                begun = _Begun(since, header, result, topic, judge, was_held=True)
+                begun = _Begun(since, header, result, topic, wanted, judge, was_held=True)
                 self._later(connection, request, begun)
                 return
             answer = self._answer(request, header, group, topic, code, remark, result)

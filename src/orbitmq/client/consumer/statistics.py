@@ -115,6 +115,9 @@ class Statistics:
     def topic(self, topic: str) -> TopicStatistics:
         """What was counted for a topic."""
         self.catch_up()
+        return self._counted(topic)
+
+    def _counted(self, topic: str) -> TopicStatistics:
         counts = self._topics.get(topic)
         if counts is None:
             return TopicStatistics()
@@ -142,7 +145,7 @@ class Statistics:
         """Everything, as it is now."""
         self.catch_up()
         return ConsumerStatistics(
-            topics={topic: self.topic(topic) for topic in self._topics},
+            topics={topic: self._counted(topic) for topic in self._topics},
             passed_over=self.passed_over,
             duplicates=self.duplicates,
             sent_back=self.sent_back,
