@@ -2,7 +2,7 @@
 
 Threads that share one socket have to wake each other: whoever reads wakes the one whose answer it
 is, and all of them wait for the interpreter. With eight threads that is five changes of the thread
-for each request. With a socket each it is one, by the kernel, and a request costs half.
+for each request. With a socket each it is one, by the kernel, and a request costs two thirds.
 
 So a thread that keeps finding others at the shared socket gets a *lane*: a second connection to the
 same peer, on which only that thread asks, one request at a time, blocking. Nobody introduces

@@ -34,7 +34,7 @@ class ConnectionSettings:
     #: waits with a question of its own after the last thread has read.
     reading_look: float = 0.03
     #: Sockets of their own that threads which ask at the same time get, beside the one that all
-    #: share: a request then costs half. 0: none.
+    #: share: a request then costs two thirds. 0: none.
     lanes: int = 15
     lane_idle: float = 20.0  #: those that were not used for so long are closed
     limits: WireLimits = DEFAULT_LIMITS
