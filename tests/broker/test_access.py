@@ -16,6 +16,7 @@ from orbitmq.broker.needs import NEEDS
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.dialing import connect
+from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.acl import Credentials, sign
 from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import (
@@ -31,7 +32,9 @@ from orbitmq.wire.headers.topics import CreateTopicRequest
 from orbitmq.wire.headers.transactions import ConsumerSendBackRequest, EndTransactionRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.access import REQUESTS, account, place_of, wanting
-from tests.support.broker import GROUP, RawClient, bodies_in, send_header, until
+from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until
+from tests.support.slowdisk import GatedFiles
+from tests.support.store import with_policy
 
 DENIED = int(ResponseCode.NO_PERMISSION)
 
@@ -568,3 +571,34 @@ async def test_secrets_and_signatures_appear_in_no_log_and_no_answer(
     for secret in ("s3cr3t", IMPOSTOR.secret_key, *signatures):
         assert secret not in logged
         assert secret not in said
+
+
+async def test_a_transaction_is_guarded_before_the_disk_has_its_message(
+    start_broker: StartBroker, open_client: OpenClient, accounts: Path
+) -> None:
+    disk = GatedFiles()
+    broker = await start_broker(
+        access=AccessSettings(accounts=accounts),
+        store=with_policy(SMALL_STORE, FlushPolicy.SYNC),
+        parts={"files": disk},
+    )
+    admin = await open_client(broker, signed_by(ADMIN))
+    maker = await open_client(broker, signed_by(MAKER))
+    marks = {"TRAN_MSG": "true", "PGROUP": "makers", "UNIQ_KEY": "0A", "WAIT": "false"}
+    disk.gate.clear()
+    half = await admin.send("audit", b"half", properties=marks, sys_flag=4)
+    stored = half.header(SendMessageResponse)
+    header = EndTransactionRequest(
+        producer_group="makers",
+        tran_state_table_offset=stored.queue_offset,
+        commit_log_offset=place_of(stored),
+        commit_or_rollback=8,
+        msg_id="0A",
+    )
+
+    denied = await maker.connection.request(RequestCode.END_TRANSACTION, header)
+    allowed = await admin.connection.request(RequestCode.END_TRANSACTION, header)
+    disk.gate.set()
+
+    assert (denied.code, allowed.code) == (DENIED, ResponseCode.SUCCESS)
+    await until(lambda: broker.parts.store.max_offset("audit", 0) == 1)

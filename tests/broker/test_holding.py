@@ -17,6 +17,7 @@ from orbitmq.broker.settings import PullSettings
 from orbitmq.message.properties import encode_properties
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.outgoing import Outgoing
+from orbitmq.store.errors import ReadFailed
 from orbitmq.store.reading import ReadResult
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.store.store import Store
@@ -690,3 +691,47 @@ async def test_a_held_pull_that_is_asked_one_way_is_not_kept(
     await client.max_offset(orders)
 
     assert len(broker.parts.held) == 0
+
+
+async def test_a_pull_that_fails_when_it_is_woken_is_refused(
+    broker: Broker, client: RawClient, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = begin(client, orders)
+    await held(broker)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ReadFailed("the disk does not give it out")
+
+    monkeypatch.setattr(broker.parts.progress, "take_reset", fail)
+    broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+    broker.parts.turns.finish()
+    answer = await asyncio.wait_for(waiting, SOON)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "the disk does not give it out" in (answer.remark or "")
+
+
+async def test_who_is_woken_already_is_answered_if_another_cannot_be_judged(
+    broker: Broker, client: RawClient, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = begin(client, orders, 0)
+    await held(broker)
+    other = begin(client, orders, 1)
+    await held(broker, 2)
+    judge = broker.parts.held._is_woken
+
+    def fail(pull: HeldPull, *arguments: Any) -> bool:
+        if pull.queue_id == 1:
+            raise RuntimeError("a bug")
+        return judge(pull, *arguments)
+
+    monkeypatch.setattr(broker.parts.held, "_is_woken", fail)
+    for queue_id in (0, 1):
+        draft = Draft(orders, queue_id, b"new", b"", 0, broker.parts.store_host)
+        broker.parts.turns.append(draft)
+    broker.parts.turns.finish()
+    answer = await asyncio.wait_for(waiting, SOON)
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+    assert bodies_in(answer) == [b"new"]

@@ -212,8 +212,22 @@ async def test_a_group_that_wants_something_else(broker: Broker, client: RawClie
         "orders", offset=following_offset, sys_flag=int(PullFlag.SUSPEND), sub_version=2
     )
 
-    assert woken.code == ResponseCode.PULL_NOT_FOUND
+    # The new filter has judged the message as well.
+    assert (woken.code, following_offset) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 1)
     assert bodies_in(found) == [b"wanted"]
+
+
+async def test_what_came_while_a_group_wanted_something_else_is_judged_again(
+    broker: Broker, client: RawClient
+) -> None:
+    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="old", sub_version=1))
+    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND), sub_version=1)
+    await client.stored("orders", b"unwanted then", properties={"TAGS": "new"})
+
+    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="new", sub_version=2))
+    woken = await waiting.answer()
+
+    assert bodies_in(woken) == [b"unwanted then"]
 
 
 async def test_a_member_that_comes_and_wants_the_same_wakes_nobody(

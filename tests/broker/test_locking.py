@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.clients import LONGEST_ID
 from orbitmq.broker.handlers.locks import Locking
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.membership import LockBatch, LockedQueues, SubscriptionData
@@ -258,3 +259,23 @@ async def test_too_many_locks_are_told_in_the_log(
     assert [text for text in caplog.messages if "max_order_locks" in text] == [
         "2 queues are locked, and more are not granted (max_order_locks, time 1)"
     ]
+
+
+async def test_a_client_id_of_any_length_is_not_kept(broker: Broker, client: RawClient) -> None:
+    has_queues(broker, "orders", 300)
+    longest, longer = "x" * LONGEST_ID, "x" * (LONGEST_ID + 1)
+
+    granted = await lock(client, *at("orders", 0), client_id=longest)
+    refused = [
+        await ask(client, at("orders", *numbers), client_id=longer)
+        for numbers in ((1,), range(1, 300))
+    ]
+    refused.append(
+        await client.connection.request(
+            RequestCode.UNLOCK_BATCH_MQ, body=batch(at("orders", 0), client_id=longer), timeout=30
+        )
+    )
+
+    assert granted == at("orders", 0)
+    assert {answer.code for answer in refused} == {ResponseCode.INVALID_PARAMETER}
+    assert len(broker.parts.locks) == 1

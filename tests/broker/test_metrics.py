@@ -354,6 +354,7 @@ async def test_types_of_messages_are_those_that_topics_declare(
 async def test_giving_up_in_order_counts_as_a_dead_letter_too(
     broker: Broker, client: RawClient
 ) -> None:
+    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
     await client.send(
         f"%RETRY%{GROUP}",
         properties={"RETRY_TOPIC": "orders"},

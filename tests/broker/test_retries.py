@@ -524,3 +524,52 @@ def failure(*, reconsume_times: int = 0, level: int = 0, allowed: int = 16) -> F
 
 def message_at(offset: int) -> StoredMessage:
     return StoredMessage.build(topic="T", stored_body=b"x", physical_offset=offset)
+
+
+async def test_dead_letters_are_counted_for_topics_that_there_are(tmp_path: Path) -> None:
+    """Whoever makes up the origin of a message would make up counts, too."""
+    async with hand_broker(tmp_path) as (broker, client):
+        await client.stored("orders", b"first")
+        for origin in ("orders", "made up", "also made up"):
+            await client.stored(
+                RETRY,
+                b"bad",
+                properties={"RETRY_TOPIC": origin},
+                reconsume_times=9,
+                max_reconsume_times=8,
+            )
+        counts = broker.parts.counters.groups
+
+        assert {key: each.dead_letters for key, each in counts.items()} == {
+            ("orders", GROUP): 1,
+            (RETRY, GROUP): 2,
+        }
+
+
+async def test_what_is_sent_back_is_counted_for_topics_that_there_are(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        for origin in ("made up", "also made up", "orders"):
+            await client.stored("orders", b"bad", properties={"RETRY_TOPIC": origin})
+        for message in broker.messages("orders"):
+            await send_back(client, message, level=-1)
+        counts = broker.parts.counters.groups
+
+        assert {key: (each.sent_back, each.dead_letters) for key, each in counts.items()} == {
+            ("orders", GROUP): (1, 1),
+            (RETRY, GROUP): (2, 2),
+        }
+
+
+async def test_a_dead_letter_that_is_refused_is_not_counted(tmp_path: Path) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        answer = await client.send(
+            RETRY,
+            b"bad",
+            # What the broker notes does not fit any more.
+            properties={"a": "x" * (MAX_PROPERTIES - 8)},
+            reconsume_times=9,
+            max_reconsume_times=8,
+        )
+
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert broker.parts.counters.groups == {}

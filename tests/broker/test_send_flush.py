@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,34 +16,15 @@ from orbitmq.broker.outcomes import PutResult, PutStatus
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.hosts import pack_host
 from orbitmq.message.stored import decode_messages
-from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.send import SendMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until
 from tests.support.delivery import send_back
+from tests.support.slowdisk import GatedFiles
 
 SYNC_STORE = replace(SMALL_STORE, flush=replace(SMALL_STORE.flush, policy=FlushPolicy.SYNC))
-
-
-class GatedFiles(DiskFiles):
-    """A disk on which the flusher waits until the gate is open, or fails."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.error: OSError | None = None
-        self.waiting = 0
-
-    def sync(self, fd: int) -> None:
-        if threading.current_thread().name == "orbitmq-flusher":
-            self.waiting += 1
-            self.gate.wait(20)
-            self.waiting -= 1
-            if self.error is not None:
-                raise self.error
-        super().sync(fd)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -104,3 +105,32 @@ def test_the_order_of_doubles_is_that_of_their_bits(left: float, right: float) -
 def test_a_value_that_cannot_be_read_is_named_in_the_error() -> None:
     with pytest.raises(IncomparableValues, match=r"the value '3\.5' is not a 32-bit integer"):
         read_int32("3.5")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 30_000 + "x",
+        "9" * 15_000 + "." + "9" * 15_000 + "x",
+        "." + "9" * 30_000 + "x",
+        "1e" + "9" * 30_000 + "x",
+        "0x" + "f" * 30_000 + "x",
+        "0x" + "f" * 15_000 + "." + "f" * 15_000 + "x",
+        " " * 30_000 + "x",
+    ],
+    ids=lambda text: f"{text[:4]!r}",
+)
+def test_a_long_text_that_is_no_number_is_refused_in_one_pass(text: str) -> None:
+    """A broker has one loop, and a property may have 32 KiB."""
+    began = time.process_time()
+    for _ in range(2):
+        with pytest.raises(IncomparableValues):
+            read_double(text)
+
+    # A pass takes less than a millisecond, a search for every way to divide the text many seconds.
+    assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize("text", ["9" * 30_000, "." + "0" * 30_000 + "1", "0x1p" + "9" * 30_000])
+def test_a_long_number_is_read_as_a_double(text: str) -> None:
+    assert read_double(text) in (math.inf, 0.0)

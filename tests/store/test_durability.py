@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -82,3 +83,90 @@ def test_a_step_does_not_write_queues_for_long(open_store: OpenStore, clock: Han
         assert steps < 100
     end = store.statistics().log_end
     assert store.statistics().durable == end
+
+
+class FullFiles(QuickFiles):
+    """A disk that takes nothing for one file, and notes which folders it was told to keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: Path | None = None
+        self.synced: set[Path] = set()
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        if self.refused is not None and self.refused in path.parents:
+            raise OSError(errno.ENOSPC, "injected")
+        return super().open(path, create=create)
+
+    def sync_folder(self, folder: Path) -> None:
+        self.synced.add(folder)
+        super().sync_folder(folder)
+
+
+def test_a_round_that_a_full_disk_ends_forgets_no_folder(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    """A new file whose name is not on the disk is lost with the power, and its entries with it."""
+    files = FullFiles()
+    store = open_store(SETTINGS, files=files)
+    fill(store, 2, 110_000)
+    queues = store._queues.by_key
+    files.refused = queues["T", 0].folder
+    store.tick()  # a round begins
+    written = queues["T", 1]
+    store.tick()
+    assert written.written == written.max_offset
+
+    files.refused = None
+    clock.advance(2.0)
+    for _ in range(20):
+        store.tick()
+        clock.advance(2.0)
+        store._durability.catch_up()
+
+    assert store.statistics().durable == store.statistics().log_end
+    assert {written.folder, written.folder.parent, written.folder.parent.parent} <= files.synced
+
+
+def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(
+    open_store: OpenStore,
+) -> None:
+    """A start that finds fewer entries than it was told makes all queues anew."""
+    store = open_store(SETTINGS)
+    put(store, "kept", 0, bytes(900))
+    fill(store, 1, 110_000)
+    store.tick()  # a round begins
+    target = store.statistics().log_end
+
+    store.delete_topic("T")
+    store._durability._advance_round(1000)  # writes the queues
+    store._durability._advance_round(1000, wait=True)
+
+    assert store.statistics().durable == target
+    assert store._durability._entries == 1
+
+
+def test_a_deletion_that_a_crash_interrupts_is_carried_out_at_the_next_start(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(SETTINGS)
+    put(store, "kept", 0, b"kept")
+    put(store, "T", 0, b"gone")
+    store.write()
+    store._durability.catch_up()
+    store._durability.write_first_checkpoint()
+
+    def crash(_: str) -> int:
+        raise RuntimeError("a crash")
+
+    monkeypatch.setattr(store._queues, "delete_topic", crash)
+    with pytest.raises(RuntimeError, match="a crash"):
+        store.delete_topic("T")
+    store.abandon()
+    again = open_store(SETTINGS)
+
+    assert again.max_offset("T", 0) == 0
+    assert again.max_offset("kept", 0) == 1
+    put(again, "T", 0, b"new")
+    again.write()
+    assert again.max_offset("T", 0) == 1

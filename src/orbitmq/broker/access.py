@@ -283,9 +283,12 @@ class Access:
         return host in account.white_hosts or all(account.may(*need) for need in needs)
 
     def _topic_at(self, offset: int) -> str | None:
-        """The topic that the message at a place of the log belongs to, wherever it waits."""
+        """The topic that the message at a place of the log belongs to, wherever it waits.
+
+        Also before the disk has it: a transaction may be ended by then.
+        """
         try:
-            message = decode_message(self._store.message_at(offset))
+            message = decode_message(self._store.written_at(offset))
         except (StoreError, MessageError):
             # The handler says so, in its own words.
             return None

@@ -49,6 +49,7 @@ from orbitmq.broker.slices import Slices
 from orbitmq.broker.waiting import WaitingTable
 from orbitmq.filter.properties import Properties
 from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import refusal
 from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.store.arrivals import Arrival
 from orbitmq.store.errors import StoreError
@@ -224,23 +225,30 @@ class Holding:
         of_queue = self._waiting.of_queue
         at_once = self._slices.at_once
         woken: list[HeldPull] = []
-        for arrival in arrivals:
-            key = (arrival[0].topic, arrival[0].queue_id)
-            waiting = of_queue(*key)
-            if not waiting:
-                continue
-            if key not in self._unjudged and (len(waiting) <= at_once or self._is_quick(waiting)):
-                seen: dict[int, Properties | None] = {}
-                for pull in tuple(waiting):
-                    if pull.wanted.needs_properties:
-                        at_once -= 1  # takes as long as all the rest
-                    if self._is_woken(pull, arrival, seen):
-                        self._remove(pull)
-                        woken.append(pull)
-            else:
-                self._judge_in_slices(key, arrival, is_late=at_once < self._slices.at_once)
-        if not woken:
-            return
+        try:
+            for arrival in arrivals:
+                key = (arrival[0].topic, arrival[0].queue_id)
+                waiting = of_queue(*key)
+                if not waiting:
+                    continue
+                if key not in self._unjudged and (
+                    len(waiting) <= at_once or self._is_quick(waiting)
+                ):
+                    seen: dict[int, Properties | None] = {}
+                    for pull in tuple(waiting):
+                        if pull.wanted.needs_properties:
+                            at_once -= 1  # takes as long as all the rest
+                        if self._is_woken(pull, arrival, seen):
+                            self._remove(pull)
+                            woken.append(pull)
+                else:
+                    self._judge_in_slices(key, arrival, is_late=at_once < self._slices.at_once)
+        finally:
+            # They wait nowhere any more, whatever has become of the others.
+            if woken:
+                self._process_woken(woken, arrivals)
+
+    def _process_woken(self, woken: list[HeldPull], arrivals: Sequence[Arrival]) -> None:
         first = woken[0]
         if len(woken) == 1:
             first.is_alone = True
@@ -412,10 +420,12 @@ class Holding:
     def _run(self, pull: HeldPull) -> None:
         try:
             self.again(pull)
-        except Exception:
+        except Exception as error:
             log.exception("a held pull could not be answered")
             if not pull.is_answered:
-                pull.connection.release(pull.request)
+                # Who hears nothing waits until its own time is up.
+                pull.is_answered = True
+                pull.connection.reply(pull.request, refusal(pull.request, error))
 
     def _remove(self, pull: HeldPull) -> None:
         pull.is_held = False

@@ -39,11 +39,13 @@ class Release:
 
         def told(result: PutResult) -> None:
             self._waiting -= 1
-            if not result.status.is_stored:
-                self._refused(draft, offset, result)
-            elif then is not None:
-                then(result)
-            self._settle()
+            try:
+                if not result.status.is_stored:
+                    self._refused(draft, offset, result)
+                elif then is not None:
+                    then(result)
+            finally:
+                self._settle()
 
         turns.put(draft, told, transform=False)
 

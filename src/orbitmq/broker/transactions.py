@@ -239,7 +239,9 @@ class HalfMessages:
     @property
     def open_count(self) -> int:
         """How many half messages have not ended."""
-        return self._store.max_offset(names.HALF_TOPIC, QUEUE) - self.position - len(self._ended)
+        known = self._store.max_offset(names.HALF_TOPIC, QUEUE) - self.position
+        # One that waits for the disk may have ended already.
+        return max(known - len(self._ended), 0)
 
     def is_open(self, half: StoredMessage) -> bool:
         """Whether a half message has to be dealt with: not ended, and no copy of it further on.
@@ -251,9 +253,10 @@ class HalfMessages:
         return self._copies.get(root_of(half), -1) <= half.queue_offset
 
     def skip_ended(self) -> None:
-        """Move on over what has ended."""
+        """Move on over what has ended, up to what can be read: more may wait for the disk."""
         position = self.position
-        while position in self._ended:
+        end = self._store.max_offset(names.HALF_TOPIC, QUEUE)
+        while position < end and position in self._ended:
             self._ended.discard(position)
             self._forget_copy(position)
             position += 1

@@ -19,8 +19,10 @@ INT64_MAX = 0x7FFFFFFFFFFFFFFF
 
 #: `Double.valueOf` trims what `String.trim` trims.
 _BLANKS = "".join(map(chr, range(0x21)))
+# In both, no text can be divided among the parts in two ways: one that does not fit would be tried
+# in all of them, which takes seconds for the longest property.
 _DECIMAL = re.compile(
-    r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
+    r"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
 )
 _HEXADECIMAL = re.compile(
     r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?"

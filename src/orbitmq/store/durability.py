@@ -141,7 +141,7 @@ class Durability:
         queues, self._queues.dirty = self._queues.dirty, []
         self._round = _Round(self._appender.dispatched, self._appender.last_store_ms, queues)
         self._round.is_wanted = is_wanted
-        self._round.entries = sum(queue.max_offset for queue in self._queues.by_key.values())
+        self._round.entries = {queue: queue.max_offset for queue in self._queues.by_key.values()}
 
     def _advance_round(self, queue_count: int, *, wait: bool = False) -> bool:
         """One step of a round; True when it is over."""
@@ -166,7 +166,9 @@ class Durability:
             self._flusher.fail(current.job.error)
             return True
         self.durable = current.target
-        self._entries = current.entries
+        # Without those of topics that were deleted meanwhile: no start will find them.
+        there = self._queues.by_key.values()
+        self._entries = sum(current.entries.get(queue, 0) for queue in there)
         self._is_checkpoint_wanted |= current.is_wanted
         self._checkpoint = replace(self._checkpoint, logical_ms=current.store_ms)
         self._queues.trim()
@@ -189,6 +191,7 @@ class Durability:
                 for written in current.written:
                     self._queues.mark_dirty(written)
                     written.unsynced |= current.bases[written]
+                    written.has_new_names |= written.folder in current.folders
                 self._round = None
                 return True
             current.queues.pop()
@@ -298,5 +301,6 @@ class _Round:
         self.paths: list[Path] = []
         self.folders: set[Path] = set()
         self.job: Job | None = None
-        self.entries = 0
+        #: how many each queue had when the round began
+        self.entries: dict[ConsumeQueue, int] = {}
         self.is_wanted = False  #: somebody relies on it: the checkpoint follows at once

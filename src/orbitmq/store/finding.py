@@ -42,9 +42,15 @@ class Finding:
         self._catch_up = catch_up
 
     def message_at(self, physical_offset: int) -> memoryview:
-        """The record that begins at an offset of the log."""
+        """The record that begins at an offset of the log, if readers may see it."""
+        if physical_offset >= self._visible_end():
+            raise NoSuchRecord(physical_offset, self._log.start, self._log.end)
+        return self.written_at(physical_offset)
+
+    def written_at(self, physical_offset: int) -> memoryview:
+        """The same, also if it waits for the disk and nobody may see it yet."""
         head = self._log.view(physical_offset, MIN_RECORD_SIZE) if physical_offset >= 0 else None
-        if head is not None and physical_offset < self._visible_end():
+        if head is not None:
             size, _, _, place = _read_head(head)
             if place == physical_offset:
                 record = self._log.view(physical_offset, size)

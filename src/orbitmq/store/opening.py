@@ -162,6 +162,8 @@ class StoreParts:
         root, files = self._root, self._files
         self._trust_what_was_found()
         self.deletions.fit(self.log.start, self.log.end)
+        # A crash may have come between the note of a deletion and the end of the files.
+        self.durability.is_wanted |= self.queues.delete_below(self.deletions.by_topic) > 0
         files.write_bytes(root / "abort", str(files.process_id()).encode())
         files.sync_folder(root)
         self.durability.write_first_checkpoint()

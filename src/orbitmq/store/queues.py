@@ -105,8 +105,11 @@ class QueueTable:
         self._files.remove_folder(self.folder / topic)
         return len(doomed)
 
-    def delete_below(self, deleted: Mapping[str, int]) -> None:
-        """Forget the queues whose messages all lie below the offset that their topic has here."""
+    def delete_below(self, deleted: Mapping[str, int]) -> int:
+        """Forget the queues whose messages all lie below the offset that their topic has here.
+
+        How many there were.
+        """
         doomed = {
             key: queue
             for key, queue in self.by_key.items()
@@ -117,6 +120,7 @@ class QueueTable:
             queue.restart()
             self._files.remove_folder(self.folder / queue.topic / str(queue.queue_id))
         self.dirty = [queue for queue in self.dirty if (queue.topic, queue.queue_id) not in doomed]
+        return len(doomed)
 
     def clear(self) -> None:
         """Forget all queues and delete all files."""

@@ -245,6 +245,15 @@ class Store:
         self._check_open()
         return self._finding.message_at(physical_offset)
 
+    def written_at(self, physical_offset: int) -> memoryview:
+        """The same, also if it waits for the disk: not to be shown to anybody before it is there.
+
+        Whatever is stored because of it comes behind it in the log, so the disk has both, or only
+        this one, or neither.
+        """
+        self._check_open()
+        return self._finding.written_at(physical_offset)
+
     def message_by_offset_id(self, offset_id: str) -> memoryview:
         """The checked record that an offset id names."""
         self._check_open()

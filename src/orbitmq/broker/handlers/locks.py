@@ -21,6 +21,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 
 from orbitmq.broker import names
+from orbitmq.broker.clients import LONGEST_ID
+from orbitmq.broker.errors import Refused
 from orbitmq.broker.handlers.apart import STEP, answered
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.progressplaces import ProgressPlaces
@@ -62,7 +64,7 @@ class Locking:
 
     def lock(self, _: Connection, request: Command) -> Command | Coroutine[object, object, Command]:
         """Take or renew; the answer names what the client holds."""
-        asked = decode_body(LockBatch, request.body)
+        asked = _asked(request)
         group = self._parts.groups.require(asked.consumer_group, now=self._parts.clock.now())
         if not self._must_wait(asked):
             held = LockedQueues(lock_ok_mq_set=self._lock(asked, group, asked.mq_set))
@@ -87,7 +89,7 @@ class Locking:
     def unlock(
         self, _: Connection, request: Command
     ) -> Command | Coroutine[object, object, Command]:
-        asked = decode_body(LockBatch, request.body)
+        asked = _asked(request)
         if not self._must_wait(asked):
             self._unlock(asked, asked.mq_set)
             return request.answer(ResponseCode.SUCCESS)
@@ -148,6 +150,17 @@ class Locking:
                     "client": names.shown(asked.client_id),
                 },
             )
+
+
+def _asked(request: Command) -> LockBatch:
+    asked = decode_body(LockBatch, request.body)
+    if len(asked.client_id) > LONGEST_ID:
+        # It would be kept for as long as the lock.
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"a client id of {len(asked.client_id)} characters: {LONGEST_ID} are allowed",
+        )
+    return asked
 
 
 def _sender(asked: LockBatch) -> _Sender:

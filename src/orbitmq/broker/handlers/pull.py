@@ -305,9 +305,13 @@ class Pulling:
         else:
             # The message that has come for it is the only one, and its filter has judged it.
             is_judged = pull.judged == pull.offset and wanted is pull.wanted
+            offset = pull.offset
+            if wanted is not pull.wanted and wanted != pull.wanted:
+                # What the filter of before has refused, the new one may want.
+                offset = header.queue_offset
             judge = judgements(wanted)
             code, remark, result = self._look(
-                header, pull.offset, None if is_judged else wanted, judge, only_one=is_judged
+                header, offset, None if is_judged else wanted, judge, only_one=is_judged
             )
             if result.rest is not None:
                 pull.is_answered = True  # in a later turn, as any other pull

@@ -188,6 +188,8 @@ class Sending:
                 waits=waits,
             )
             self._take_draft(connection, request, draft, asked_queue, unique_id)
+            if course.is_retry and topic != header.topic:
+                self._checks.count_dead(header, properties)
             return
         at, number = self._append(
             topic,
@@ -200,6 +202,8 @@ class Sending:
             header.flag,
             header.reconsume_times or 0,
         )
+        if course.is_retry and topic != header.topic:
+            self._checks.count_dead(header, properties)
         taken = counts.taken
         if not taken:
             turns.counting.append(counts)

@@ -91,8 +91,6 @@ class SendingBack:
         except MessageError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         draft.waits = True
-        counts = parts.counters.group(failure.origin_topic, group.group_name)
-
         is_confirmed = False
 
         def confirm() -> None:
@@ -107,6 +105,10 @@ class SendingBack:
         def stored(result: PutResult) -> None:
             patience.cancel()
             if result.status.is_stored:
+                # Anybody can make up an origin, and every new one would be counted by itself.
+                origin = failure.origin_topic
+                counted = origin if origin in parts.topics else topic.topic_name
+                counts = parts.counters.group(counted, group.group_name)
                 counts.sent_back += 1
                 if failure.is_final:
                     counts.dead_letters += 1

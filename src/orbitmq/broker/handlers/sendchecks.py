@@ -104,8 +104,6 @@ class SendChecks:
         is_given_up = not is_put_off and parts.locks.group_has_lock(name, parts.clock.monotonic())
         if is_dead or is_given_up:
             config = parts.topics.ensure_dead_letter(name, now=now)
-            origin = property_value(properties, RETRY_TOPIC) or header.topic
-            parts.counters.group(origin, name).dead_letters += 1
             reason = "its attempts are used up" if is_dead else "its consumer, in order, gave it up"
             settings = parts.settings
             named = (settings.send.region + settings.cluster).encode()
@@ -113,6 +111,13 @@ class SendChecks:
             properties = given_up_properties(properties, reason, limit=room)
             return config.topic_name, 0, replace_property(properties, DELAY, "-1")
         return header.topic, queue_id, properties
+
+    def count_dead(self, header: SendMessageRequest, properties: str) -> None:
+        """A message to a retry topic has become a dead letter."""
+        origin = property_value(properties, RETRY_TOPIC) or header.topic
+        # Anybody can make up an origin, and every new one would be counted by itself.
+        counted = origin if origin in self._parts.topics else header.topic
+        self._parts.counters.group(counted, header.topic[len(_RETRY) :]).dead_letters += 1
 
     def kind(self, header: SendMessageRequest, properties: str) -> None:
         """What a message must not be: 19."""

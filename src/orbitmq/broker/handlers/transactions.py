@@ -27,8 +27,9 @@ from orbitmq.message.wellknown import (
 )
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result
+from orbitmq.remoting.occurrences import Occurrences
 from orbitmq.store.errors import StoreError
-from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
+from orbitmq.wire.codes import Flag, RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.transactions import (
     EndTransactionRequest,
@@ -37,6 +38,9 @@ from orbitmq.wire.headers.transactions import (
 
 log = logging.getLogger(__name__)
 
+_ONE_WAY = int(Flag.ONE_WAY)
+#: Of a reason that may quote what a client has sent, this much is shown.
+_SHOWN = 256
 _NOT_FOUND = "Find prepared transaction message failed"
 
 
@@ -46,6 +50,7 @@ class Transactions:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._halves = parts.transactions.halves
+        self._refused = Occurrences()
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -57,6 +62,14 @@ class Transactions:
 
     def end(self, connection: Connection, request: Command) -> Result:
         """Make a half message visible, or not; answered when that is stored."""
+        try:
+            return self._end(connection, request)
+        except Refused as refused:
+            if request.flag & _ONE_WAY:
+                self._tell_refused(connection, refused)
+            raise
+
+    def _end(self, connection: Connection, request: Command) -> Result:
         if self._parts.settings.is_slave:
             raise Refused(
                 ResponseCode.SLAVE_NOT_AVAILABLE,
@@ -95,9 +108,22 @@ class Transactions:
         self._halves.end(half, state, told)
         return LATER
 
+    def _tell_refused(self, connection: Connection, refused: Refused) -> None:
+        """Nobody is answered, so only the log can tell why a transaction stays open."""
+        if count := self._refused.note(connection.remote.host):
+            log.warning(
+                "the end of a transaction was refused, and its producer does not hear of it: %s "
+                "(time %d)",
+                names.shown(str(refused), _SHOWN),
+                count,
+                extra={"client": str(connection.remote)},
+            )
+
     def _half(self, header: EndTransactionRequest) -> StoredMessage:
         try:
-            half = decode_message(self._parts.store.message_at(header.commit_log_offset))
+            # Its producer may know of it before the disk has it: if it did not wait for that, or
+            # is asked about a copy.
+            half = decode_message(self._parts.store.written_at(header.commit_log_offset))
         except (StoreError, MessageError) as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{_NOT_FOUND}: {error}") from error
         if half.topic != names.HALF_TOPIC:

@@ -1,0 +1,41 @@
+"""Batches of parked messages on their way into the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.drafts import Draft
+from orbitmq.broker.outcomes import PutResult, PutStatus
+from orbitmq.broker.releasing import Release
+from orbitmq.broker.turns import Done
+
+
+class HandTurns:
+    """Turns whose puts are told by hand."""
+
+    def __init__(self) -> None:
+        self.told: list[Done] = []
+
+    def put(self, _: Draft, done: Done, *, transform: bool) -> None:
+        assert not transform
+        self.told.append(done)
+
+
+def test_a_batch_is_done_also_if_what_follows_a_put_fails() -> None:
+    """Whoever waits for it would wait for ever, and nothing parked be delivered any more."""
+    outcomes: list[int | None] = []
+    release = Release(outcomes.append)
+    turns: Any = HandTurns()
+    draft = Draft("T", 0, b"", b"", 0, b"")
+
+    def fail(_: PutResult) -> None:
+        raise RuntimeError("a bug")
+
+    release.put(turns, draft, 7, fail)
+    release.close()
+    with pytest.raises(RuntimeError, match="a bug"):
+        turns.told[0](PutResult(PutStatus.PUT_OK, 0, 0))
+
+    assert outcomes == [None]
