@@ -129,7 +129,7 @@ class _Watch:
         self._changed = threading.Condition(self._lock)
         # When each call is due. All have the same limit, so the first one is due first.
         self._due: OrderedDict[_Interruptible, float] = OrderedDict()
-        # All calls, also those that were interrupted and have not ended.
+        # All calls, also one that is being interrupted: nobody else has its lock after that.
         self._calls: set[_Interruptible] = set()
         self._thread: threading.Thread | None = None
         tell_of_forks(self)
@@ -169,6 +169,8 @@ class _Watch:
     def _watch(self) -> None:
         while (call := self._next()) is not None:
             call.interrupt()
+            # It may never come to leave: the error can strike before the first line of its exit.
+            self.remove(call)
 
     def _next(self) -> _Interruptible | None:
         """The next call whose time is up, when it is; None after some time without any call."""

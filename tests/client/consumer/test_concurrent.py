@@ -35,6 +35,7 @@ from tests.support.consuming import (
     until,
     until_at_least,
 )
+from tests.support.scarcethreads import refuse_threads
 
 
 def messages(count: int, start: int = 0) -> list[ReceivedMessage]:
@@ -636,3 +637,75 @@ def test_whatever_the_order_progress_is_the_smallest_unfinished_offset(data: st.
         assert positions == {owned_position} or (not positions and owned_position == 0)
 
     asyncio.run(scenario())
+
+
+async def test_messages_are_handled_once_a_worker_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=2)
+    seen: list[int] = []
+
+    async with consuming(
+        lambda message: seen.append(message.queue_offset), local_retry=0.01
+    ) as bench:
+        owned = bench.own(messages(5))
+        assert len(refused) == 1
+        assert owned.running == 0
+        await until(lambda: bench.position(owned) == 5)
+
+        assert len(refused) == 2
+        assert sorted(seen) == list(range(5))
+        assert owned.running == 0
+        assert "wait for a worker of group billing, which could not be started" in caplog.text
+
+
+async def test_what_has_a_worker_is_handled_while_other_messages_wait_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=1)
+    seen: list[str] = []
+
+    async def on_loop(message: ReceivedMessage) -> None:
+        seen.append(f"a{message.queue_offset}")
+
+    def in_thread(message: ReceivedMessage) -> None:
+        seen.append(f"b{message.queue_offset}")
+
+    handlers = {"a": bind_handler(on_loop, group=GROUP), "b": bind_handler(in_thread, group=GROUP)}
+    async with consuming(handlers, local_retry=0.01) as bench:
+        owned = bench.own([retried(0, "a"), retried(1, "b"), retried(2, "a")])
+        await until(lambda: bench.position(owned) == 3)
+
+    assert sorted(seen) == ["a0", "a2", "b1"]
+
+
+async def test_a_message_that_was_put_off_goes_back_as_it_was_put_off() -> None:
+    class PuttingOff:
+        def before(self, delivery: Delivery) -> None:
+            delivery.put_off(delivery.messages[1], Retry("busy", delay=60))
+
+    def handle(batch: list[ReceivedMessage]) -> None:
+        raise DeadLetter("bad")
+
+    binding = bind_handler(handle, group=GROUP, batch=True, middleware=[PuttingOff()])
+    async with consuming({"orders": binding}) as bench:
+        owned = bench.own(messages(2))
+        await until(lambda: bench.position(owned) == 2)
+
+        back = {message.queue_offset: failure for message, failure in bench.sent_back.back}
+        assert (back[0].level, back[0].reason) == (DEAD, "bad")
+        assert (back[1].level, back[1].delay, back[1].reason) == (BY_ATTEMPTS, 60, "busy")
+        assert bench.statistics.dead_letters == 1
+
+
+async def test_what_has_gone_meanwhile_does_not_count_as_sent_back() -> None:
+    async def handle(_: ReceivedMessage) -> None:
+        owned.window.clear()
+        raise Retry("no")
+
+    async with consuming(handle) as bench:
+        owned = bench.own(messages(1))
+        await until(lambda: not len(owned.window) and owned.running == 0)
+
+        assert not bench.sent_back.back
+        assert bench.statistics.sent_back == 0

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE, QueueLocks
+from orbitmq.client.consumer.orderly import OrderlyConsumption
+from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter
@@ -275,3 +277,39 @@ async def test_a_queue_whose_lock_is_nobodys_any_more_is_gained_anew() -> None:
 
             await until(lambda: seen == ["a"])
             assert core.locks.is_held(queue)
+
+
+async def test_in_broadcasting_a_queue_is_not_begun_anew_while_a_handler_is_at_work() -> None:
+    """There are no locks, and the rule is the same."""
+    queue = Queue("orders", "broker-a", 0)
+    entered: list[str] = []
+    gate = threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        entered.append(message.text())
+        gate.wait(DEADLINE)
+
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic("orders", queues=1)
+        await send(cluster, "orders", ["a", "b"], queue=queue)
+        consumer = consumer_of(
+            cluster, ordered=True, model="broadcasting", progress=MemoryProgress()
+        )
+        consumer.on("orders")(handle)
+        async with consumer:
+            await until(lambda: entered)
+            core = consumer._core
+            assert core is not None
+            assert isinstance(core.consumption, OrderlyConsumption)
+            line = core.consumption._lines[core.rebalancer.owned[queue]]
+
+            reset = asyncio.create_task(core.rebalancer.reset({queue: 0}))
+            try:
+                # The release waits for the handler, or another one is called.
+                await until(lambda: line.waiters or len(entered) > 1)
+                assert entered == ["a"]
+            finally:
+                gate.set()
+            await reset
+
+            await until(lambda: entered == ["a", "a", "b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import pickle
 import subprocess
@@ -10,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -669,6 +671,23 @@ class TestTimeLimit:
 
         assert forked.said == "left"
 
+    def test_a_call_that_is_struck_before_it_can_be_left_is_forgotten(self) -> None:
+        limit = TimeLimit(0.05)
+        surrounding: Any = limit(Delivery(GROUP, QUEUE, "bill", MESSAGES, is_async=False))
+
+        def spin() -> None:
+            surrounding.__enter__()
+            while True:
+                time.monotonic()
+
+        with pytest.raises(TimeLimitExceeded):
+            spin()
+
+        deadline = time.monotonic() + DEADLINE
+        while limit._watch._calls and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert not limit._watch._calls
+
     def test_it_can_be_sent_to_another_process(self) -> None:
         copy = pickle.loads(pickle.dumps(TimeLimit(0.05)))  # noqa: S301  # our own
 
@@ -678,3 +697,53 @@ class TestTimeLimit:
     def test_a_limit_has_to_be_positive(self, wrong: Any) -> None:
         with pytest.raises(SettingError, match=r"TimeLimit\.limit"):
             TimeLimit(wrong)
+
+
+class Striking:
+    """A limit that strikes at the n-th line of the way out of all middleware, if it is in time."""
+
+    def __init__(self, line: int) -> None:
+        self._lines_left = line
+        self._is_left = False
+        self.has_struck = False
+
+    @contextmanager
+    def limit(self, _: Delivery) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._is_left = True
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not ExitStack.__exit__.__code__:
+            return None
+        if event == "line" and not self._is_left:
+            self._lines_left -= 1
+            if not self._lines_left:
+                self.has_struck = True
+                raise TimeLimitExceeded
+        return self.trace
+
+
+def test_a_limit_that_strikes_on_the_way_out_leaves_all_middleware_around_it() -> None:
+    for line in itertools.count(1):
+        striking, told = Striking(line), list[str]()
+        binding = bound(
+            lambda _, trace=striking.trace: sys.settrace(trace),
+            Recorder("outer ", told),
+            striking.limit,
+            is_async=False,
+        )
+        before = sys.gettrace()
+        try:
+            outcome = call(binding)
+        finally:
+            sys.settrace(before)
+
+        left = "outer on_failure" if striking.has_struck else "outer after"
+        assert told == ["outer before", left], line
+        assert outcome.has_failed is striking.has_struck, line
+        if not striking.has_struck:
+            break
+
+    assert line > 4

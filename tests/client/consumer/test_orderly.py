@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orbitmq.client.consumer.handlers import bind_handler
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
+from orbitmq.client.middleware import Delivery
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from tests.support.consuming import (
@@ -27,6 +28,7 @@ from tests.support.consuming import (
     retried,
     until,
 )
+from tests.support.scarcethreads import refuse_threads
 
 
 def messages(count: int, start: int = 0, *, queue: int = 0) -> list[ReceivedMessage]:
@@ -635,3 +637,102 @@ async def test_a_coroutine_handler_that_raises_no_exception_is_tried_again() -> 
         await until(lambda: bench.position(owned) == 1)
 
     assert attempts == [0, 1]
+
+
+async def test_a_queue_goes_on_once_its_worker_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=2)
+    seen: list[int] = []
+
+    async with consuming(
+        lambda message: seen.append(message.queue_offset), ordered=True, local_retry=0.01
+    ) as bench:
+        owned = bench.own(messages(40))
+        assert len(refused) == 1
+        assert owned.running == 0
+        assert owned.window.taken_count == 0
+        await until(lambda: bench.position(owned) == 40)
+
+        assert len(refused) == 2
+        assert seen == list(range(40))
+        assert "wait for a worker of group billing, which could not be started" in caplog.text
+        assert await bench.consumption.drain(owned, DEADLINE)
+
+
+async def test_a_worker_that_cannot_be_started_does_not_keep_a_queue_from_being_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=1)
+    seen: list[int] = []
+
+    async with consuming(
+        lambda message: seen.append(message.queue_offset), ordered=True, local_retry=DEADLINE
+    ) as bench:
+        owned = bench.own(messages(3))
+
+        assert await bench.consumption.drain(owned, 0.0)
+        assert owned.window.commit_offset == 0
+        assert not seen
+
+
+async def test_a_worker_that_cannot_be_started_does_not_disturb_other_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=1)
+    seen: list[str] = []
+
+    async def on_loop(message: ReceivedMessage) -> None:
+        seen.append(f"a{message.queue_offset}")
+
+    def in_thread(message: ReceivedMessage) -> None:
+        seen.append(f"b{message.queue_offset}")
+
+    handlers = {"a": bind_handler(on_loop, group=GROUP), "b": bind_handler(in_thread, group=GROUP)}
+    async with consuming(handlers, ordered=True, local_retry=0.01) as bench:
+        mixed = [retried(0, "a"), retried(1, "b")]
+        one = bench.own(mixed)
+        place = Queue("a", "broker-a", 0)
+        other = bench.own([received(offset, queue=place) for offset in range(2)])
+        await until(lambda: bench.position(one) == 2 and bench.position(other) == 2)
+
+        assert sorted(seen) == ["a0", "a0", "a1", "b1"]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(100, [100, 100, 50]), (20, [20] * 12 + [10])], ids=str
+)
+async def test_batches_are_as_large_as_they_may_be(batch_size: int, sizes: list[int]) -> None:
+    batches: list[int] = []
+
+    def handle(batch: list[ReceivedMessage]) -> None:
+        batches.append(len(batch))
+
+    async with consuming(handle, ordered=True, batch_size=batch_size) as bench:
+        owned = bench.own(messages(250))
+        await until(lambda: bench.position(owned) == 250)
+
+    assert batches == sizes
+
+
+async def test_a_message_that_was_put_off_stays_when_its_batch_is_given_up() -> None:
+    attempts: list[list[tuple[int, int]]] = []
+
+    class PuttingOff:
+        def before(self, delivery: Delivery) -> None:
+            for message in delivery.messages:
+                if message.queue_offset == 1 and message.attempt == 1:
+                    delivery.put_off(message, Retry("busy", delay=0.01))
+
+    def handle(batch: list[ReceivedMessage]) -> None:
+        attempts.append([(message.queue_offset, message.attempt) for message in batch])
+        if batch[0].queue_offset == 0:
+            raise DeadLetter("bad")
+
+    binding = bind_handler(handle, group=GROUP, batch=True, middleware=[PuttingOff()])
+    async with consuming({"orders": binding}, ordered=True) as bench:
+        owned = bench.own(messages(2))
+        await until(lambda: bench.position(owned) == 2)
+
+        assert [message.queue_offset for message, _ in bench.sent_back.given_up] == [0]
+        assert attempts == [[(0, 1)], [(1, 2)]]

@@ -366,9 +366,21 @@ class TestGivingUp:
 
     async def test_without_a_limit_the_broker_is_told_so(self) -> None:
         resender = Resender()
-        await sending_back(Broker(), resender).give_up(received(1), Failure(DEAD))
+        await sending_back(Broker(), resender).give_up(received(1), Failure())
 
         assert resender.sent[0][2][MAX_RECONSUME_TIMES] == str(NO_LIMIT)
+
+    @pytest.mark.parametrize("max_retries", [None, 16])
+    async def test_what_its_handler_gave_up_is_allowed_no_attempt(
+        self, max_retries: int | None
+    ) -> None:
+        resender = Resender()
+        back = sending_back(Broker(), resender, max_retries=max_retries)
+        await back.give_up(received(1), Failure(DEAD))
+
+        properties = resender.sent[0][2]
+        assert properties[RECONSUME_TIME] == "1"
+        assert properties[MAX_RECONSUME_TIMES] == "0", "else it waits for the group's locks"
 
     async def test_otherwise_its_broker_is_asked(self) -> None:
         broker = Broker()

@@ -18,6 +18,7 @@ import pytest
 from orbitmq.client.consumer.awaiting import Awaiting, awaited
 from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
 from tests.support.consuming import DEADLINE, until
+from tests.support.scarcethreads import refuse_threads, threads_of
 
 LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
 
@@ -553,3 +554,30 @@ async def test_threads_that_outlive_their_loop_end_quietly() -> None:
     gate.set()
 
     await until(lambda: not thread.is_alive())
+
+
+async def test_fewer_threads_than_wanted_do_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse_threads(monkeypatch, "test-", times=1, after=2)
+
+    async with pool(ThreadWorkers, 5) as running:
+        assert running.workers.size == 2
+        assert len(threads_of("test-")) == 2
+        assert "test has 2 threads, not 5: can't start new thread" in caplog.text
+        running.submit(*(Job() for _ in range(10)))
+        await running.until_done(10)
+
+        running.workers.resize(5)
+        assert len(threads_of("test-")) == 5, "once there are threads again"
+
+    await until(lambda: not threads_of("test-"))
+
+
+async def test_where_no_thread_starts_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_threads(monkeypatch, "test-", times=1)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Pool(ThreadWorkers, 3)
+
+    assert not threads_of("test-"), "nobody would end them"

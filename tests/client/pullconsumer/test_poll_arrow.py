@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pyarrow as pa
 import pytest
 
+from orbitmq.client.pullconsumer import asyncpullconsumer
+from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.columns import chunks_to_arrow
 from orbitmq.client.pullconsumer.errors import ArrowMissing
 from orbitmq.message.arrow import MESSAGE_SCHEMA
@@ -176,6 +178,44 @@ async def test_a_damaged_body_raises_and_comes_again_or_is_null() -> None:
 
         assert batch.column("body").to_pylist() == [b"fine", None]
         assert reader.position(queue(0)) == 2
+
+
+class Unexpected(Exception):
+    """Neither ours nor foreseen: as when memory runs out."""
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda reader: reader.poll(DEADLINE),
+        lambda reader: reader.poll_arrow(DEADLINE),
+        anext,
+    ],
+    ids=["messages", "columns", "one by one"],
+)
+async def test_whatever_breaks_reading_off_the_messages_come_again(
+    cluster: AsyncEmbeddedCluster,
+    senders: list[RawClient],
+    monkeypatch: pytest.MonkeyPatch,
+    take: Callable[[AsyncPullConsumer], Awaitable[object]],
+) -> None:
+    await send(senders[0], 3)
+
+    def breaks(*_: object, **__: object) -> None:
+        raise Unexpected
+
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncpullconsumer, "chunks_to_arrow", breaks)
+            patch.setattr(reader, "messages_of", breaks)
+            with pytest.raises(Unexpected):
+                await take(reader)
+        assert reader.position(queue(0)) == 0
+
+        batch = await reader.poll_arrow(DEADLINE, min_messages=3)
+
+    assert batch.column("queueOffset").to_pylist() == [0, 1, 2]
 
 
 def test_without_the_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,12 +128,23 @@ class ConcurrentConsumption(Consuming):
         # One by one and in order: what is begun stays a beginning of the queue, so that a hand-over
         # that waits for the calls that run leaves no gap.
         crew, binding = self.crew, None
-        for call in calls:
-            if call.binding is not binding:
-                binding = call.binding
-                submit = crew.workers_for(binding.is_async).submit
-            submit(call)
+        try:
+            for call in calls:
+                if call.binding is not binding:
+                    binding = call.binding
+                    submit = crew.workers_for(binding.is_async).submit
+                submit(call)
+        except Exception as error:  # noqa: BLE001  # the messages must not be forgotten
+            self._not_begun(work, calls[calls.index(call) :], error)
         owned.running = len(work.calls) + work.sending_back
+
+    def _not_begun(self, work: _Work, calls: Sequence[Call], error: Exception) -> None:
+        """There is no worker for some calls, and will be later, it is hoped."""
+        messages = [message for call in calls for message in call.messages]
+        self._log_not_begun(work.owned, len(messages), error)
+        work.calls.difference_update(calls)
+        self._later(self._settings.local_retry, self._offer_again, work.owned, messages)
+        self._finish(work.owned, ())
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         """Begin no call for a queue, and wait for those that run and for what is sent back."""
@@ -248,7 +259,8 @@ class ConcurrentConsumption(Consuming):
                 extra={"group": self._group, "queue": str(owned.queue), "offset": min(failed)},
             )
             return done + sorted(failed)
-        self._start_sending_back(owned, tried, outcome.failure or Failure())
+        for messages, failure in outcome.failures:
+            self._start_sending_back(owned, messages, failure)
         return done
 
     def _offer_again(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
@@ -275,11 +287,13 @@ class ConcurrentConsumption(Consuming):
         self, work: _Work, messages: Sequence[ReceivedMessage], failure: Failure
     ) -> None:
         owned = work.owned
+        # The queue may have been read anew from elsewhere since.
+        messages = [each for each in messages if each.queue_offset in owned.window]
         taken: list[int] = []
         kept: list[ReceivedMessage] = []
         try:
             answers = await asyncio.gather(
-                *(self._send_one_back(owned, message, failure) for message in messages)
+                *(self._send_one_back(message, failure) for message in messages)
             )
             for message, is_taken in zip(messages, answers, strict=True):
                 if is_taken:
@@ -298,12 +312,8 @@ class ConcurrentConsumption(Consuming):
         elif kept and not self._is_stopped:
             self._later(self._settings.local_retry, self.accept, owned, kept)
 
-    async def _send_one_back(
-        self, owned: OwnedQueue, message: ReceivedMessage, failure: Failure
-    ) -> bool:
+    async def _send_one_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         assert self._sending_back is not None  # noqa: S101  # told apart before
-        if message.queue_offset not in owned.window:
-            return True
         try:
             is_taken = await self._sending_back.send_back(message, failure)
         except Exception as error:  # noqa: BLE001  # the message must not be forgotten

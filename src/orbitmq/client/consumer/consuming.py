@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orbitmq.client.consumer.calls import DirectCall
 from orbitmq.client.consumer.crew import Crew
 from orbitmq.client.consumer.handlers import Binding, bind_handler
-from orbitmq.client.consumer.verdict import Failure, Outcome, Retry
+from orbitmq.client.consumer.verdict import Failure, Outcome, Retry, reason_of
 from orbitmq.message.wellknown import RETRY_TOPIC
 
 if TYPE_CHECKING:
@@ -211,17 +211,24 @@ class Consuming(ABC):
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
         """One line, with the traceback of what the application raised and did not expect."""
-        failure = outcome.failure
-        tried = outcome.tried
-        if failure is None or not tried:
-            return
-        first = tried[0]
+        for messages, failure in outcome.failures:
+            self._log_failed(owned, outcome, handler, messages, failure)
+
+    def _log_failed(
+        self,
+        owned: OwnedQueue,
+        outcome: Outcome,
+        handler: str,
+        messages: Sequence[ReceivedMessage],
+        failure: Failure,
+    ) -> None:
+        first = messages[0]
         log.log(
             logging.INFO if failure.error is None else logging.WARNING,
             "%s of group %s failed on %d message(s) of %s from offset %d (id %s; %s): %s",
             handler,
             self._group,
-            len(tried),
+            len(messages),
             owned.queue,
             first.queue_offset,
             first.msg_id,
@@ -235,6 +242,17 @@ class Consuming(ABC):
                 "message_id": first.msg_id,
                 "attempt": first.attempt,
             },
+        )
+
+    def _log_not_begun(self, owned: OwnedQueue, count: int, error: Exception) -> None:
+        """No worker could be started: the system has no thread left."""
+        log.error(
+            "%d message(s) of %s wait for a worker of group %s, which could not be started: %s",
+            count,
+            owned.queue,
+            self._group,
+            reason_of(error),
+            extra={"group": self._group, "queue": str(owned.queue)},
         )
 
     def _log_not_taken(self, message: ReceivedMessage, error: Exception) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Messages taken into a worker at once.
+#: Messages taken into a worker at once, and as many more as fill the last batch.
 RUN_LENGTH: Final = 32
 #: Pauses of a queue are at least so long, whatever a handler says. Apache's clients cut those that
 #: are longer than 30 s; but who asks for an hour does not want to be tried again every half minute,
@@ -88,6 +88,9 @@ class _Line:
 
 class OrderlyConsumption(Consuming):
     """Consumes the messages of each queue in order. See the head of the module."""
+
+    #: Also in broadcasting, without locks: a queue is not begun anew while a handler is at work.
+    is_in_order = True
 
     def __init__(self, parts: Parts, *, lapsed: Callable[[OwnedQueue], None] | None = None) -> None:
         """`lapsed` is called for a queue whose lock turned out to be held no more."""
@@ -143,11 +146,17 @@ class OrderlyConsumption(Consuming):
             self._close(line)
             return
         line.become(_State.RUNNING)
-        self.crew.submit(Run(calls, owned, self._monotonic, lasts=self._settings.time_slice))
+        try:
+            self.crew.submit(Run(calls, owned, self._monotonic, lasts=self._settings.time_slice))
+        except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
+            taken = [each for _, some in calls for each in some]
+            self._log_not_begun(owned, len(taken), error)
+            owned.window.rollback(taken)
+            self._pause(line, self._settings.local_retry)
 
     def _next_calls(self, owned: OwnedQueue) -> Calls:
         """The next calls of a queue; what they are made with is taken from its window."""
-        taken = owned.window.take(RUN_LENGTH)
+        taken = owned.window.take(self._run_length(owned))
         calls: Calls = []
         used = 0
         for binding, messages in self._bindings.split(owned.queue, taken):
@@ -160,6 +169,12 @@ class OrderlyConsumption(Consuming):
         if used < len(taken):
             owned.window.rollback(taken[used:])
         return calls
+
+    def _run_length(self, owned: OwnedQueue) -> int:
+        """How many messages make whole batches, and are a run."""
+        binding = self._bindings.of_queue(owned.queue)
+        size = 1 if binding is None else binding.batch_size
+        return -(-RUN_LENGTH // size) * size
 
     def _lost_lock(self, line: _Line) -> None:
         owned = line.owned
@@ -279,12 +294,16 @@ class OrderlyConsumption(Consuming):
     async def _retry(self, line: _Line, outcome: Outcome, *, commits: bool) -> None:
         """Have failed messages tried again after a pause, or give them up."""
         owned = line.owned
-        failure = outcome.failure or Failure()
-        tried = outcome.tried
         again = list(outcome.held)
-        for message in tried:
-            if self._may_try_again(message, failure) or not await self._give_up(message, failure):
-                again.append(message.with_reconsume_times(message.reconsume_times + 1))
+        pauses: list[float] = []
+        for messages, failure in outcome.failures:
+            for message in messages:
+                if self._may_try_again(message, failure) or not await self._give_up(
+                    message, failure
+                ):
+                    again.append(message.with_reconsume_times(message.reconsume_times + 1))
+                    if failure.pause is not None:
+                        pauses.append(failure.pause)
         if owned.is_dropped:
             self._close(line)
             return
@@ -292,8 +311,9 @@ class OrderlyConsumption(Consuming):
         if commits:
             self._commit(owned)
         if again:
-            wanted = failure.pause if tried else outcome.hold
-            self._pause(line, self._pause_after(outcome, wanted))
+            if len(again) == len(outcome.held):
+                pauses = [outcome.hold]
+            self._pause(line, self._pause_after(outcome, max(pauses, default=None)))
         else:
             self._go_on(line)
 

@@ -9,6 +9,8 @@ Rules of the table in memory (`TrackedProgress`):
 * a position only grows, unless the caller says otherwise (a seek, a reset, orderly consumption);
 * a frozen position does not change until it is forgotten: whoever still finishes messages of
   before cannot move what was corrected or reset;
+* what was known to be put by does not count for a position that is frozen: others have moved it
+  since, as pulls do, and a reset back to it would not be told;
 * what is put by is what changed since it was put by last, or is in doubt, one writing at a time per
   broker, so that an older position never overtakes a newer one on its way. Whoever comes while one
   is on its way goes with the next one, together with all others who wait: a broker that is silent
@@ -132,6 +134,7 @@ class TrackedProgress(ABC):
     def freeze(self, queue: Queue, offset: int) -> None:
         self._positions[queue] = offset
         self._frozen.add(queue)
+        self._stored.pop(queue, None)
 
     def read(self, queue: Queue) -> int | None:
         return self._positions.get(queue)
@@ -194,13 +197,16 @@ class TrackedProgress(ABC):
         changed = {queue: self._positions[queue] for queue in queues if self._is_changed(queue)}
         if not changed:
             return {}
+        were_frozen = self._frozen.intersection(changed)
         try:
             failed = await self.store(changed)
         except Exception as error:  # noqa: BLE001  # raised in whoever waits for it
             return dict.fromkeys(changed, error)
         for queue, offset in changed.items():
-            # Meanwhile it may have been given up, and even be somebody else's.
-            if queue not in failed and queue in self._positions:
+            # Meanwhile it may have been given up, and even be somebody else's; or be frozen, and is
+            # then put by once more.
+            was_frozen_since = queue in self._frozen and queue not in were_frozen
+            if queue not in failed and queue in self._positions and not was_frozen_since:
                 self._stored[queue] = offset
         return failed
 

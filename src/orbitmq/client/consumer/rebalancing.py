@@ -266,6 +266,7 @@ class Rebalancer:
             for queue in mine:
                 self._progress.freeze(queue, offsets[queue])
             await self._progress.persist(mine)
+            await self._reset_again(mine, offsets)
         finally:
             self.reporting.let_be_seen(mine)
             going = [
@@ -274,6 +275,31 @@ class Rebalancer:
                 if self._is_current(each)
             ]
             await asyncio.gather(*going, return_exceptions=True)
+
+    async def _reset_again(
+        self, before: Mapping[Queue, OwnedQueue], offsets: Mapping[Queue, int]
+    ) -> None:
+        """Reset queues that were let go while the offset waited to be put by.
+
+        It was forgotten with them then, and those that are ours again were begun without it.
+        """
+        gone = {
+            queue: offsets[queue] for queue, owned in before.items() if not self._is_current(owned)
+        }
+        if not gone:
+            return
+        elsewhere = [queue for queue in gone if queue not in self._ownership.owned]
+        for queue in elsewhere:
+            self._progress.freeze(queue, gone[queue])
+        try:
+            await self._progress.persist(elsewhere)
+        finally:
+            for queue in elsewhere:
+                if queue not in self._ownership.owned:
+                    self._progress.forget(queue)
+        await self.reset(
+            {queue: at for queue, at in gone.items() if queue in self._ownership.owned}
+        )
 
     def running_info(self) -> ConsumerRunningInfo:
         """What others are told when they ask what this consumer does."""

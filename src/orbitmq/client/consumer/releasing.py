@@ -2,9 +2,10 @@
 
 As long as a queue is in the table of owned ones, whoever is to have it next waits. So nothing here
 may last for ever, except in orderly consumption: there the lock is what others wait for, and to
-give it back while a handler runs would put two handlers on one queue. A stop does not wait for ever
-either; it leaves the lock of such a queue to itself. Nor does it wait for a broker that is silent:
-that is found out once, not once for every queue.
+give it back while a handler runs would put two handlers on one queue. So would, in broadcasting, to
+gain a queue once more. A stop does not wait for ever either; it leaves the lock of such a queue to
+itself. Nor does it wait for a broker that is silent: that is found out once, not once for every
+queue.
 
 Progress is reported twice: at once, for an owner-to-be that does not wait (Apache's clients do
 not), and when the last handler has finished. Before the second report the broker is asked when some
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE
 from orbitmq.client.consumer.progress import Doubting
@@ -57,6 +58,15 @@ class Draining(Protocol):
         """Begin nothing new for a queue and wait for what runs; true when nothing does."""
 
 
+@runtime_checkable
+class InOrder(Protocol):
+    """Who calls handlers of a queue one after the other: with locks of brokers or, in broadcasting,
+    without any."""
+
+    #: Whether a queue must not be begun anew as long as a handler is at work on it.
+    is_in_order: bool
+
+
 class Releasing:
     """Gives queues up, each in a task of its own."""
 
@@ -82,6 +92,8 @@ class Releasing:
         self._puller = puller
         self._consumption = consumption
         self._locks = locks
+        is_in_order = isinstance(consumption, InOrder) and consumption.is_in_order
+        self._is_in_order = locks is not None or is_in_order
         self._settings = settings
         self._on_released = on_released
         self._is_stopping = False
@@ -178,7 +190,7 @@ class Releasing:
 
     async def _drain(self, owned: OwnedQueue, *, reports: bool) -> bool:
         """Wait for running handlers; whether none runs any more."""
-        if owned.is_dropped and self._locks is None:
+        if owned.is_dropped and not self._is_in_order:
             # Dropped for a wrong offset: what runs does not count, and nobody waits for it.
             return True
         early = None
@@ -188,7 +200,7 @@ class Releasing:
             early = asyncio.create_task(self._persist(owned), name=f"report {owned.queue}")
         try:
             while not await self._consumption.drain(owned, self._patience):
-                if self._locks is None or self._is_stopping:
+                if not self._is_in_order or self._is_stopping:
                     return False
                 log.info(
                     "a handler of group %s still runs on %s, which is to be given up",

@@ -210,6 +210,9 @@ class SendingBack:
     async def _given_up(self, message: ReceivedMessage, failure: Failure) -> bool:
         times = message.reconsume_times
         allowed = NO_LIMIT if self._max_retries is None else self._max_retries
+        if failure.level == DEAD:
+            # Also where the group holds no lock: the copy goes to any broker.
+            allowed = 0
         if await self._resend(
             message, failure, attempts=times + 1, level=FIRST_LEVEL + times, allowed=allowed
         ):

@@ -18,6 +18,7 @@ from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
     ExitStack,
+    suppress,
 )
 from dataclasses import replace
 from types import TracebackType
@@ -87,17 +88,19 @@ class Surrounded:
         """Raises nothing: see `Binding`."""
         delivery = self._delivery(queue, messages, ownership)
         course = _Course(delivery, self._call.spared)
+        stack = ExitStack()
         try:
-            with ExitStack() as stack:
-                stack.push(course.passed)
+            with stack:
+                stack.push(course.left)
                 for stage in self._stages:
                     stack.enter_context(_synchronous(stage, delivery))
                     stack.push(course.passed)
                 course.enter()
                 if delivery.messages:
                     course.said(self._call.raising(queue, delivery.messages))
-        except BaseException:  # noqa: BLE001, S110  # the delivery's outcome tells of it
-            pass
+        except BaseException as error:  # noqa: BLE001  # the delivery's outcome tells of it
+            if not course.is_left:
+                course.leave(stack, error)
         _end(delivery)
         return _with_put_off(delivery.outcome, delivery)
 
@@ -142,7 +145,7 @@ class Surrounded:
 class _Course:
     """Keeps the outcome of a delivery true between any two of its middlewares on the way out."""
 
-    __slots__ = ("_delivery", "_is_entered", "_said", "_spared", "_was_raised")
+    __slots__ = ("_delivery", "_is_entered", "_said", "_spared", "_was_raised", "is_left")
 
     def __init__(self, delivery: Delivery, spared: Outcome) -> None:
         """`spared`: what becomes of messages without the handler having a say in it."""
@@ -151,6 +154,8 @@ class _Course:
         self._is_entered = False
         self._said: Outcome | None = None
         self._was_raised = False
+        #: Whether all middleware is left.
+        self.is_left = False
 
     def enter(self) -> None:
         """All middleware is entered; what is left of the messages is the handler's."""
@@ -174,6 +179,27 @@ class _Course:
         elif self._was_raised:
             self._was_raised = False
             self._delivery.outcome = self._outcome_without_error()
+
+    def left(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """On the way out, around the outermost middleware."""
+        self.passed(kind, error, trace)
+        self.is_left = True
+
+    def leave(self, stack: ExitStack, error: BaseException) -> None:
+        """Leave the middleware that is not left yet.
+
+        A time limit strikes in any line of Python code of its thread: in the stack's own as well,
+        between the handler's return and the way out of the limit. The stack then goes no further.
+        """
+        with suppress(BaseException):
+            stack.__exit__(type(error), error, error.__traceback__)
+        if not self.is_left:
+            self._delivery.outcome = self._outcome_of(error)
 
     def _outcome_of(self, error: BaseException) -> Outcome:
         outcome = outcome_of_error(error, self._delivery.messages)
@@ -240,7 +266,13 @@ def _with_put_off(outcome: Outcome, delivery: Delivery) -> Outcome:
     if delivery.put_off_until is not None:
         put_off = outcome_of_error(delivery.put_off_until, delivery.put_off_messages)
         failed = [*outcome.failed, *put_off.failed]
-        outcome = replace(outcome, failed=failed, failure=outcome.failure or put_off.failure)
+        outcome = replace(
+            outcome,
+            failed=failed,
+            failure=outcome.failure or put_off.failure,
+            put_off=put_off.failed,
+            put_off_failure=put_off.failure,
+        )
     if held := delivery.held_messages:
         failed = [*outcome.failed, *held]
         failure = outcome.failure or Failure(reason=HELD)

@@ -146,6 +146,10 @@ class Outcome:
     #: it again after `hold` seconds. No attempt is spent on that.
     held: Sequence[ReceivedMessage] = ()
     hold: float = 0.0
+    #: Of the failed ones, those that middleware put off: they come again as it says, whatever the
+    #: handler says of the others.
+    put_off: Sequence[ReceivedMessage] = ()
+    put_off_failure: Failure | None = None
     #: A listener in order may say how long its queue pauses.
     suspend: float | None = None
     #: Whether what succeeded is done now. None: no listener said so; if calls before this one left
@@ -185,6 +189,17 @@ class Outcome:
             return self.failed
         held = {id(message) for message in self.held}
         return [message for message in self.failed if id(message) not in held]
+
+    @property
+    def failures(self) -> Sequence[tuple[Sequence[ReceivedMessage], Failure]]:
+        """The tried ones, by what shall happen to them."""
+        failure, tried = self.failure or Failure(), self.tried
+        if self.put_off_failure is None:
+            return [(tried, failure)] if tried else []
+        put_off = {id(message) for message in self.put_off}
+        handled = [message for message in tried if id(message) not in put_off]
+        both = ((handled, failure), (self.put_off, self.put_off_failure))
+        return [(messages, each) for messages, each in both if messages]
 
 
 #: Nearly every call ends so.

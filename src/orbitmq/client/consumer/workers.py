@@ -112,21 +112,39 @@ class ThreadWorkers:
         return self._size
 
     def resize(self, size: int) -> None:
+        """Raises `RuntimeError` when not even one thread can be started."""
         for _ in range(self._size, size):
             if self._may_end():
                 # Instead of it, one that was told to end goes on.
+                self._size += 1
                 continue
-            self._numbers += 1
-            thread = threading.Thread(
-                target=self._work, name=f"{self._name}-{self._numbers}", daemon=True
-            )
-            self._threads.add(thread)
-            thread.start()
+            try:
+                self._start_thread()
+            except RuntimeError as error:
+                if not self._size:
+                    raise
+                # Fewer do the same work; with the next change the others are tried again.
+                log.warning("%s has %d threads, not %d: %s", self._name, self._size, size, error)
+                return
+            self._size += 1
         for _ in range(size, self._size):
             self._ends.append(None)
             # For one that waits: a busy one sees its end after its job.
             self._jobs.put(None)
         self._size = size
+
+    def _start_thread(self) -> None:
+        """Raises `RuntimeError` when the system has no thread left."""
+        self._numbers += 1
+        thread = threading.Thread(
+            target=self._work, name=f"{self._name}-{self._numbers}", daemon=True
+        )
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.discard(thread)
+            raise
 
     async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
         self._is_stopping = True

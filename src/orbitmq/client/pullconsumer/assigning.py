@@ -47,6 +47,9 @@ class Assigning:
         self._owned: dict[Queue, OwnedQueue] = {}
         self._wanted: set[Queue] = set()
         self._tracked: set[str] = set()
+        #: Held by whoever changes the assignment: what one gives up, the next may want back.
+        self._changing = asyncio.Lock()
+        self._is_stopped = False
 
     @property
     def owned(self) -> Mapping[Queue, OwnedQueue]:
@@ -68,12 +71,15 @@ class Assigning:
         Where a queue begins may be unknown for a while; then it is begun later.
         """
         wanted = set(queues)
-        self._track({queue.topic for queue in wanted})
-        self._wanted = wanted
-        gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
-        await self._end(gone)
-        new = [queue for queue in wanted if queue not in self._owned]
-        await asyncio.gather(*(self._begin(queue) for queue in new))
+        async with self._changing:
+            if self._is_stopped:
+                return
+            self._track({queue.topic for queue in wanted})
+            self._wanted = wanted
+            gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
+            await self._end(gone)
+            new = [queue for queue in wanted if queue not in self._owned]
+            await asyncio.gather(*(self._begin(queue) for queue in new))
 
     def _track(self, topics: set[str]) -> None:
         for topic in topics - self._tracked:
@@ -109,21 +115,28 @@ class Assigning:
         for owned in gone:
             owned.is_draining = True
             self._puller.end(owned)
-        # Nobody waits for the queues, and the application knows what it does.
-        await asyncio.gather(*(self._settling.drain(owned, 0.0) for owned in gone))
-        for owned in gone:
-            owned.drop()
+        try:
+            # Nobody waits for the queues, and the application knows what it does.
+            await asyncio.gather(*(self._settling.drain(owned, 0.0) for owned in gone))
+        finally:
+            # Also when it is broken off: a queue that nobody pulls must not look assigned.
+            for owned in gone:
+                owned.drop()
+                del self._owned[owned.queue]
         try:
             await self._progress.persist([owned.queue for owned in gone])
         except OrbitError as error:
             log.warning("progress in assigned queues not reported: %s", error)
-        for owned in gone:
-            self._progress.forget(owned.queue)
-            if self._owned.get(owned.queue) is owned:
-                del self._owned[owned.queue]
+        finally:
+            for owned in gone:
+                self._progress.forget(owned.queue)
 
     async def stop(self) -> None:
-        """Give everything up."""
+        """Give everything up; who waits to change the assignment comes too late."""
+        self._is_stopped = True
         self._wanted = set()
-        await self._end(list(self._owned.values()))
-        self._track(set())
+        async with self._changing:
+            # Whoever was at it when the stop came may have wanted others since.
+            self._wanted = set()
+            await self._end(list(self._owned.values()))
+            self._track(set())

@@ -24,7 +24,6 @@ from orbitmq.client.pullconsumer.settings import PollSettings
 from orbitmq.client.queue import Queue, each_queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.assignmentnews import AssignmentListener
@@ -296,7 +295,7 @@ class AsyncPullConsumer:
             chunks = await self.next_chunks(until, max_messages, max_bytes, min_messages)
             try:
                 batch = chunks_to_arrow(chunks, columns, null_bad_bodies=null_bad_bodies)
-            except OrbitError:
+            except BaseException:
                 self.give_back(chunks)
                 raise
             if batch.num_rows or not chunks:
@@ -347,7 +346,8 @@ class AsyncPullConsumer:
     def _read(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
         try:
             return self.messages_of(chunks)
-        except OrbitError:
+        except BaseException:
+            # Whatever it is: what the application did not get must not pass for done.
             self.give_back(chunks)
             raise
 
