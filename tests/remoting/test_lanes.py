@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -431,6 +431,88 @@ async def test_who_does_not_see_that_his_time_is_up_is_woken(worker: _Worker) ->
         await until(lambda: _closed(lane), "the end of the lane")
 
 
+async def test_a_look_spares_a_request_that_is_just_beginning(
+    worker: _Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "_FRESH", -1.0)
+    loop = asyncio.get_running_loop()
+    is_silent = Lane._is_silent
+    async with serving({ECHO: echo}) as server, _opened(server) as (side, lanes):
+        lane = await worker.lane(lanes)
+        lane.deadline = float("-inf")  # the time of the last request was up long ago
+
+        async def look() -> None:
+            lanes._look()
+
+        def looked_at(each: Lane) -> bool:
+            was_silent = is_silent(each)
+            asyncio.run_coroutine_threadsafe(look(), loop).result(DEADLINE)
+            return was_silent
+
+        monkeypatch.setattr(Lane, "_is_silent", looked_at)
+
+        answer = await worker.run(partial(ask, side, ECHO, b"next"))
+
+        assert answer == b"next"
+        assert lane.requests == 1
+
+
+class _LookedAt:
+    """The lock of a lane whose thread begins another request while the loop looks at it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def locked(self) -> bool:
+        self._lane.deadline = float("inf")
+        return True
+
+
+async def test_who_is_late_is_not_woken_in_his_next_request(worker: _Worker) -> None:
+    holding = Holding()
+    async with serving({HOLD: holding}) as server, _opened(server) as (side, lanes):
+        lane = await worker.lane(lanes)
+        asking = worker.begin(partial(ask, side, HOLD, b"next"))
+        await until(lambda: len(holding.held) == 1)
+        lane.deadline = float("-inf")
+        lock = lane.lock
+        lane.lock = cast(threading.Lock, _LookedAt(lane))
+
+        lane.wake_if_late(lane._monotonic())
+        lane.lock = lock
+        holding.answer(0)
+
+        assert await asyncio.wrap_future(asking) == b"next"
+        await until(lambda: _closed(lane), "its end: it was withdrawn")
+
+
+async def test_who_begins_after_a_lane_was_withdrawn_takes_the_shared_socket(
+    worker: _Worker,
+) -> None:
+    async with serving({ECHO: echo}) as server, _opened(server) as (side, lanes):
+        lane = await worker.lane(lanes)
+        lane.deadline = float("-inf")
+        with lane.lock:  # as its thread does, before anything else
+            lane.wake_if_late(lane._monotonic())
+
+        answer = await worker.run(partial(ask, side, ECHO, b"next"))
+
+        assert answer == b"next"
+        assert lane.requests == 0
+        await until(lambda: _closed(lane), "its end")
+
+
+async def test_a_lane_that_was_left_ends_though_a_fork_has_its_socket(worker: _Worker) -> None:
+    async with serving({ECHO: echo, HOLD: Holding()}) as server, _opened(server) as (side, lanes):
+        await in_threads(partial(ask, side, ECHO))
+        lane = await worker.lane(lanes)
+        with lane._socket.dup():
+            with pytest.raises(RequestTimedOut):
+                await worker.run(partial(ask, side, HOLD, timeout=0.05))
+
+            await until(lambda: len(server.connections) == 1, "the end of its connection")
+
+
 async def test_what_the_peer_has_got_before_it_stops_is_still_answered(worker: _Worker) -> None:
     holding = Holding()
     async with serving({ECHO: echo, HOLD: holding}) as server, _opened(server) as (side, lanes):
@@ -456,7 +538,20 @@ async def test_answers_on_lanes_keep_the_connection_from_being_idle(worker: _Wor
         await worker.run(partial(ask, side, ECHO))
 
         assert side.connection.last_active > 0.0
-        assert side.connection._last_read > 0.0
+        assert side.connection._last_read == 0.0  # it may be dead, and has to be found so
+
+
+async def test_an_answer_on_a_lane_does_not_make_the_connection_look_idle_for_longer(
+    worker: _Worker,
+) -> None:
+    """It counts from the beginning of its request, and others may have been answered since."""
+    async with serving({ECHO: echo}) as server, _opened(server) as (side, lanes):
+        await worker.lane(lanes)
+        side.connection.last_active = float("inf")
+
+        await worker.run(partial(ask, side, ECHO))
+
+        assert side.connection.last_active == float("inf")
 
 
 @pytest.mark.parametrize("way", ["long frames", "after one-way"])

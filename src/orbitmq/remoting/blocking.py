@@ -128,11 +128,15 @@ class BlockingSide:
         """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
         if not self.connection.is_open:
             raise ConnectionLost(self.connection.remote, self.connection.reason)
-        if self._lanes is not None:
-            self._lanes.told()
+        self.told()
         broken = self._socket.write(encode(next(self._opaques) & 0x7FFFFFFF))
         if broken is not None:
             self._end_with(broken)
+
+    def told(self) -> None:
+        """This thread has the peer told something, or has had: it may not be overtaken."""
+        if self._lanes is not None:
+            self._lanes.told()
 
     def _end_with(self, broken: OSError) -> NoReturn:
         reason = broken.strerror or str(broken)

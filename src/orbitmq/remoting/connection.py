@@ -147,8 +147,12 @@ class Connection(Asking, asyncio.Protocol):
         self.last_active = self._last_read = self._monotonic()
 
     def note_heard(self, at: float) -> None:
-        """The peer has answered a thread elsewhere: this connection is neither idle nor silent."""
-        self.last_active = self._last_read = at
+        """The peer has answered a thread elsewhere: this connection is not idle.
+
+        It may be dead all the same: that the peer lives says nothing about the way to it.
+        """
+        if at > self.last_active:
+            self.last_active = at
 
     def frames_received(self, frames: Sequence[Frame], broken: FrameError | None) -> None:
         """Frames that threads read and that are not for them; `broken`: the stream ended."""

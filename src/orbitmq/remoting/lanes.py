@@ -126,11 +126,13 @@ class Lane:
         if self.lock.locked():
             return None
         with self.lock:
-            if now - self.used_at > _FRESH:
-                self.is_open = self.is_open and self._is_silent()
+            may_be_closed = now - self.used_at > _FRESH
+            # Before the look at `is_open`, on which `wake_if_late` relies.
+            self.used_at, self.deadline = now, deadline
+            if may_be_closed and not self._is_silent():
+                self.is_open = False
             if not self.is_open:
                 return None
-            self.used_at, self.deadline = now, deadline
             try:
                 self._write(b"".join(pieces), deadline)
                 while (answer := self._read(opaque, deadline)) is None:
@@ -230,13 +232,26 @@ class Lane:
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            if self.is_open:
-                self.wake()  # a process that was forked may have the socket as well
             self.is_open = False
+            self.wake()  # a process that was forked may have the socket as well
             self._socket.close()
         finally:
             self.lock.release()
         return True
+
+    def wake_if_late(self, now: float) -> None:
+        """Wake the thread if it should have seen by itself that its time is up.
+
+        It may be done meanwhile, and about to ask something else, which has its own time. So the
+        lane is first withdrawn from use, and then looked at again: whoever begins a request before
+        that look has changed the deadline, and whoever begins one later finds the lane withdrawn.
+        """
+        deadline = self.deadline
+        if deadline + _PATIENCE > now or not self.lock.locked():
+            return
+        self.is_open = False
+        if self.deadline == deadline:
+            self.wake()
 
     def wake(self) -> None:
         """Have the thread that uses it leave."""
@@ -347,7 +362,7 @@ class Lanes:
             call_on_loop(self._loop, self._drop, lane)
 
     def told(self) -> None:
-        """This thread tells the peer something over the shared socket."""
+        """This thread tells the peer something over the shared socket, or the loop does for it."""
         self._told.add(get_ident())
 
     def _meet(self, thread: int) -> None:
@@ -413,8 +428,7 @@ class Lanes:
         now = self._monotonic()
         for lane in list(self._lanes.values()):
             if lane.lock.locked():
-                if lane.deadline <= now:
-                    lane.wake()
+                lane.wake_if_late(now)
             elif now - lane.used_at > self._idle:
                 self._drop(lane)
         for lane in list(self._left):

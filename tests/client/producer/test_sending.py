@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute, SendFailed
 from orbitmq.client.message import Message
-from orbitmq.client.producer.results import SendStatus
+from orbitmq.client.producer.drafts import Draft
+from orbitmq.client.producer.frames import SendFrames
+from orbitmq.client.producer.results import SendResult, SendStatus
+from orbitmq.client.producer.sending import Sending
 from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.producer.targets import Targets
 from orbitmq.client.queue import Queue
+from orbitmq.remoting.blocking import Encode
 from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+from orbitmq.remoting.pending import Outcome
 from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.errors import EncodeError
+from orbitmq.wire.limits import WireLimits
 from tests.support.producing import HANG_UP, SILENCE, Answering, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
 
@@ -107,6 +117,111 @@ async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_a
 
     assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
     assert len(cluster.sent) == 1
+
+
+async def test_what_is_stored_is_not_reported_as_refused() -> None:
+    settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.MESSAGE_ILLEGAL]}
+
+        result = await producer.send("orders", b"x")
+
+    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+    assert len(cluster.sent) == 2
+
+
+async def test_what_is_stored_is_not_reported_as_failed_when_nobody_else_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
+    choose = Targets.choose
+
+    async def chosen_once(targets: Targets, sending: Sending) -> tuple[Queue, bool]:
+        if sending.attempts:
+            raise NoRoute(sending.topic, ())
+        return await choose(targets, sending)
+
+    monkeypatch.setattr(Targets, "choose", chosen_once)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
+
+        result = await producer.send("orders", b"x")
+
+    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
+
+
+async def test_a_late_go_away_leaves_the_connection_that_came_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[Outcome] = []
+
+    def hold(_code: int, _encode: Encode, outcome: Outcome, **_: object) -> int:
+        held.append(outcome)
+        return 0
+
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=PATIENT) as producer:
+        await producer.send("orders", b"1")
+        engine, publisher = producer._core.engine, producer._core.publisher
+        where = cluster.brokers["a"].address
+        before = publisher._connections["a"]
+        monkeypatch.setattr(before, "submit_encoded", hold)
+        submitted = await producer.submit("orders", b"2")
+        engine.went_away(where, before)
+        publisher._connections.clear()
+        await producer.send("orders", b"3")
+        after = publisher._connections["a"]
+
+        held[0](Command.request(310, opaque=0).answer(ResponseCode.GO_AWAY))
+
+        assert publisher._connections["a"] is after is not before
+        assert engine.open_connection(where) is after
+        assert (await submitted).is_ok
+
+
+async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker() -> None:
+    outcomes: list[SendResult | BaseException] = []
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await producer.send("orders", b"x")
+        core = producer._core
+        sending = core.sending("orders", b"late", {})
+        sending.made -= 2 * sending.timeout
+
+        core.publisher.begin(sending, outcomes.append)
+
+        (failure,) = outcomes
+        assert isinstance(failure, SendFailed)
+        assert isinstance(failure.cause, RequestTimedOut)
+        assert core.publisher._faults.is_empty
+    assert [sent.body for sent in cluster.sent] == [b"x"]
+
+
+async def test_a_broker_that_cannot_be_prepared_for_is_left_alone() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        server = cluster.brokers["b"].server
+        assert server is not None
+        await server.stop(grace=0)
+        core = producer._core
+        sending = replace(core.sending("orders", b"x", {}), first=Queue("orders", "b", 0))
+
+        await core.publisher.prepare(sending)
+
+        assert not core.publisher._faults.is_available("b")
+        assert sending.first is None
+        assert isinstance(sending.error, ConnectFailed)
+
+
+def test_frames_are_as_long_as_connections_allow() -> None:
+    draft = Draft("orders", b"x" * 2048, "", "id")
+    queue = Queue("orders", "a", 0)
+
+    def encoded(limit: int) -> int:
+        limits = WireLimits(frame=limit)
+        frames = SendFrames("svc", SendSettings(), lambda: 0.0, limits)
+        return sum(map(len, frames.encoder(draft, queue)(1)))
+
+    assert encoded(4096) > 2048
+    with pytest.raises(EncodeError):
+        encoded(2048)
 
 
 @pytest.mark.parametrize("answering", [*RETRIED, HANG_UP])

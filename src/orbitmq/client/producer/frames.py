@@ -14,6 +14,7 @@ from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.send import SendMessageRequest
 from orbitmq.wire.jsontext import quoted
+from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
 from orbitmq.wire.requesttemplates import RequestTemplate
 
 #: What differs between sends to the same topic and broker.
@@ -25,12 +26,20 @@ _MOST_TEMPLATES: Final = 4096
 class SendFrames:
     """Encodes sends of one producer group. May be used by several threads at a time."""
 
-    __slots__ = ("_group", "_now", "_settings", "_templates")
+    __slots__ = ("_group", "_limits", "_now", "_settings", "_templates")
 
-    def __init__(self, group: str, settings: SendSettings, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        group: str,
+        settings: SendSettings,
+        now: Callable[[], float],
+        limits: WireLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """`limits` are those of the connections."""
         self._group = group
         self._settings = settings
         self._now = now
+        self._limits = limits
         self._templates: dict[tuple[int, str, str, bool], RequestTemplate[SendMessageRequest]] = {}
 
     def encoder(self, draft: Draft, queue: Queue, connection: Connection | None = None) -> Encode:
@@ -79,7 +88,11 @@ class SendFrames:
 
     def _new_template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
         return RequestTemplate(
-            draft.code, SendMessageRequest, _VARYING, constant=self._constant(draft, queue)
+            draft.code,
+            SendMessageRequest,
+            _VARYING,
+            constant=self._constant(draft, queue),
+            limits=self._limits,
         )
 
     def _constant(self, draft: Draft, queue: Queue) -> dict[str, object]:

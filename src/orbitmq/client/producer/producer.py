@@ -7,11 +7,11 @@ import atexit
 import concurrent.futures
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, TypeAlias, TypeVar, Unpack
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
@@ -40,8 +40,13 @@ from orbitmq.wire.codes import TransactionState
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: For a message whose time is up while a stop waits for it: it is to say why it was not sent.
 _GRACE: Final = 1.0
+
+#: Messages that were submitted, in their order, and their futures.
+_Line: TypeAlias = deque[tuple[Sending, concurrent.futures.Future[SendResult]]]
 
 
 class Producer:
@@ -79,12 +84,13 @@ class Producer:
             self.settings.max_in_flight, self.settings.max_in_flight_bytes
         )
         #: Submitted, and not yet begun by the loop, which alone takes them out.
-        self._submitted: deque[tuple[Sending, concurrent.futures.Future[SendResult]]] = deque()
+        self._submitted: _Line = deque()
         #: All that were submitted and have no outcome, from the submission on. Who takes one out
         #: tells it the outcome, and nobody else: the loop, or any thread when the loop is gone.
         self._untold: dict[concurrent.futures.Future[SendResult], Sending] = {}
+        #: By topic: taken from those, and waiting for its route or a connection.
+        self._waiting: dict[str, _Line] = {}
         self._wake_is_due = False
-        self._is_warming_up = False
 
     # ---- life
 
@@ -251,7 +257,7 @@ class Producer:
         self._check()
         sending = core.sending(message, body, options)
         if not core.publisher.tell_from_thread(sending):
-            self._thread.run(core.publisher.tell(sending))
+            self._run_telling(core.publisher.tell(sending))
 
     def send_batch(
         self,
@@ -318,7 +324,7 @@ class Producer:
         """Tell the end of what `local` has decided, or log why not; the broker asks then."""
         transactions = self._core.transactions
         try:
-            return self._thread.run(transactions.end(sent, state))
+            return self._run_telling(transactions.end(sent, state))
         except OrbitError as error:
             transactions.note_untold(sent, state, error)
             return TransactionResult(sent, state)
@@ -334,7 +340,7 @@ class Producer:
     def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
         self._core.check_not_left()
-        return self._thread.run(self._core.transactions.end(sent, state))
+        return self._run_telling(self._core.transactions.end(sent, state))
 
     # ---- request and reply
 
@@ -367,43 +373,59 @@ class Producer:
         self._core.check_running()
         self._thread.check_other()
 
+    def _run_telling(self, telling: Coroutine[Any, Any, T]) -> T:
+        """Have the loop tell a broker something, which this thread's next send may not overtake."""
+        try:
+            return self._thread.run(telling)
+        finally:
+            with suppress(NotRunning):
+                self._core.publisher.told()
+
     def _begin_submitted(self) -> None:
-        """On the loop: send what was submitted, in its order."""
+        """On the loop: send what was submitted, in the order of each topic."""
         # First this: whoever finds it set has put his message where it is found now.
         self._wake_is_due = False
-        if self._is_warming_up:
-            return
         while self._submitted:
-            sending, sent = self._submitted[0]
+            submission = self._submitted.popleft()
+            sending, sent = submission
             try:
                 publisher = self._core.publisher
-                if not publisher.is_ready(sending):
-                    # The others wait behind it: they might overtake it otherwise.
-                    self._core.engine.spawn(self._warm_up(publisher, sending), "connect")
-                    self._is_warming_up = True
-                    return
-                publisher.begin(sending, partial(self._finish, sent))
-            except NotRunning as error:
+                if self._waiting and (line := self._waiting.get(sending.draft.topic)) is not None:
+                    line.append(submission)
+                elif publisher.is_ready(sending):
+                    publisher.begin(sending, partial(self._finish, sent))
+                else:
+                    self._wait_in_line(publisher, submission)
+            except Exception as error:  # noqa: BLE001  # whatever it is: the others are sent
                 self._finish(sent, error)
-            self._submitted.popleft()
 
-    async def _warm_up(self, publisher: Publisher, sending: Sending) -> None:
-        """Connect for the first message that was submitted, and send it whatever came of that."""
+    def _wait_in_line(
+        self, publisher: Publisher, first: tuple[Sending, concurrent.futures.Future[SendResult]]
+    ) -> None:
+        """Others of its topic wait behind it: they might overtake it otherwise."""
+        topic = first[0].draft.topic
+        line = deque((first,))
+        self._core.engine.spawn(self._warm_up(publisher, topic, line), "connect")
+        self._waiting[topic] = line
+
+    async def _warm_up(self, publisher: Publisher, topic: str, line: _Line) -> None:
+        """Connect for the first message of a line, and send it whatever came of that; and so on."""
         try:
-            await publisher.prepare(sending)
+            while line:
+                sending, sent = line[0]
+                if not publisher.is_ready(sending):
+                    await publisher.prepare(sending)
+                line.popleft()
+                try:
+                    self._core.publisher.begin(sending, partial(self._finish, sent))
+                except Exception as error:  # noqa: BLE001  # as above
+                    self._finish(sent, error)
         except asyncio.CancelledError:
-            while self._submitted:
-                _, sent = self._submitted.popleft()
+            for _, sent in line:
                 self._give_up(sent)
             raise
         finally:
-            self._is_warming_up = False
-        _, sent = self._submitted.popleft()
-        try:
-            self._core.publisher.begin(sending, partial(self._finish, sent))
-        except NotRunning as error:
-            self._finish(sent, error)
-        self._begin_submitted()
+            del self._waiting[topic]
 
     def _give_up(self, sent: concurrent.futures.Future[SendResult]) -> None:
         """The producer is stopped before it had an outcome."""

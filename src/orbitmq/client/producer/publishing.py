@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerUnavailable, NotRunning
+from orbitmq.client.errors import BrokerUnavailable, NotRunning, SendFailed
 from orbitmq.client.producer.brokerversions import BrokerVersions
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.errors import TimesUnsupported
@@ -53,6 +54,7 @@ class Attempt(NamedTuple):
 
     queue: Queue
     outcome: Command | OrbitError
+    connection: Connection | None
 
 
 class Publisher:
@@ -69,7 +71,9 @@ class Publisher:
         self._faults = Faults(
             self._monotonic, avoid_failed=settings.avoid_failed, avoid_slow=settings.avoid_slow
         )
-        self.frames = SendFrames(group, settings, engine.clock.now)
+        self.frames = SendFrames(
+            group, settings, engine.clock.now, engine.settings.channel.connection.limits
+        )
         self._targets = Targets(
             engine,
             self._faults,
@@ -92,18 +96,29 @@ class Publisher:
     # ---- sending
 
     async def send(self, sending: Sending) -> SendResult:
-        """Make attempts until one has an outcome that counts. Raises what `settle` raises."""
+        """Make attempts until one has an outcome that counts. Raises what `settle` raises.
+
+        But what was stored, though not as safely as wanted, has not failed, whatever comes after.
+        """
+        try:
+            return await self._send(sending)
+        except OrbitError:
+            if sending.result is None:
+                raise
+            return sending.result
+
+    async def _send(self, sending: Sending) -> SendResult:
         while True:
             queue, others = await self._targets.choose(sending)
             pause = pause_before(sending, queue.broker, self._settings)
             if pause and not await self._pause(sending, pause):
                 return given_up(sending)
             sending.first = None
-            outcome = await self._attempt(sending, queue, others)
-            if isinstance(outcome, TimesUnsupported):
-                self._pass_over(sending, queue, outcome)
+            attempt = await self._attempt(sending, queue, others)
+            if isinstance(attempt.outcome, TimesUnsupported):
+                self._pass_over(sending, queue, attempt.outcome)
                 continue
-            result = self._settle(sending, queue, outcome)
+            result = self._settle(sending, *attempt)
             if result is not None:
                 return result
 
@@ -123,7 +138,7 @@ class Publisher:
     async def go_on(self, sending: Sending, attempt: Attempt | None) -> SendResult:
         """Continue what a thread has begun."""
         if attempt is not None:
-            result = self._settle(sending, attempt.queue, attempt.outcome)
+            result = self._settle(sending, *attempt)
             if result is not None:
                 return result
         return await self.send(sending)
@@ -131,14 +146,20 @@ class Publisher:
     async def prepare(self, sending: Sending) -> None:
         """Find its queue and connect to the broker, so that `begin` sends at once.
 
-        What goes wrong here goes wrong again, and is told, when it is sent.
+        What goes wrong here goes wrong again, and is told, when it is sent; or goes right then,
+        elsewhere, if the broker cannot be reached.
         """
         try:
             queue, others = await self._targets.choose(sending)
             sending.first = queue
             now = self._monotonic()
             limit = attempt_time(sending, now, self._settings, others=others)
-            await self._connected(queue, limit)
+            try:
+                await self._connected(queue, limit)
+            except (RemotingError, BrokerUnavailable) as error:
+                self._faults.failed(queue.broker)
+                sending.error, sending.first = error, None
+                raise
             await self._check_times(sending.draft, queue, limit)
         except Exception as error:  # noqa: BLE001  # also a selector's
             log.debug("a send cannot begin at once: %r", error)
@@ -172,6 +193,9 @@ class Publisher:
         if first is None:
             return False
         queue, limit = first
+        if limit <= 0:
+            done(self._expired(sending, queue))
+            return True
         connection = self._connections.get(queue.broker)
         if connection is None or not connection.is_open:
             sending.first = queue
@@ -180,7 +204,7 @@ class Publisher:
 
         def settled(outcome: Command | RemotingError) -> None:
             try:
-                result = self._settle(sending, queue, outcome)
+                result = self._settle(sending, queue, outcome, connection)
                 if result is None:
                     self._finish_later(sending, done, "send again")
                     return
@@ -198,7 +222,20 @@ class Publisher:
             )
         except RemotingError as error:
             settled(error)
+        except Exception as error:  # noqa: BLE001  # no frame can be made of it: the caller's to see
+            done(error)
         return True
+
+    def _expired(self, sending: Sending, queue: Queue) -> SendFailed:
+        """The time was up before anything was sent, which is no fault of the broker."""
+        if sending.error is None:
+            try:
+                where = self._address(queue)
+            except BrokerUnavailable as error:
+                sending.error = error
+            else:
+                sending.error = RequestTimedOut(where, sending.draft.code, sending.timeout)
+        return sending.failed()
 
     def _finish_later(self, sending: Sending, done: Done, name: str) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -217,7 +254,10 @@ class Publisher:
             done(result)
 
     def from_thread(self, sending: Sending) -> SendResult | Attempt | None:
-        """Make the first attempt on the calling thread; `go_on` with all but a result."""
+        """Make the first attempt on the calling thread; `go_on` with all but a result.
+
+        Raises `SendFailed` if there is no time for one.
+        """
         first = self._first(sending)
         if first is None:
             return None
@@ -225,15 +265,17 @@ class Publisher:
         side = self._sides.get(queue.broker)
         if side is None or not side.connection.is_open:
             return None
+        if limit <= 0:
+            raise self._expired(sending, queue)
         sending.first = None
         draft = sending.draft
         encode = self.frames.encoder(draft, queue, side.connection)
         try:
             answer = side.ask(draft.code, encode, limit)
         except RemotingError as error:
-            return Attempt(queue, error)
+            return Attempt(queue, error, side.connection)
         if answer.code:
-            return Attempt(queue, answer)
+            return Attempt(queue, answer, side.connection)
         faults = self._faults
         if faults.avoid_slow or faults.avoided:
             faults.answered(queue.broker, self._monotonic() - sending.began)
@@ -302,6 +344,11 @@ class Publisher:
             return False
         return True
 
+    def told(self) -> None:
+        """The loop has told a broker something for this thread, which may not overtake it."""
+        for side in list(self._sides.values()):
+            side.told()
+
     # ---- queues
 
     async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
@@ -336,14 +383,16 @@ class Publisher:
 
     # ---- attempts
 
-    async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Command | OrbitError:
+    async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Attempt:
         now = sending.began = self._monotonic()
         limit = attempt_time(sending, now, self._settings, others=others)
         end = now + limit
         draft = sending.draft
+        connection: Connection | None = None
         try:
             if limit <= 0:
-                return RequestTimedOut(self._address(queue), draft.code, sending.timeout)
+                late = RequestTimedOut(self._address(queue), draft.code, sending.timeout)
+                return Attempt(queue, late, None)
             connection = self._connections.get(queue.broker)
             if connection is None or not connection.is_open:
                 connection = await self._connected(queue, limit)
@@ -351,9 +400,10 @@ class Publisher:
             if self._is_unsure_of(queue, draft):
                 await self._check_times(draft, queue, limit)
                 limit = end - self._monotonic()
-            return await self._ask(connection, draft, queue, limit)
+            answer = await self._ask(connection, draft, queue, limit)
         except (RemotingError, BrokerUnavailable, TimesUnsupported) as error:
-            return error
+            return Attempt(queue, error, connection)
+        return Attempt(queue, answer, connection)
 
     async def _ask(
         self,
@@ -376,15 +426,16 @@ class Publisher:
             raise
 
     def _settle(
-        self, sending: Sending, queue: Queue, outcome: Command | OrbitError
+        self,
+        sending: Sending,
+        queue: Queue,
+        outcome: Command | OrbitError,
+        connection: Connection | None,
     ) -> SendResult | None:
         if isinstance(outcome, OrbitError):
             self._targets.publications.refresh_soon(sending.draft.topic)
-        elif outcome.code == _GO_AWAY:
-            connection = self._connections.pop(queue.broker, None)
-            self._sides.pop(queue.broker, None)
-            if connection is not None:
-                self._engine.went_away(self._address(queue), connection)
+        elif outcome.code == _GO_AWAY and connection is not None:
+            self._went_away(queue, connection)
         return settle(
             sending,
             queue,
@@ -393,6 +444,17 @@ class Publisher:
             settings=self._settings,
             faults=self._faults,
         )
+
+    def _went_away(self, queue: Queue, connection: Connection) -> None:
+        """Use another connection for what follows, unless there is one already."""
+        broker = queue.broker
+        if self._connections.get(broker) is connection:
+            del self._connections[broker]
+            self._sides.pop(broker, None)
+        with suppress(BrokerUnavailable):
+            where = self._address(queue)
+            if self._engine.open_connection(where) is connection:
+                self._engine.went_away(where, connection)
 
     async def _check_times(self, draft: Draft, queue: Queue, within: float) -> None:
         """Raises `TimesUnsupported` where the broker would deliver at once what is for later."""
