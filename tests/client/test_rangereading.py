@@ -83,12 +83,12 @@ def test_a_connection_is_kept_for_the_next_reader(
 ) -> None:
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(10))
     queue = Queue(orbit_shared_topic, "broker-a", 0)
-    first = links.borrow(queue)
+    first = links.borrow(queue).connection
     links.give_back(first)
 
     messages_of(read_ranges(links, [QueueRange(queue, 0, 10)], group="readers"))
 
-    assert links.borrow(queue) is first
+    assert links.borrow(queue).connection is first
     first.close()
 
 
@@ -298,7 +298,7 @@ def test_connections_are_refused_to_a_forked_process(
     links: RangeLinks, orbit_shared_topic: str
 ) -> None:
     queue = Queue(orbit_shared_topic, "broker-a", 0)
-    links.give_back(links.borrow(queue))
+    links.give_back(links.borrow(queue).connection)
 
     def borrow() -> str:
         links.borrow(queue)

@@ -182,6 +182,25 @@ def test_failures_long_ago_count_no_more(tmp_path: Path) -> None:
     assert staged.run().restarts == 10
 
 
+def test_a_stream_that_fails_while_it_is_brought_to_rest_makes_no_clean_end(
+    tmp_path: Path,
+) -> None:
+    query = StreamingQuery(lasts=-1)
+
+    def is_resting() -> bool:
+        query.lasts, query.error = 0, "no sink"
+        return False
+
+    query.is_resting = is_resting
+    ended = threading.Event()
+    ended.set()
+
+    report = Staged(tmp_path, [query]).run(ended)
+
+    assert (report.end, report.is_clean) == (End.STOPPED, False)
+    assert [(each.state, each.error) for each in report.progress] == [("failed", "no sink")]
+
+
 def test_a_stop_waits_until_no_batch_runs_and_takes_no_more_meanwhile(tmp_path: Path) -> None:
     query = StreamingQuery(lasts=-1)
     looks = iter(range(1000))

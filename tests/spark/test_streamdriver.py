@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from orbitmq import Admin
-from orbitmq.client.errors import NoRoute
+from orbitmq.client.errors import BrokerUnavailable, NoRoute
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangecluster import Bounds, Found
 from orbitmq.client.ranges import QueueRange
@@ -758,6 +758,134 @@ def test_a_run_over_what_is_there_does_not_end_well_without_a_broker_that_is_awa
     assert "orders@broker-b:0" in told
 
 
+@pytest.fixture
+def two_brokers(hiding: EmbeddedCluster, orbit_shared_topic: str) -> tuple[EmbeddedCluster, str]:
+    """A topic with twenty messages on each of two brokers."""
+    topic = f"{orbit_shared_topic}-both"  # a name that no other test has
+    hiding.create_topic(topic, queues=1)
+    for address in hiding.broker_addresses:
+        fill(address, topic, numbered(20))
+    return hiding, topic
+
+
+def hush(stream: StreamDriver, broker: str, *, patient_too: bool = False) -> list[Queue]:
+    """Have a broker not answer, or only those who ask it patiently; which queues were asked for."""
+    bounds, ends = stream._cluster.bounds, stream._cluster.ends
+    asked: list[Queue] = []
+
+    def is_silent(queue: Queue, patient: bool) -> bool:
+        return queue.broker == broker and (patient_too or not patient)
+
+    def split(queues: Iterable[Queue], patient: bool) -> tuple[list[Queue], Found[int]]:
+        queues = list(queues)
+        asked.extend(queues)
+        silent = [each for each in queues if is_silent(each, patient)]
+        failures: dict[Queue, OrbitError] = {
+            each: BrokerUnavailable(broker, "it hangs") for each in silent
+        }
+        return [each for each in queues if each not in silent], Found(failures=failures)
+
+    def some_bounds(queues: Iterable[Queue], *, patient: bool = True) -> Found[Bounds]:
+        others, without = split(queues, patient)
+        return Found(bounds(others, patient=patient).values, without.failures)
+
+    def some_ends(queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
+        others, without = split(queues, patient)
+        return Found(ends(others, patient=patient).values, without.failures)
+
+    stream._cluster.bounds = some_bounds  # type: ignore[method-assign]
+    stream._cluster.ends = some_ends  # type: ignore[method-assign]
+    return asked
+
+
+def test_a_run_over_what_is_there_takes_it_also_of_a_broker_that_has_fallen_silent_since(
+    two_brokers: tuple[EmbeddedCluster, str],
+) -> None:
+    """Whoever reads it asks for longer, and the run does not end well if that is in vain."""
+    cluster, topic = two_brokers
+    with driver(cluster, topic, startingOffsets="earliest") as stream:
+        stream.take_only_what_is_there()
+        hush(stream, "broker-b")
+        start = begun(stream)
+        end = stream.latest_offset(start, limit=None)
+
+        assert taken(stream, start, end) == {("broker-a", 0): (0, 20), ("broker-b", 0): (0, 20)}
+        assert stream.latest_offset(end, limit=None) == end
+
+
+@pytest.mark.parametrize("place", ["earliest", "a checkpoint"])
+def test_a_trigger_that_makes_one_batch_asks_patiently(
+    two_brokers: tuple[EmbeddedCluster, str], place: str
+) -> None:
+    cluster, topic = two_brokers
+    with driver(cluster, topic, startingOffsets="earliest") as stream:
+        start = stream.initial_offset() if place == "earliest" else as_logged(begun(stream))
+    with driver(cluster, topic, startingOffsets="earliest") as stream:
+        hush(stream, "broker-b")
+        end = stream.latest_offset(start, limit=None, take_all=True)
+
+        assert taken(stream, start, end) == {("broker-a", 0): (0, 20), ("broker-b", 0): (0, 20)}
+    with driver(cluster, topic, startingOffsets="earliest") as stream:
+        hush(stream, "broker-b", patient_too=True)
+        with pytest.raises(BrokerUnavailable, match="it hangs"):
+            stream.latest_offset(start, limit=None, take_all=True)
+
+
+def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
+    two_brokers: tuple[EmbeddedCluster, str],
+) -> None:
+    cluster, topic = two_brokers
+    clock = ManualClock()
+    heads = HeadSettings(route=float("inf"))
+    with driver(cluster, topic, heads=heads, clock=clock, startingOffsets="earliest") as stream:
+        position = stream.latest_offset(begun(stream), limit=None)
+        asked = hush(stream, "broker-b")
+        ends = stream._cluster.ends
+        began = clock.time
+        hung = 0.0
+
+        def hanging(queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
+            nonlocal hung
+            found = ends(queues, patient=patient)
+            if found.failures:
+                clock.time += 6.0
+                hung += 6.0
+            return found
+
+        stream._cluster.ends = hanging  # type: ignore[method-assign]
+        for _ in range(1000):
+            assert stream.latest_offset(position, limit=None) == position
+            clock.time += 1.0
+
+    assert hung >= 12.0  # it is not forgotten, either
+    assert hung <= 0.15 * (clock.time - began)
+    assert sum(each.broker == "broker-a" for each in asked) > 500
+
+
+def test_a_broker_that_refuses_at_once_is_asked_again_soon(
+    two_brokers: tuple[EmbeddedCluster, str],
+) -> None:
+    cluster, topic = two_brokers
+    clock = ManualClock()
+    heads = HeadSettings(route=float("inf"), silence=5.0)
+    with driver(cluster, topic, heads=heads, clock=clock, startingOffsets="earliest") as stream:
+        position = stream.latest_offset(begun(stream), limit=None)
+        asked = hush(stream, "broker-b")
+        clock.time += 1.0
+        stream.latest_offset(position, limit=None)
+        asked.clear()
+        clock.time += 4.9
+        stream.latest_offset(position, limit=None)
+        too_soon = {each.broker for each in asked}
+        clock.time += 0.2
+        stream.latest_offset(position, limit=None)
+        clock.time += 0.3
+        stream.latest_offset(position, limit=None)
+
+    assert too_soon == {"broker-a"}
+    assert {each.broker for each in asked} == {"broker-a", "broker-b"}
+
+
 @pytest.mark.parametrize("chosen", ["subscribe", "assign"])
 def test_a_topic_that_is_gone_does_not_hide_new_queues_of_others(
     orbit_cluster: EmbeddedCluster, chosen: str
@@ -1254,6 +1382,71 @@ def test_a_report_that_fails_is_made_again_and_stops_nothing(
 
     assert too_soon.get(("broker-a", 2)) != 10
     assert orbit_cluster.progress("g", orbit_topic)["broker-a", 2] == 10
+
+
+def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
+    two_brokers: tuple[EmbeddedCluster, str],
+) -> None:
+    cluster, topic = two_brokers
+    clock = ManualClock()
+    group = f"hangs-{topic}"
+    with driver(cluster, topic, group=group, clock=clock) as stream:
+        report = stream._cluster.report
+        began = clock.time
+        hung = 0.0
+
+        def hanging(positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+            nonlocal hung
+            answering = {each: at for each, at in positions.items() if each.broker == "broker-a"}
+            if len(answering) < len(positions):
+                clock.time += 6.0
+                hung += 6.0
+            failures = {each: SourceError("no") for each in positions if each not in answering}
+            return {**report(answering), **failures}
+
+        stream._cluster.report = hanging  # type: ignore[method-assign]
+        for step in range(400):
+            stream.finished({topic: {"broker-a:0": 1 + step // 100, "broker-b:0": 1}})
+            assert cluster.progress(group, topic) == {("broker-a", 0): 1 + step // 100}
+            clock.time += 2.0
+
+    assert hung >= 12.0
+    assert hung <= 0.15 * (clock.time - began)
+
+
+def test_a_report_is_repeated_now_and_then(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """A broker that was killed comes back with the progress that it had saved before."""
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 40)
+    clock = ManualClock()
+    group = f"repeated-{topic}"
+    position = at(topic, 7, 7, 7, 7)
+    with driver(cluster, topic, group=group, clock=clock) as stream:
+        stream.latest_offset(position, limit=None)
+        # As if the broker had not saved it.
+        stream._cluster.report({Queue(topic, "broker-a", 2): 3})
+        stream.latest_offset(position, limit=None)
+        before = cluster.progress(group, topic)
+        clock.time += 30.0
+        stream.latest_offset(position, limit=None)
+
+    assert before["broker-a", 2] == 3
+    assert cluster.progress(group, topic) == {("broker-a", n): 7 for n in range(4)}
+
+
+def test_a_member_says_where_all_queues_stand_also_after_a_report_of_some(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    with driver(cluster, topic, group=f"whole-{topic}") as stream:
+        stream.finished(at(topic, 1, 1, 1, 1))
+        stream.finished(at(topic, 1, 2, 1, 1))
+        member = stream._cluster._member
+
+        assert member is not None
+        assert member.positions == from_json(at(topic, 1, 2, 1, 1))
 
 
 def members(cluster: EmbeddedCluster, group: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self, TypeAlias
 
 from orbitmq.wire.bodies.base import encode_body
@@ -20,10 +20,18 @@ Script: TypeAlias = Callable[[list[Command]], list[bytes] | None]
 
 
 class ScriptedBroker:
-    """Listens on a free port. Pulls that are read at once go to the script at once."""
+    """Listens on a free port. Pulls that are read at once go to the script at once.
 
-    def __init__(self, script: Script) -> None:
+    As a name server it tells of itself as the master, unless it is not registered, and of the
+    addresses of replicas.
+    """
+
+    def __init__(
+        self, script: Script, *, replicas: Sequence[str] = (), is_registered: bool = True
+    ) -> None:
         self._script = script
+        self._replicas = replicas
+        self._is_registered = is_registered
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         #: How many connections were made.
@@ -81,8 +89,11 @@ class ScriptedBroker:
                     return
 
     def _route(self, request: Command) -> bytes:
+        addresses = dict(enumerate(self._replicas, 1))
+        if self._is_registered:
+            addresses[0] = self.address
         route = TopicRouteData(
-            broker_datas=(BrokerData(broker_name="broker-a", broker_addrs={0: self.address}),),
+            broker_datas=(BrokerData(broker_name="broker-a", broker_addrs=addresses),),
             queue_datas=(
                 QueueData(broker_name="broker-a", perm=6, read_queue_nums=1, write_queue_nums=1),
             ),

@@ -211,7 +211,7 @@ class RangeCluster:
 
     async def _report(self, positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
         if self._member is not None:
-            self._member.positions = dict(positions)
+            self._member.positions |= positions
         return await self._kept.store(positions)
 
     def join(self, topics: Iterable[str], wanted: RangeFilter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Final, NamedTuple
 
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, NoNameServer, NoRoute
 from orbitmq.client.identity import ProcessCheck
@@ -21,6 +22,22 @@ from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
 
 #: How long a route is believed without asking again, in seconds.
 ROUTE_LIFE = 30.0
+#: The id of the broker of a name that takes messages; the others have copies of what it took.
+_MASTER: Final = 0
+
+
+class Server(NamedTuple):
+    """One of the processes that have the queues of a broker."""
+
+    address: Address
+    is_master: bool
+
+
+class Lent(NamedTuple):
+    """A connection, and whether it leads to a master."""
+
+    connection: RangeConnection
+    is_master: bool
 
 
 class RangeLinks:
@@ -31,7 +48,7 @@ class RangeLinks:
         self._monotonic = (clock or SystemClock()).monotonic
         self._check_process = ProcessCheck("a connection to a broker")
         self._idle: dict[Address, list[RangeConnection]] = {}
-        self._routes: dict[str, tuple[float, Mapping[str, tuple[Address, ...]]]] = {}
+        self._routes: dict[str, tuple[float, Mapping[str, tuple[Server, ...]]]] = {}
         #: Whether a name server has ever answered.
         self._is_reached = False
 
@@ -45,17 +62,18 @@ class RangeLinks:
             with suppress(NoRoute, BrokerRefused):
                 self._asked_route(topic)
 
-    def borrow(self, queue: Queue, *, attempt: int = 0) -> RangeConnection:
-        """A connection to the broker of a queue: its master, or at later attempts a replica.
+    def borrow(self, queue: Queue, *, attempt: int = 0) -> Lent:
+        """A connection to the broker of a queue: its master, or at every other attempt a replica.
 
         Raises `ConnectFailed`, `NoRoute`, `NoNameServer` or `BrokerUnavailable`.
         """
         self._check_process()
-        addresses = self._route(queue.topic).get(queue.broker)
-        if not addresses:
+        servers = self._route(queue.topic).get(queue.broker)
+        if not servers:
             self.forget(queue.topic)
             raise BrokerUnavailable(queue.broker, f"the route of {queue.topic!r} does not name it")
-        return self._connection(addresses[attempt % len(addresses)])
+        server = servers[attempt % len(servers)]
+        return Lent(self._connection(server.address), server.is_master)
 
     def give_back(self, connection: RangeConnection) -> None:
         """Keep a connection for later, unless something is still on its way on it."""
@@ -83,18 +101,13 @@ class RangeLinks:
             connection.close()
         return RangeConnection(address, self.access)
 
-    def _route(self, topic: str) -> Mapping[str, tuple[Address, ...]]:
-        """The addresses of every broker of a topic, master first."""
+    def _route(self, topic: str) -> Mapping[str, tuple[Server, ...]]:
+        """The servers of every broker of a topic, in the order in which they are tried."""
         known = self._routes.get(topic)
         if known is not None and self._monotonic() - known[0] < ROUTE_LIFE:
             return known[1]
         route = self._asked_route(topic)
-        brokers = {
-            data.broker_name: tuple(
-                parse_address(data.broker_addrs[key]) for key in sorted(data.broker_addrs)
-            )
-            for data in route.broker_datas
-        }
+        brokers = {data.broker_name: _in_turn(data.broker_addrs) for data in route.broker_datas}
         self._routes[topic] = self._monotonic(), brokers
         return brokers
 
@@ -119,3 +132,13 @@ class RangeLinks:
                 answer.code, answer.remark, address, RequestCode.GET_ROUTEINFO_BY_TOPIC
             )
         raise NoNameServer(failures)
+
+
+def _in_turn(addresses: Mapping[int, str]) -> tuple[Server, ...]:
+    """The master before each of its replicas: what one of those lacks, only the master may have."""
+    servers = [
+        Server(parse_address(addresses[number]), number == _MASTER) for number in sorted(addresses)
+    ]
+    master = [each for each in servers if each.is_master]
+    replicas = [each for each in servers if not each.is_master]
+    return tuple(server for each in replicas for server in (*master, each)) or tuple(master)

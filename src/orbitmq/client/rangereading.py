@@ -5,6 +5,10 @@ A range is read from one end to the other or an error is raised: there is no thi
 that does not answer, is busy or restarts is asked again until nothing has come from it for
 `patience` seconds. Offsets that do not exist (expired, or lost with the disk of a broker) are an
 `OffsetsGone` with what is wanted and what there is, or are skipped if the caller said so.
+
+That something does not exist, only a master can say. Its replicas copy later than it answers, may
+have begun later and delete when they like: one that lacks or refuses something is left for the
+master, and as long as that one is away, so is what only it has.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from orbitmq.client.checks import Fields
 from orbitmq.client.errors import (
     BrokerRefused,
     BrokerUnavailable,
+    ClientError,
     NoNameServer,
     NoRoute,
 )
@@ -54,13 +59,28 @@ class RangeSettings:
     missing: Missing = Missing.RAISE
     window: WindowLimits = field(default_factory=WindowLimits)
     patience: float = 60.0  #: how long a broker may give nothing before it is given up
-    #: How long the end of a range may not be there before it counts as gone: replicas lag.
+    #: How long a master may not have the end of a range before it counts as gone: one that has
+    #: just been a replica, or has restarted, may still be catching up.
     lag_patience: float = 5.0
     first_pause: float = 0.05  #: before a broker is asked again; doubles each time
     longest_pause: float = 1.0
+    #: Whether a reset of the group's progress, of which a pull is told once, is a `ProgressReset`;
+    #: for those who go by that progress. Others read on.
+    tells_resets: bool = False
 
     def __post_init__(self) -> None:
-        Fields(self, "ranges").durations("patience", "lag_patience", "first_pause", "longest_pause")
+        fields = Fields(self, "ranges")
+        fields.durations("patience", "lag_patience", "first_pause", "longest_pause")
+        fields.switches("tells_resets")
+
+
+class ProgressReset(ClientError):
+    """An administrator wants the group to go on elsewhere in a queue; the broker says so once."""
+
+    def __init__(self, queue: Queue, offset: int) -> None:
+        self.queue = queue
+        self.offset = offset
+        super().__init__(f"the progress of the group in {queue} was reset to {offset}")
 
 
 class NextStep(enum.Enum):
@@ -86,6 +106,8 @@ AFTER_ANSWER: Final[Mapping[int, NextStep]] = {
     ResponseCode.POLLING_TIMEOUT: NextStep.ASK_AGAIN,
     ResponseCode.GO_AWAY: NextStep.RECONNECT,
 }
+#: What a broker says to a group whose progress was reset.
+_RESET: Final = "OFFSET_RESET"
 #: What a broker says about messages whose log file it has deleted.
 _REMOVED: Final = "MESSAGE_WAS_REMOVING"
 #: While a broker restarts, a topic that lives on it alone has no route either.
@@ -110,7 +132,7 @@ def read_ranges(
     `group` is the name under which the broker is asked; its progress is neither read nor changed.
     Messages of a tag filter still have to be compared by text: brokers compare hashes. Chunks are
     received into `memory`, to which the caller gives them back, or into memory of their own.
-    Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`.
+    Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`, and `ProgressReset` if wanted.
     """
     reading = _Reading(
         links,
@@ -194,7 +216,8 @@ class _Reading:
         peer = self._peer(slot.queue)
         try:
             if peer.connection is None:
-                peer.connection = self._links.borrow(slot.queue, attempt=peer.failures)
+                lent = self._links.borrow(slot.queue, attempt=peer.attempt)
+                peer.connection, peer.is_at_master = lent
         except _NOBODY_THERE as error:
             self._window.lost(slot)
             self._links.forget(slot.queue.topic)
@@ -261,11 +284,13 @@ class _Reading:
             case NextStep.LOOK:
                 self._look(peer, slot, answer)
             case NextStep.ASK_AGAIN:
-                self._window.lost(slot)
-                self._pause(peer, _refusal(answer, connection))
+                self._ask_again(peer, slot, _refusal(answer, connection))
             case NextStep.RECONNECT:
                 self._window.lost(slot)
                 self._lose(peer, _refusal(answer, connection))
+            case None if not peer.is_at_master:
+                # It may not have heard yet of a topic, a group or a permission.
+                self._ask_again(peer, slot, _refusal(answer, connection))
             case None:
                 raise _refusal(answer, connection)
 
@@ -273,27 +298,34 @@ class _Reading:
         """A pull brought no message: nothing matched, or nothing is there, or not yet."""
         header = answer.header(PullMessageResponse)
         low, high, following = header.min_offset, header.max_offset, header.next_begin_offset
+        is_reset = answer.code == ResponseCode.PULL_OFFSET_MOVED and answer.remark == _RESET
+        if is_reset and self._settings.tells_resets:
+            raise ProgressReset(slot.queue, following)
         if slot.at < low:
-            self._miss(slot, low, low, high)
+            self._miss(peer, slot, low, low, high)
+        elif slot.at >= high and peer.is_at_master and self._may_still_come(slot):
+            self._ask_again(peer, slot, OffsetsGone(self._range_of(slot), low, high))
         elif slot.at >= high:
-            since = self._beyond.setdefault(slot, self._monotonic())
-            if self._monotonic() - since < self._settings.lag_patience:
-                self._window.lost(slot)
-                self._pause(peer, OffsetsGone(self._range_of(slot), low, high))
-            else:
-                self._miss(slot, slot.end, low, high)
+            self._miss(peer, slot, slot.end, low, high)
         elif following <= slot.at or answer.code == ResponseCode.PULL_OFFSET_MOVED:
             # A replica that lags, or an answer meant for the group: its progress was reset.
-            self._window.lost(slot)
-            self._pause(peer, _refusal(answer, peer.connection))
+            self._ask_again(peer, slot, _refusal(answer, peer.connection))
         elif answer.remark == _REMOVED and self._filter.passes_all:
-            self._miss(slot, following, following, high)
+            self._miss(peer, slot, following, following, high)
         else:
             self._progress(peer)
             self._window.answered(slot, b"", following)
 
-    def _miss(self, slot: Slot, resume_at: int, low: int, high: int) -> None:
+    def _may_still_come(self, slot: Slot) -> bool:
+        """Whether a slot has not been beyond the end of its queue for long."""
+        since = self._beyond.setdefault(slot, self._monotonic())
+        return self._monotonic() - since < self._settings.lag_patience
+
+    def _miss(self, peer: _Peer, slot: Slot, resume_at: int, low: int, high: int) -> None:
         gone = OffsetsGone(self._range_of(slot), low, high)
+        if not peer.is_at_master:
+            self._ask_again(peer, slot, OrbitError(f"a replica lacks messages: {gone}"))
+            return
         if self._settings.missing is Missing.RAISE:
             raise gone
         if slot.queue not in self._incomplete:
@@ -318,6 +350,15 @@ class _Reading:
         peer.failures = 0
         peer.last_progress = self._monotonic()
 
+    def _ask_again(self, peer: _Peer, slot: Slot, error: OrbitError) -> None:
+        """Make a pull later once more; where a replica has answered it, at the master."""
+        self._window.lost(slot)
+        if peer.is_at_master:
+            self._pause(peer, error)
+        else:
+            self._links.forget(slot.queue.topic)
+            self._lose(peer, error)
+
     def _lose(self, peer: _Peer, error: OrbitError) -> None:
         """The connection is of no use any more: whatever was asked on it is asked again."""
         for slot in peer.slots.values():
@@ -328,6 +369,7 @@ class _Reading:
         if peer.connection is not None:
             peer.connection.close()
             peer.connection = None
+        peer.attempt += 1
         unavailable = BrokerUnavailable(peer.broker, str(error))
         unavailable.__cause__ = error
         self._pause(peer, unavailable)
@@ -349,6 +391,10 @@ class _Peer:
     broker: str
     last_progress: float
     connection: RangeConnection | None = None
+    is_at_master: bool = True
+    #: How often a connection was of no use: who is tried next depends on it.
+    attempt: int = 0
+    #: Since something came; pauses grow with them.
     failures: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     #: Encoded pulls that are sent together.

@@ -32,7 +32,7 @@ from orbitmq.client.ranges import QueueRange
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import CheckpointOfOtherTopics, DataLost, SourceError
-from orbitmq.spark.heads import Heads, HeadSettings
+from orbitmq.spark.heads import BrokerPauses, Heads, HeadSettings
 from orbitmq.spark.latequeues import LateQueues
 from orbitmq.spark.offsets import (
     AtOffsets,
@@ -55,6 +55,9 @@ log = logging.getLogger(__name__)
 
 #: How soon a report that a broker did not take is tried again, in seconds.
 _REPORT_AGAIN: Final = 1.0
+#: How often brokers are told also what they have taken already, in seconds: one that was killed
+#: comes back with what it had saved before.
+_REPORT_ALL: Final = 30.0
 #: How often the other members of the group are looked for, in seconds.
 _LOOK_FOR_OTHERS: Final = 30.0
 
@@ -93,7 +96,8 @@ class StreamDriver:
         #: Topics and queues of the checkpoint that the query does not read any more.
         self._given_up: tuple[str, ...] = ()
         self._reported: dict[Queue, int] = {}
-        self._report_not_before = float("-inf")
+        self._report_all_at = float("-inf")
+        self._report_pauses = BrokerPauses(_REPORT_AGAIN)
         self._joined: frozenset[str] = frozenset()
         self._look_at = float("-inf")
         self._others: tuple[str, ...] = ()
@@ -126,7 +130,7 @@ class StreamDriver:
         self._report(positions)
         if self._is_draining():
             return start
-        bounds = self._heads.bounds(fresh=is_new_start)
+        bounds = self._bounds(fresh=is_new_start, take_all=take_all)
         # Says early what a batch would find missing.
         found = placed(positions, bounds, fail=self._options.read.fail_on_data_loss)
         self._check_brokers(positions)
@@ -213,12 +217,23 @@ class StreamDriver:
             self._resolved = resolve(self._options.read.start, self._heads.queues, self._cluster)
         return self._resolved
 
+    def _bounds(self, *, fresh: bool = False, take_all: bool = False) -> dict[Queue, Bounds]:
+        """What is known of every queue.
+
+        A run that ends must not end well without what a silent broker has. Where it makes one
+        batch, everybody has to answer; otherwise they all have when it began, and what is not heard
+        of since then is taken from that.
+        """
+        if take_all:
+            return self._cluster.bounds(self._heads.queues).or_raise()
+        return (self._target or {}) | self._heads.bounds(fresh=fresh)
+
     def _first_batch_end(self, *, take_all: bool) -> Json:
         begin, read = self._begin(), self._options.read
         # A stream that begins at the end has nothing to take, however much came since.
         if isinstance(read.start, Latest):
             return begun_here(begin)
-        bounds = self._heads.bounds(fresh=True)
+        bounds = self._bounds(fresh=True, take_all=take_all)
         found = begin
         if isinstance(read.start, AtOffsets | GroupProgress):
             # The others stand for offsets that are there.
@@ -285,7 +300,7 @@ class StreamDriver:
             positions = {queue: min(begin.get(queue, at), at) for queue, at in ends.items()}
         else:
             positions = queue_begins(end) | self._own(start)
-        bounds = self._heads.bounds()
+        bounds = self._bounds()
         wanted: list[QueueRange] = []
         problems: list[str] = []
         for queue, to in sorted(ends.items()):
@@ -315,20 +330,33 @@ class StreamDriver:
         """Tell brokers up to where everything is done. A failure is logged and tried again."""
         if not self._options.commit_progress:
             return
+        self._be_member(positions)
         now = self._monotonic()
-        self._be_member(positions, now)
-        changed = {queue: at for queue, at in positions.items() if self._reported.get(queue) != at}
-        if not changed or now < self._report_not_before:
+        if now >= self._report_all_at:
+            self._report_all_at = now + _REPORT_ALL
+            self._reported.clear()
+        changed = {
+            queue: at
+            for queue, at in positions.items()
+            if self._reported.get(queue) != at and self._report_pauses.is_over(queue.broker, now)
+        }
+        if not changed:
             return
         failures = self._cluster.report(changed)
         self._reported |= {queue: at for queue, at in changed.items() if queue not in failures}
+        self._report_pauses.note(
+            (queue.broker for queue in changed),
+            {queue.broker for queue in failures},
+            since=now,
+            now=self._monotonic(),
+        )
         if failures:
-            self._report_not_before = now + _REPORT_AGAIN
             queue, reason = next(iter(failures.items()))
             log.warning("progress of %d queues not taken: %s: %s", len(failures), queue, reason)
 
-    def _be_member(self, positions: dict[Queue, int], now: float) -> None:
+    def _be_member(self, positions: dict[Queue, int]) -> None:
         topics = frozenset(queue.topic for queue in positions)
+        now = self._monotonic()
         try:
             if topics - self._joined:
                 self._cluster.join(topics, self._options.read.wanted)
@@ -337,7 +365,7 @@ class StreamDriver:
                 self._look_at = now + _LOOK_FOR_OTHERS
                 self._warn_of(self._cluster.others(min(topics)))
         except OrbitError as error:
-            self._look_at = now + _REPORT_AGAIN
+            self._look_at = self._monotonic() + _LOOK_FOR_OTHERS
             log.warning("the group cannot be asked: %s", error)
 
     def _warn_of(self, others: tuple[str, ...]) -> None:

@@ -32,6 +32,7 @@ class Group:
             settle=lambda planned, reports: None,
         )
         spark: Any = SimpleNamespace()
+        self.spark = spark
         self.clock = HandClock()
         self._outcome: list[PieceReport] | Exception = []
         self._batching = Batching(spark, driver, clock=self.clock)
@@ -95,3 +96,22 @@ def test_a_job_that_fails_once_makes_no_group_ill_and_several_in_a_row_do(group:
 
     assert seen == [False, False, False, False, True]
     assert not group.progress().is_failing
+
+
+def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group: Group) -> None:
+    group.batch(PieceReport(place=0, finished=0, beyond=(1, 5000)), messages=5000)
+
+    assert group._batching._pace.size >= 5000
+
+
+def test_a_batch_has_as_many_tasks_as_the_session_runs_by_then(group: Group) -> None:
+    group.spark.sparkContext = SimpleNamespace(defaultParallelism=2)
+    group.batch(PieceReport(place=0, finished=50), messages=1000)
+    early = group.progress().last_batch
+    group.spark.sparkContext.defaultParallelism = 8
+    group.batch(PieceReport(place=0, finished=50), messages=1000)
+    late = group.progress().last_batch
+
+    assert early is not None
+    assert late is not None
+    assert (early.tasks, late.tasks) == (2, 8)

@@ -206,3 +206,94 @@ async def test_progress_beyond_the_end_is_set_back_to_it(bench: Bench) -> None:
     assert planned.pieces == ()
     assert [(each.range.start, each.range.end) for each in following.pieces] == [(100, 105)]
     assert bench.progress.read(QUEUE) == 100
+
+
+async def test_a_queue_whose_broker_is_away_is_left_out(bench: Bench) -> None:
+    portions = bench.portions()
+    away = Queue("orders", "broker-x", 0)
+    bench.own(portions, away)
+    bench.own(portions)
+    # As was heard before it went away.
+    portions._portions[away].end = 100
+
+    planned = await portions.plan(100)
+
+    assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
+    assert list(planned.errors) == [away]
+
+
+@pytest.mark.parametrize("offset", [3, 90])
+async def test_after_a_reset_that_a_task_was_told_of_its_batch_counts_no_more(
+    bench: Bench, offset: int
+) -> None:
+    portions = bench.portions()
+    bench.own(portions, at=10)
+    planned = await portions.plan(50)
+
+    await portions.settle(planned, finished(planned, 60, reset_to=offset))
+
+    following = await portions.plan(1000)
+    assert [(each.range.start, each.range.end) for each in following.pieces] == [(offset, 100)]
+    assert bench.progress.kept == {QUEUE: offset}
+
+
+async def test_a_reset_to_where_the_batch_began_takes_nothing_away_from_it(bench: Bench) -> None:
+    portions = bench.portions()
+    bench.own(portions, at=10)
+    planned = await portions.plan(50)
+
+    await portions.settle(planned, finished(planned, 60, reset_to=10))
+
+    assert bench.progress.kept == {QUEUE: 60}
+
+
+async def test_an_idle_queue_goes_on_where_somebody_has_moved_its_group(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.0)
+    portions = bench.portions()
+    bench.own(portions)
+    first = await portions.plan(100)
+    await portions.settle(first, finished(first, 100))
+    idle = await portions.plan(100)
+
+    bench.progress.kept[QUEUE] = 40
+    second = await portions.plan(100)
+    await portions.settle(second, finished(second, 100))
+    following = await portions.plan(100)
+
+    assert (idle.pieces, following.pieces) == ((), ())
+    assert [(each.range.start, each.range.end) for each in second.pieces] == [(40, 100)]
+    # As before the reset, so it would count as known.
+    assert bench.progress.kept == {QUEUE: 100}
+
+
+async def test_a_broker_that_may_have_lost_reports_moves_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.0)
+    portions = bench.portions()
+    bench.own(portions)
+    first = await portions.plan(60)
+    await portions.settle(first, finished(first, 60))
+
+    portions._portions[QUEUE].agreed_on = object()  # a connection of its life before
+    bench.progress.kept[QUEUE] = 40
+    following = await portions.plan(100)
+
+    assert [each.range.start for each in following.pieces] == [60]
+
+
+async def test_a_reset_that_a_failed_job_was_told_of_is_found_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 3600.0)
+    portions = bench.portions()
+    bench.own(portions, at=10)
+    planned = await portions.plan(50)
+
+    bench.progress.kept[QUEUE] = 4
+    await portions.settle(planned, [])
+    following = await portions.plan(50)
+
+    assert [each.range.start for each in following.pieces] == [4]

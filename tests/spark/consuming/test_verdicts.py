@@ -15,6 +15,7 @@ import pytest
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.errors import SettingError
 from orbitmq.client.idempotence import Idempotence
+from orbitmq.client.middleware import Delivery
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.ranges import QueueRange
@@ -161,6 +162,29 @@ def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
     assert {row.msgId for row in again.values()} == {f"id-{n}" for n in again}
     assert again[13].reason == "ValueError: no account for 13"
     assert again[15].reason == "closed"
+
+
+def test_a_row_that_middleware_puts_off_is_not_given_up_with_its_batch(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    class PuttingOffTheFirst:
+        def before(self, delivery: Delivery) -> None:
+            delivery.put_off(delivery.messages[0], Retry("later", delay=60))
+
+    def give_up(messages: list[ReceivedMessage]) -> None:
+        raise DeadLetter("no such customer")
+
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(2, queues=1))
+    found = process(
+        read(spark, orbit_shared_cluster, orbit_shared_topic),
+        give_up,
+        batch=True,
+        batch_size=2,
+        middleware=[PuttingOffTheFirst()],
+    )
+
+    rows = {int(bytes(row.body)): (row.outcome, row.retryAfter) for row in found.collect()}
+    assert rows == {0: ("retry", 60.0), 1: ("dead", None)}
 
 
 def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(

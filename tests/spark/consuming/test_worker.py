@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orbitmq.client.admin.resetplan import ResetTo
 from orbitmq.client.admin.sync import Admin
 from orbitmq.client.consumer.locks import QueueLocks
 from orbitmq.client.consumer.settings import ConsumeSettings
@@ -24,6 +25,7 @@ from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.seenstores import SeenInMemory
 from orbitmq.message.batch import encode_batch
+from orbitmq.message.errors import RecordInvalid
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.sysflag import BATCH_MASK
 from orbitmq.spark.consuming.definition import Definition, Handled
@@ -33,6 +35,7 @@ from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
 
 QUEUE = Queue("orders", "broker-a", 0)
+OTHER = Queue("orders", "broker-a", 1)
 DRIVER = "127.0.0.1@driver"
 
 Made = Callable[..., Worker]
@@ -53,18 +56,13 @@ def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
         **consume: Any,
     ) -> Worker:
         found = Worker(
-            Definition(
-                group="billing",
-                wire_group="billing",
-                namespace=None,
-                access=RangeAccess(name_servers=(orbit_cluster.name_server,), timeout=1.0),
-                handled=(Handled(topic="orders", function=handler, batch=batch),),
-                middleware=middleware,
-                consume=ConsumeSettings(send_back_timeout=1.0, **consume),
+            definition(
+                orbit_cluster,
+                handler,
                 ordered=ordered,
-                client_id=DRIVER,
-                bytes_in_task=1 << 20,
-                patience=2.0,
+                batch=batch,
+                middleware=middleware,
+                **consume,
             )
         )
         found.start()
@@ -74,6 +72,30 @@ def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
     yield make
     for each in made:
         each.stop()
+
+
+def definition(
+    cluster: EmbeddedCluster,
+    handler: Callable[..., Any],
+    *,
+    ordered: bool = False,
+    batch: bool | None = None,
+    middleware: tuple[object, ...] = (),
+    **consume: Any,
+) -> Definition:
+    return Definition(
+        group="billing",
+        wire_group="billing",
+        namespace=None,
+        access=RangeAccess(name_servers=(cluster.name_server,), timeout=1.0),
+        handled=(Handled(topic="orders", function=handler, batch=batch),),
+        middleware=middleware,
+        consume=ConsumeSettings(send_back_timeout=1.0, **consume),
+        ordered=ordered,
+        client_id=DRIVER,
+        bytes_in_task=1 << 20,
+        patience=2.0,
+    )
 
 
 def piece(
@@ -321,3 +343,85 @@ def test_a_broker_that_is_gone_is_an_error_of_the_piece_and_not_of_the_task(
     assert (report.finished, report.done) == (0, 0)
     assert report.error is not None
     assert "Unavailable" in report.error or "NoNameServer" in report.error
+
+
+def test_a_broker_that_is_gone_keeps_nothing_of_the_others_waiting() -> None:
+    away, there = (Queue("orders", broker, 0) for broker in ("broker-a", "broker-b"))
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=1)
+        fill(cluster.broker_addresses[1], "orders", numbered(10))
+        busy = Worker(definition(cluster, lambda message: None))
+        busy.start()
+        try:
+            assert cluster._cluster is not None
+            cluster._run(cluster._cluster.brokers[0].stop())
+
+            reports = busy.handle(
+                [(0, piece(0, 10, queue=away)), (1, piece(0, 10, queue=there))], 20
+            )
+        finally:
+            busy.stop()
+
+    first, second = sorted(reports, key=lambda report: report.place)
+    assert (first.finished, second.finished, second.error) == (0, 10, None)
+    assert first.error is not None
+
+
+def test_a_queue_that_cannot_be_read_keeps_nothing_of_the_others_waiting(
+    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2))
+    busy = worker(lambda message: None)
+    sound = busy._messages
+
+    def messages(chunk: Chunk, subscription: Subscription) -> Any:
+        if chunk.queue == QUEUE:
+            raise RecordInvalid(0, "damaged")
+        return sound(chunk, subscription)
+
+    monkeypatch.setattr(busy, "_messages", messages)
+    reports = busy.handle([(0, piece(0, 10)), (1, piece(0, 10, queue=OTHER))], 20)
+
+    damaged, fine = sorted(reports, key=lambda report: report.place)
+    assert (damaged.finished, damaged.done) == (0, 0)
+    assert "damaged" in (damaged.error or "")
+    assert (fine.finished, fine.done, fine.error) == (10, 10, None)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_queue_whose_progress_is_reset_is_left_and_the_others_are_not(
+    worker: Made, orbit_cluster: EmbeddedCluster, ordered: bool
+) -> None:
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(40, queues=2))
+    seen: list[tuple[int, int]] = []
+    busy = worker(
+        lambda message: seen.append((message.queue.id, message.queue_offset)), ordered=ordered
+    )
+    reset(orbit_cluster, QUEUE, 3)
+
+    reports = busy.handle([(0, piece(10, 20)), (1, piece(10, 20, queue=OTHER))], 20)
+    (again,) = busy.handle([(0, piece(3, 20))], 20)
+
+    moved, fine = sorted(reports, key=lambda report: report.place)
+    assert (moved.finished, moved.done, moved.reset_to) == (10, 0, 3)
+    assert (fine.finished, fine.reset_to, fine.error) == (20, None, None)
+    assert (again.finished, again.reset_to) == (20, None)
+    assert sorted(seen) == [*((0, at) for at in range(3, 20)), *((1, at) for at in range(10, 20))]
+
+
+def test_a_reset_to_where_the_piece_begins_changes_nothing(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 20)
+    busy = worker(lambda message: None)
+    reset(orbit_cluster, QUEUE, 5)
+
+    (report,) = busy.handle([(0, piece(5, 20))], 20)
+
+    assert (report.finished, report.done, report.reset_to, report.error) == (20, 15, None, None)
+
+
+def reset(cluster: EmbeddedCluster, queue: Queue, offset: int) -> None:
+    with Admin(name_server=cluster.name_server) as admin:
+        admin.groups.create("billing")
+        admin.progress.reset("billing", "orders", ResetTo.by_queue({queue: offset}))

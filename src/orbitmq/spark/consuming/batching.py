@@ -202,6 +202,7 @@ class Batching:
         began_at, began = self._clock.now(), self._clock.monotonic()
         reports: list[PieceReport] = []
         failure: str | None = None
+        self._tasks = self._tasks_now()
         tasks = deal(planned.pieces, self._tasks, may_cut=not self._driver.options.ordered)
         planned.pieces = tuple(piece for some in tasks for piece in some)
         try:
@@ -242,9 +243,22 @@ class Batching:
             self._learn(planned, reports)
         return failure
 
+    def _tasks_now(self) -> int:
+        """How many tasks a batch may have: executors come late, and come and go."""
+        # In Connect it takes a job to know that, which is too much for every batch.
+        if self._settings.tasks or getattr(self._spark, "sparkContext", None) is None:
+            return self._tasks
+        try:
+            return parallelism(self._spark)
+        except Exception as error:  # noqa: BLE001
+            # A session that has ended under us, or whatever else Java says: the job will say it.
+            log.debug("it is not known how many tasks run at once: %s", error)
+            return self._tasks
+
     def _learn(self, planned: Planned, reports: list[PieceReport]) -> None:
         finished = sum(
-            report.finished - planned.pieces[report.place].range.start for report in reports
+            report.finished - planned.pieces[report.place].range.start + report.finished_beyond
+            for report in reports
         )
         self._pace.learn(planned.messages, finished)
         if not finished and not any(report.pause for report in reports):
@@ -257,7 +271,8 @@ class Batching:
         places = iter(enumerate(planned.pieces))
         tasks = [[next(places) for _ in range(size)] for size in sizes]
         self._jobs.begin()
-        return run_batch(self._spark, packed, tasks, self._settings.seconds)
+        is_ordered = self._driver.options.ordered
+        return run_batch(self._spark, packed, tasks, self._settings.seconds, is_ordered=is_ordered)
 
     def _tell(self, report: BatchReport, *, is_lost: bool) -> None:
         """Take in what became of a batch; one whose job failed is lost, and comes again."""

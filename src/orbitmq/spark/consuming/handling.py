@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from orbitmq.client.consumer.concurrent import ConcurrentConsumption
 from orbitmq.client.consumer.orderly import OrderlyConsumption
 from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.ranges import QueueRange
 from orbitmq.spark.consuming.reports import PieceReport
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Work:
         "owned",
         "piece",
         "place",
+        "reset_to",
         "waiting",
         "waiting_bytes",
     )
@@ -109,11 +111,21 @@ class Work:
         self.fed = 0
         #: What kept the rest of it from being read.
         self.error: str | None = None
+        #: Where the group is to go on instead, if the broker said so.
+        self.reset_to: int | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether handlers may still be called for it."""
         return not self.owned.is_draining
+
+    @property
+    def unread(self) -> QueueRange | None:
+        """What is still to be read of it."""
+        whole = self.piece.range
+        if not self.is_open or self.fetched >= whole.end:
+            return None
+        return QueueRange(whole.queue, self.fetched, whole.end)
 
 
 class Handling:
@@ -142,6 +154,11 @@ class Handling:
     def is_over(self) -> bool:
         """Whether time is up."""
         return self._now() >= self._deadline
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self._deadline - self._now())
 
     async def feed(self, work: Work, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
         """Take messages of a piece; they are handled with the others of it, by `flush`."""
@@ -211,6 +228,7 @@ class Handling:
             attempts=self._attempts(left),
             pause=remarks.pause,
             error=work.error or tally.reason or remarks.reason,
+            reset_to=work.reset_to,
         )
 
     def _left(self, work: Work) -> list[ReceivedMessage]:

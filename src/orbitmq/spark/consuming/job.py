@@ -2,6 +2,10 @@
 
 `spark.range` with as many partitions as numbers is the one way to say what runs in which task that
 works in classic and in Connect sessions alike.
+
+Spark tries a task again whose executor it has lost. Such an executor may only be out of reach, and
+its handlers at work: in order, a second attempt therefore handles nothing. It says that its queues
+are to wait until the first one begins no calls any more.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
     "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts MAP<BIGINT, INT>, "
-    "pause DOUBLE, error STRING"
+    "pause DOUBLE, error STRING, reset_to BIGINT"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 
@@ -32,10 +36,14 @@ def run_batch(
     packed: PackedDefinition,
     tasks: Sequence[Sequence[tuple[int, Piece]]],
     seconds: float,
+    *,
+    is_ordered: bool = False,
 ) -> list[PieceReport]:
     """Have the pieces of each task handled. Raises what Spark raises when the job fails."""
     numbers = spark.range(0, len(tasks), 1, len(tasks))
-    rows = numbers.mapInArrow(_handling(packed, tasks, seconds), _SCHEMA).collect()
+    rows = numbers.mapInArrow(
+        _handling(packed, tasks, seconds, is_ordered=is_ordered), _SCHEMA
+    ).collect()
     return [PieceReport(**row.asDict()) for row in rows]
 
 
@@ -51,7 +59,11 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def _handling(
-    packed: PackedDefinition, tasks: Sequence[Sequence[tuple[int, Piece]]], seconds: float
+    packed: PackedDefinition,
+    tasks: Sequence[Sequence[tuple[int, Piece]]],
+    seconds: float,
+    *,
+    is_ordered: bool,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     tasks = tuple(tuple(each) for each in tasks)
 
@@ -60,9 +72,33 @@ def _handling(
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield _rows(worker_for(packed).handle(tasks[number], seconds))
+                if is_ordered and _attempt() > 0:
+                    yield _rows(_put_off(tasks[number], seconds))
+                else:
+                    yield _rows(worker_for(packed).handle(tasks[number], seconds))
 
     return handle
+
+
+def _attempt() -> int:
+    """How often the task that runs was begun before."""
+    from pyspark import TaskContext  # noqa: PLC0415  # tasks only
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.attemptNumber())
+
+
+def _put_off(pieces: Sequence[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
+    # The attempt before began earlier, so its time is up earlier as well.
+    return [
+        PieceReport(
+            place=place,
+            finished=piece.range.start,
+            pause=seconds,
+            error="an attempt to handle it was lost, and may still be at work",
+        )
+        for place, piece in pieces
+    ]
 
 
 def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:

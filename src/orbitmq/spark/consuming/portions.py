@@ -6,16 +6,23 @@ no more, and whoever takes it waits until the batch has ended that it is in. Wha
 a queue that was lost all the same does not count: the next owner has those messages.
 
 One batch runs at a time. Results are taken, and progress is reported, before the next is planned.
+
+An administrator may reset the progress of the group. A pull is told so, once; a task passes it on,
+and what the batch did in that queue counts no more. Of a queue that nobody pulls, and after a job
+that failed, which may have swallowed the news, the broker is asked where the group stands. If that
+is not what it was told, somebody has moved it. A broker that was started anew is not believed: it
+may have lost the last reports.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.consumer.progress import TrackedProgress
 from orbitmq.client.consumer.starting import end_offset, first_offset
 from orbitmq.client.ranges import QueueRange
 from orbitmq.errors import OrbitError
@@ -31,6 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two questions where the group stands in a queue.
+_COMPARED: Final = 3.0
+
 
 @dataclass(slots=True, eq=False)
 class Portion:
@@ -44,6 +54,10 @@ class Portion:
     #: they are tried again.
     attempts: dict[int, int] = field(default_factory=dict)
     not_before: float = float("-inf")
+    #: When the broker is next asked where the group stands, and the connection on which it last
+    #: said what we know.
+    compared_next: float = float("-inf")
+    agreed_on: object | None = None
 
     def attempts_in(self, start: int, end: int) -> dict[int, int]:
         return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
@@ -58,6 +72,7 @@ class Portion:
         """Go on from another offset; those beyond it will be other messages."""
         self.ledger.move(offset)
         self.attempts.clear()
+        self.not_before = float("-inf")
 
 
 @dataclass(slots=True)
@@ -130,7 +145,10 @@ class Portions:
         portions = [
             each
             for each in portions
-            if self._may_plan(each) and self._portions.get(each.owned.queue) is each
+            if self._may_plan(each)
+            and self._portions.get(each.owned.queue) is each
+            # Its broker is away, perhaps for long: a task would wait for it in vain.
+            and each.owned.queue not in planned.errors
         ]
         backlog = {each.owned.queue: each.ledger.backlog(each.end) for each in portions}
         shares = fair_shares({queue: size for queue, size in backlog.items() if size}, limit)
@@ -147,22 +165,26 @@ class Portions:
 
     async def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> None:
         """Take what came of a batch, and report progress; returns when brokers know it."""
-        by_queue = {each.owned.queue: each for each in planned.portions}
+        by_queue: dict[Queue, list[tuple[QueueRange, PieceReport]]] = {}
         for report in reports:
             whole = planned.pieces[report.place].range
-            self._take(by_queue[whole.queue], whole, report)
+            by_queue.setdefault(whole.queue, []).append((whole, report))
         queues = []
         for portion in planned.portions:
             owned = portion.owned
+            self._take_all(portion, by_queue.get(owned.queue, ()))
             owned.running = 0
             owned.last_consumed = self._monotonic()
-            if not owned.is_dropped and self.progress is not None:
+            is_news = owned.queue in by_queue and not owned.is_dropped
+            if is_news and self.progress is not None:
                 self.progress.update(
                     owned.queue, portion.ledger.committed, increase_only=not self._ordered
                 )
                 queues.append(owned.queue)
-        await self._persist(queues)
+        is_told = await self._persist(queues)
         for portion in planned.portions:
+            if not is_told:
+                portion.agreed_on = None
             ended = self._in_batch.pop(portion.owned, None)
             if ended is not None and not ended.done():
                 ended.set_result(None)
@@ -180,11 +202,54 @@ class Portions:
         portion.owned.last_pull = self._monotonic()
         try:
             end = await end_offset(self._engine, queue)
+            if await self._is_moved(portion):
+                # It may be further than that end.
+                end = await end_offset(self._engine, queue)
             if end < ledger.committed:
                 await self._correct(portion, end)
             portion.end = portion.owned.max_offset = end
         except OrbitError as error:
             planned.errors[queue] = error
+
+    async def _is_moved(self, portion: Portion) -> bool:
+        """Whether somebody has moved the group in a queue; it goes on there."""
+        queue, progress, now = portion.owned.queue, self.progress, self._monotonic()
+        if now < portion.compared_next or not isinstance(progress, TrackedProgress):
+            return False
+        portion.compared_next = now + _COMPARED
+        connection = self._connection(queue)
+        try:
+            held = await progress.stored(queue)
+        except OrbitError as error:
+            # No reason to leave its messages: what is done with them is reported later, too.
+            log.debug("it is not known where the group stands in %s: %s", queue, error)
+            return False
+        if self._portions.get(queue) is not portion or self._connection(queue) is not connection:
+            return False
+        if held is None or held == portion.ledger.committed:
+            portion.agreed_on = connection
+        elif connection is not None and portion.agreed_on is connection:
+            self._reset(portion, held)
+            return True
+        return False
+
+    def _connection(self, queue: Queue) -> object | None:
+        return self._engine.open_connection(self._engine.routes.master(queue.broker))
+
+    def _reset(self, portion: Portion, offset: int) -> None:
+        queue = portion.owned.queue
+        log.info(
+            "the progress of the group was reset: %s goes on at %d",
+            queue,
+            offset,
+            extra={"queue": str(queue), "offset": offset},
+        )
+        portion.move(offset)
+        if self.progress is not None and not portion.owned.is_dropped:
+            self.progress.update(queue, offset, increase_only=False)
+            if isinstance(self.progress, TrackedProgress):
+                # What was last reported is not there any more, and may soon be reported again.
+                self.progress.insist([queue])
 
     async def _correct(self, portion: Portion, end: int) -> None:
         """The broker has lost the end of the queue: go on from where it ends now."""
@@ -195,6 +260,8 @@ class Portions:
             extra={"queue": str(queue), "offset": portion.ledger.committed, "end": end},
         )
         portion.move(offset)
+        # The broker has yet to be told.
+        portion.agreed_on = None
         if self.progress is not None:
             self.progress.update(queue, offset, increase_only=False)
 
@@ -206,6 +273,19 @@ class Portions:
 
     # ---- settling
 
+    def _take_all(
+        self, portion: Portion, reports: Sequence[tuple[QueueRange, PieceReport]]
+    ) -> None:
+        if not reports:
+            # The job failed. What its tasks were told of a reset is lost.
+            portion.compared_next = float("-inf")
+        told = [report.reset_to for _, report in reports if report.reset_to is not None]
+        if told and told[-1] != portion.ledger.committed:
+            self._reset(portion, told[-1])
+            return
+        for whole, report in reports:
+            self._take(portion, whole, report)
+
     def _take(self, portion: Portion, whole: QueueRange, report: PieceReport) -> None:
         portion.ledger.finish(whole.start, min(report.finished, whole.end))
         for start, end in zip(report.beyond[::2], report.beyond[1::2], strict=True):
@@ -214,11 +294,13 @@ class Portions:
         if report.pause is not None:
             portion.not_before = self._monotonic() + report.pause
 
-    async def _persist(self, queues: list[Queue]) -> None:
+    async def _persist(self, queues: list[Queue]) -> bool:
         if self.progress is None or not queues:
-            return
+            return True
         try:
             await self.progress.persist(queues)
         except OrbitError as error:
             # It is in memory, and tried again: after the next batch, and every few seconds.
             log.warning("progress could not be reported: %s", error)
+            return False
+        return True

@@ -41,6 +41,13 @@ class PieceReport:
     attempts: Mapping[int, int] = field(default_factory=dict)
     pause: float | None = None
     error: str | None = None  #: the last thing that went wrong
+    #: Where an administrator wants the group to go on in the queue, if the task was told so.
+    reset_to: int | None = None
+
+    @property
+    def finished_beyond(self) -> int:
+        """How many messages above `finished` are done with."""
+        return sum(self.beyond[1::2]) - sum(self.beyond[::2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,8 +154,8 @@ def _failures(
     failures: dict[int, Failure] = {}
     for some, outcome in zip(calls, outcomes, strict=True):
         outcome = _without_order(outcome, some)
-        for message in outcome.tried:
-            failures[id(message)] = outcome.failure or Failure()
+        for messages, failure in outcome.failures:
+            failures.update((id(message), failure) for message in messages)
         for message in outcome.held:
             failures[id(message)] = outcome.held_failure
     return failures

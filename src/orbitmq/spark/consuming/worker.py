@@ -1,15 +1,23 @@
-"""A Python worker of Spark that consumes: reads pieces of queues, and has them handled."""
+"""A Python worker of Spark that consumes: reads pieces of queues, and has them handled.
+
+Brokers are read one after the other, each for its share of the time: one that is silent keeps the
+messages of the others waiting, but not for the whole batch. What is wrong with one queue of a
+broker (a damaged record, a refusal) stops that queue alone.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Final
 
 from orbitmq.client.consumer.innerbatches import without_inner_batches
 from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.errors import NotRunning
+from orbitmq.client.errors import BrokerUnavailable, NotRunning
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangereading import Missing, ProgressReset, RangeSettings, read_ranges
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage
@@ -22,6 +30,9 @@ from orbitmq.spark.consuming.handling import Work
 from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.reports import PieceReport
 from orbitmq.spark.consuming.workerparts import Task, WorkerParts
+
+#: A broker is waited for so long in any case.
+_LEAST_PATIENCE: Final = 0.1
 
 
 class Worker:
@@ -52,37 +63,68 @@ class Worker:
         if self._parts is None:
             raise NotRunning("this worker")
         task = self._thread.run(self._parts.begin(pieces, seconds))
-        by_topic = groupby(task.works, key=lambda work: work.piece.range.queue.topic)
-        for topic, works in by_topic:
-            self._read(task, self._parts.subscriptions[topic], list(works))
+        places = _by_topic_and_broker(task.works)
+        for number, works in enumerate(places):
+            topic = works[0].piece.range.queue.topic
+            patience = self._patience(task, len(places) - number)
+            self._read(task, self._parts.subscriptions[topic], works, patience)
         return self._thread.run(self._parts.finish(task))
 
     # ---- reading, in the thread of the task
 
-    def _read(self, task: Task, subscription: Subscription, works: list[Work]) -> None:
-        """Read the pieces of a topic and have them handled; what stops it is noted in them."""
-        try:
-            for chunk in self._chunks(subscription, works):
-                work = next(each for each in works if chunk_is_of(chunk, each))
-                messages = self._messages(chunk, subscription)
-                self._thread.run(task.handling.feed(work, messages, chunk.end))
-                if task.handling.is_over or not any(each.is_open for each in works):
-                    break
-        except OrbitError as error:
-            for work in works:
-                if work.fetched < work.piece.range.end:
-                    work.error = f"{type(error).__name__}: {error}"
+    def _patience(self, task: Task, places: int) -> float:
+        """How long a broker may be silent, when so many places are still to be read."""
+        patience = self._definition.patience
+        if places == 1:
+            return patience
+        return min(patience, max(_LEAST_PATIENCE, task.handling.time_left / places))
+
+    def _read(
+        self, task: Task, subscription: Subscription, works: list[Work], patience: float
+    ) -> None:
+        """Read pieces of one broker and have them handled; what stops it is noted in them."""
+        together = deque([works])
+        heard: set[Queue] = set()
+        while together and not task.handling.is_over:
+            some = together.popleft()
+            try:
+                self._feed(task, subscription, some, patience)
+            except ProgressReset as reset:
+                _note_reset(some, reset, is_repeated=reset.queue in heard)
+                heard.add(reset.queue)
+                together.appendleft(some)
+            except OrbitError as error:
+                for work in some:
+                    if work.unread is not None:
+                        work.error = f"{type(error).__name__}: {error}"
+                apart = _by_queue(some)
+                if len(apart) > 1 and not isinstance(error, BrokerUnavailable):
+                    # It is of one of these queues, and is not said to be of which.
+                    together.extend(apart)
         for work in works:
             self._thread.run(task.handling.flush(work))
 
-    def _chunks(self, subscription: Subscription, works: list[Work]) -> Iterator[Chunk]:
+    def _feed(
+        self, task: Task, subscription: Subscription, works: list[Work], patience: float
+    ) -> None:
+        for chunk in self._chunks(subscription, works, patience):
+            work = next(each for each in works if chunk_is_of(chunk, each))
+            messages = self._messages(chunk, subscription)
+            work.error = None
+            self._thread.run(task.handling.feed(work, messages, chunk.end))
+            if task.handling.is_over or not any(each.is_open for each in works):
+                break
+
+    def _chunks(
+        self, subscription: Subscription, works: list[Work], patience: float
+    ) -> Iterator[Chunk]:
         return read_ranges(
             links_to(self._definition.access),
-            [work.piece.range for work in works if work.is_open],
+            [work.unread for work in works if work.unread is not None],
             group=self._definition.wire_group,
             wanted=RangeFilter(subscription.expression, subscription.type),
             # What has expired is passed over, as every consumer does.
-            settings=RangeSettings(missing=Missing.SKIP, patience=self._definition.patience),
+            settings=RangeSettings(missing=Missing.SKIP, patience=patience, tells_resets=True),
         )
 
     def _messages(self, chunk: Chunk, subscription: Subscription) -> Sequence[ReceivedMessage]:
@@ -106,3 +148,31 @@ def chunk_is_of(chunk: Chunk, work: Work) -> bool:
     """Whether what was read belongs to a piece."""
     whole = work.piece.range
     return chunk.queue == whole.queue and whole.start <= chunk.start < whole.end
+
+
+def _by_topic_and_broker(works: Sequence[Work]) -> list[list[Work]]:
+    """Works that can be read together; they come in order."""
+
+    def place(work: Work) -> tuple[str, str]:
+        queue = work.piece.range.queue
+        return queue.topic, queue.broker
+
+    return [list(some) for _, some in groupby(works, key=place)]
+
+
+def _by_queue(works: Sequence[Work]) -> list[list[Work]]:
+    return [list(some) for _, some in groupby(works, key=lambda work: work.piece.range.queue)]
+
+
+def _note_reset(works: Sequence[Work], reset: ProgressReset, *, is_repeated: bool) -> None:
+    """End the work on a queue whose group is to go on elsewhere.
+
+    Unless it is there already: the driver may have seen the reset before a pull was told of it.
+    """
+    told = [work for work in works if work.piece.range.queue == reset.queue]
+    if not is_repeated and any(work.piece.range.start == reset.offset for work in told):
+        return
+    for work in told:
+        work.owned.is_draining = True
+        work.reset_to = reset.offset
+        work.error = str(reset)

@@ -152,26 +152,29 @@ class Supervisor:
             if progress != last:
                 self._on_progress(progress)
                 last = progress
+            # Before failures are looked for: one that comes in between would pass for a good end.
+            is_over = all(target.is_over for target in targets)
             for target in targets:
                 if (failure := target.failure) is not None:
                     return failure
-            if all(target.is_over for target in targets):
+            if is_over:
                 return None
             if ended.wait(self._look_every):
                 return None
         return None
 
     def _bring_to_rest(self, targets: Sequence[Target]) -> bool:
-        """End what runs between two of its batches; False when that took too long for one."""
+        """End what runs between two of its batches; False when one took too long, or failed."""
         running = [target for target in targets if not target.is_over]
         if not running:
+            has_failed = _has_failed(targets)
             for target in targets:
                 target.stop()
-            return True
+            return not has_failed
         self._drain_file.parent.mkdir(parents=True, exist_ok=True)
         self._drain_file.touch()
         try:
-            is_clean = self._until_at_rest(running)
+            is_clean = self._until_at_rest(running) and not _has_failed(targets)
         finally:
             for target in targets:
                 target.stop()
@@ -191,3 +194,7 @@ class Supervisor:
                     times[place] = times[place] + 1 if target.is_at_rest else 0
             pause.wait(self._look_every)
         return True
+
+
+def _has_failed(targets: Sequence[Target]) -> bool:
+    return any(target.failure is not None for target in targets)

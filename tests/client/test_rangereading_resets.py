@@ -1,0 +1,49 @@
+"""Ranges read in the name of a group whose progress an administrator resets meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from orbitmq.client.admin.resetplan import ResetTo
+from orbitmq.client.admin.sync import Admin
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangereading import ProgressReset, RangeSettings, read_ranges
+from orbitmq.client.ranges import QueueRange
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+
+QUEUE = Queue("orders", "broker-a", 0)
+WHOLE = QueueRange(QUEUE, 10, 20)
+
+
+@pytest.fixture
+def links(orbit_cluster: EmbeddedCluster) -> Iterator[RangeLinks]:
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
+    with Admin(name_server=orbit_cluster.name_server) as admin:
+        admin.groups.create("billing")
+        admin.progress.reset("billing", "orders", ResetTo.by_queue({QUEUE: 3}))
+    found = RangeLinks(RangeAccess(name_servers=(orbit_cluster.name_server,)))
+    yield found
+    found.close()
+
+
+def test_who_goes_by_the_progress_of_the_group_is_told_of_the_reset(links: RangeLinks) -> None:
+    settings = RangeSettings(tells_resets=True)
+
+    with pytest.raises(ProgressReset) as told:
+        list(read_ranges(links, [WHOLE], group="billing", settings=settings))
+    again = list(read_ranges(links, [WHOLE], group="billing", settings=settings))
+
+    assert (told.value.queue, told.value.offset) == (QUEUE, 3)
+    assert [(chunk.start, chunk.end) for chunk in again] == [(10, 20)]
+
+
+def test_others_read_on(links: RangeLinks) -> None:
+    chunks = list(read_ranges(links, [WHOLE], group="billing"))
+
+    assert [(chunk.start, chunk.end) for chunk in chunks] == [(10, 20)]

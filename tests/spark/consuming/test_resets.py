@@ -1,0 +1,119 @@
+"""A group on Spark whose progress is reset while it runs; its driver and a worker are enough."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from orbitmq.client.admin.sync import Admin
+from orbitmq.client.consumer.options import ConsumerOptions
+from orbitmq.client.consumer.starting import consume_from
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.received import ReceivedMessage
+from orbitmq.spark.consuming.definition import Handled
+from orbitmq.spark.consuming.driver import Driver
+from orbitmq.spark.consuming.settings import BatchSettings
+from orbitmq.spark.consuming.worker import Worker
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
+
+DEADLINE = 60.0
+
+
+class Group:
+    """A group on Spark, of which every batch is run by the test."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._cluster = cluster
+        self.seen: list[int] = []
+        self.driver = Driver(
+            group="billing",
+            namespace=None,
+            access=RangeAccess(name_servers=(cluster.name_server,)),
+            middleware=(),
+            options=ConsumerOptions(consume_from=consume_from("first")),
+            batch=BatchSettings(),
+        )
+        self.driver.start([Handled(topic="orders", function=_unused)])
+        assert self.driver.packed is not None
+        handled = (Handled(topic="orders", function=self._handle),)
+        self.worker = Worker(replace(self.driver.packed.unpack(), handled=handled))
+        self.worker.start()
+
+    def _handle(self, message: ReceivedMessage) -> None:
+        self.seen.append(message.queue_offset)
+
+    def stop(self) -> None:
+        self.worker.stop()
+        self.driver.stop()
+
+    def until(self, condition: Callable[[], bool], *, most: int = 1000) -> None:
+        """Run batches until a condition holds."""
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline, self.seen
+            planned = self.driver.plan(most)
+            if planned.pieces:
+                reports = self.worker.handle(list(enumerate(planned.pieces)), 20)
+                self.driver.settle(planned, reports)
+            threading.Event().wait(0.02)
+
+    def stands_at(self, offset: int) -> bool:
+        return self._cluster.progress("billing", "orders") == {("broker-a", 0): offset}
+
+    def reset(self) -> None:
+        with Admin(name_server=self._cluster.name_server) as admin:
+            admin.progress.reset("billing", "orders", "first")
+
+
+def _unused(message: ReceivedMessage) -> None:
+    """Travels in the place of the one that is called."""
+
+
+@pytest.fixture
+def group(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.1)
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
+    found = Group(orbit_cluster)
+    yield found
+    found.stop()
+
+
+def test_an_idle_group_goes_back(group: Group) -> None:
+    group.until(lambda: group.stands_at(20))
+    # The broker has said so, as it has to before anything else it says is a reset.
+    group.driver.plan(1000)
+
+    group.reset()
+    group.until(lambda: len(group.seen) >= 40 and group.stands_at(20))
+
+    assert sorted(group.seen) == sorted([*range(20), *range(20)])
+
+
+def test_a_group_goes_back_when_a_broker_pushes_a_reset_to_it(group: Group) -> None:
+    """As Apache's brokers do before version 5."""
+    group.until(lambda: group.stands_at(20))
+    member = group.driver._member
+    assert member is not None
+
+    group.driver._thread.run(member.reset({Queue("orders", "broker-a", 0): 0}))
+    group.until(lambda: len(group.seen) >= 40 and group.stands_at(20))
+
+    assert sorted(group.seen) == sorted([*range(20), *range(20)])
+
+
+def test_a_group_at_work_goes_back(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The task alone is told.
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 3600.0)
+    group.until(lambda: len(group.seen) >= 10, most=10)
+
+    group.reset()
+    group.until(lambda: len(group.seen) >= 30 and group.stands_at(20), most=10)
+
+    assert sorted(group.seen) == sorted([*range(10), *range(20)])
