@@ -1,6 +1,7 @@
 """Measure everything: `python -m benchmarks [--quick] [--only TEXT] [--docs]`.
 
-The results go to `build/bench.json`, and as a page with plots to `build/bench`.
+The results go to `build/bench.json`, and as a page with plots to `build/bench`. Ends with 1 when a
+line failed, and in a full run also when a target was missed or a curve rises without a reason.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.catalogue import BENCHES, CURVES
 from benchmarks.growth.curve import Curve, Grown, measure_curve
+from benchmarks.growth.wording import size_text
 from benchmarks.machine import this_machine
 from benchmarks.report import Report, print_curves, print_table, read_json, write_json
 from benchmarks.runner import Absent, Bench, NotAtHand, Result, Scale, absence, measure
@@ -56,6 +58,8 @@ def main(
         only=options.only,
         failures=measured.failures,
         left_out=measured.left_out,
+        dropped=_dropped(chosen, scale),
+        not_measured=_not_measured(chosen, measured),
     )
     console = Console(width=None if sys.stdout.isatty() else 180)
     print_table(report, console)
@@ -63,16 +67,43 @@ def main(
     write_json(report, options.json)
     _write_page(report, options.json.parent / "bench")
     _tell(report)
-    return 1 if report.failures else 0
+    # Rounds of a quick run are too short to judge by.
+    is_missed = bool(report.missed) and not options.quick
+    return 1 if report.failures or is_missed else 0
+
+
+def _not_measured(chosen: Sequence[Bench | Curve], measured: _Measured) -> list[str]:
+    """What has to be reached and was not tried: its peer is absent, it failed, the time was up."""
+    known = {f"{each.room}: {each.name}" for each in measured.results if each.ok is not None}
+    known |= {f"growth: {each.axis}: {each.name}" for each in measured.curves}
+    return [title for title in map(_title, filter(_is_judged, chosen)) if title not in known]
+
+
+def _is_judged(line: Bench | Curve) -> bool:
+    if isinstance(line, Curve):
+        return True
+    return line.target is not None or line.least_figure is not None
+
+
+def _dropped(chosen: Sequence[Bench | Curve], scale: Scale) -> list[str]:
+    """What a quick run does without, in words."""
+    curves = [line for line in chosen if isinstance(line, Curve)]
+    return [
+        f"{_title(curve)}: without {', '.join(size_text(curve.axis, size) for size in sizes)}"
+        for curve in curves
+        if (sizes := curve.dropped_for(scale))
+    ]
 
 
 def _tell(report: Report) -> None:
     """What the tables do not say, or not at a glance."""
     for title in report.left_out:
         print(f"left out, the time was up: {title}", file=sys.stderr)
-    if report.missed:
-        targets = f"{len(report.missed)} targets missed or curves that rise"
-        print(f"{targets}: {'; '.join(report.missed)}", file=sys.stderr)
+    print(f"targets and curves: {report.score}", file=sys.stderr)
+    for title in report.missed:
+        print(f"missed: {title}", file=sys.stderr)
+    for title in report.not_measured:
+        print(f"not measured: {title}", file=sys.stderr)
     for failure in report.failures:
         print(f"failed: {failure}", file=sys.stderr)
 
@@ -82,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: under 12 minutes")
     parser.add_argument("--only", default="", metavar="TEXT", help="benches with TEXT in the name")
     parser.add_argument(
-        "--docs", action="store_true", help="write docs/performance.md from the last results"
+        "--docs", action="store_true", help="write docs/performance.md from the last full run"
     )
     parser.add_argument(
         "--json", type=Path, default=ROOT / "build" / "bench.json", help="the file of results"
@@ -150,6 +181,12 @@ def _write_docs(results: Path) -> int:
     report = read_json(results)
     if report.only:
         print(f"{results.name} holds {report.only!r} only; run: make bench", file=sys.stderr)
+        return 2
+    if report.quick:
+        print(
+            f"{results.name} is of a quick run, which is too short to publish; run: make bench",
+            file=sys.stderr,
+        )
         return 2
     for written in _write_page(report, ROOT / "docs"):
         print(written.relative_to(ROOT))

@@ -7,7 +7,8 @@ those are made of wall time. Figures are rates by wall time, as a user would see
 
 The floors run on the same event loop as the broker, answer the same requests and do nothing else.
 Apache's broker, where it can be had, gets the same frames from the same generator, round by round
-in turns with ours; it uses both cores and ours one.
+in turns with ours; it uses both cores and ours one. Before every line it works under the load of
+that line until it gets no faster: Java compiles what it runs often, at the expense of what runs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Literal
 
 from benchmarks.load.asking import Drive, Driven, Pace, Paced, Pulls, Requests, Sends, Target
 from benchmarks.load.counting import flushes
-from benchmarks.load.proc import own_bytes
-from benchmarks.load.processes import APACHE_VERSION, Interpreter, OurBroker
+from benchmarks.load.proc import own_bytes, resident_bytes
+from benchmarks.load.processes import APACHE_HEAP, APACHE_VERSION, Interpreter, OurBroker
 from benchmarks.load.stage import Stage, check
 from benchmarks.runner import Bench, Clock, Prepare, Sample, Scale, Work
+from benchmarks.warming import warm_up
 
 _STAGE = Stage()
 _MIB = float(1 << 20)
@@ -52,6 +54,8 @@ _OLD = Sends(topic="bench-old", body_size=8192, queues=1, per_request=32)
 _OLD_MESSAGES = (1 << 30) // 8192
 _LIVE_RATE = 400.0  #: so few that the generator sleeps in between and leaves a core to the replay
 
+_TICK = 1e-3  #: a second's least part that a server needs for anything
+
 _RATE = 1000.0  #: messages a second whose latency is looked at
 
 _Reading = Callable[[Driven], Sample]
@@ -73,9 +77,9 @@ def _bytes_by_cpu(done: Driven) -> Sample:
     return Sample(done.bytes, done.cpu, done.seconds)
 
 
-def _seconds(scale: Scale) -> float:
+def _seconds(scale: Scale, *, beside_java: bool = False) -> float:
     """Of one round, on each side: more than in one process, because two have to get going."""
-    return scale.round_seconds * 2.5
+    return scale.java_round if beside_java else scale.round_seconds * 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +90,16 @@ class _Side:
     requests: Requests
     load: tuple[int, int]
     is_broker: bool = True  #: whether its answers mean something
+    is_java: bool = False  #: which is cold at first
 
 
 def _pair(
     scale: Scale, candidate: _Side, floor: _Side, reading: _Reading, *, again: bool = False
 ) -> tuple[Work, Work]:
     """Both sides as works, warmed up. `again`: another reading of what the line before measured."""
-    seconds = _seconds(scale)
+    seconds = _seconds(scale, beside_java=floor.is_java)
+    # The line before may not have been asked for.
+    again = again and _STAGE.has_kept(floor.target, floor.requests, floor.load, seconds)
 
     def work(side: _Side) -> Work:
         def run() -> Sample:
@@ -101,6 +108,8 @@ def _pair(
 
         if not again:
             _fill(side)
+            if side.is_java:
+                _warm_up(scale, side)
             run()
         return run
 
@@ -109,6 +118,17 @@ def _pair(
         _STAGE.settle(candidate.target, floor.target)
         _STAGE.warmed_up()
     return works
+
+
+def _warm_up(scale: Scale, side: _Side) -> None:
+    def slot() -> float:
+        done = check(
+            _STAGE.drive(side.target, side.requests, side.load, seconds=scale.warming.slot)
+        )
+        # Compiling is CPU time; and what others do on this machine is not.
+        return done.messages / max(done.cpu, _TICK)
+
+    warm_up(slot, scale.warming)
 
 
 def _fill(side: _Side) -> None:
@@ -195,27 +215,35 @@ def _latency(
         ours = _STAGE.broker().target
         other = _STAGE.apache(scale)[0] if against_apache else _STAGE.floor("relay")
 
-        def work(target: Target, way: Literal["broker", "relay"]) -> Work:
-            wanted = Pace(
+        def wanted(target: Target, way: Literal["broker", "relay"], seconds: float) -> Pace:
+            return Pace(
                 target=target,
                 way=way,
                 topic="bench-latency",
                 body_size=1024,
                 rate=_RATE,
-                seconds=_seconds(scale) * 3,
+                seconds=seconds,
             )
 
+        pace = wanted(ours, "broker", max(_seconds(scale) * 3, scale.java_round))
+        other_pace = wanted(other, "broker" if against_apache else "relay", pace.seconds)
+        is_seen_again = again and _STAGE.has_kept_pace(other_pace)
+
+        def work(wish: Pace) -> Work:
             def run() -> Sample:
-                done: Paced = _STAGE.pace(wanted, again=again)
+                done: Paced = _STAGE.pace(wish, again=is_seen_again)
                 taken = done.median if percentile == "median" else done.p99
                 return Sample(1, taken, taken)
 
-            if not again:
+            if not is_seen_again:
                 run()
             return run
 
-        works = work(ours, "broker"), work(other, "broker" if against_apache else "relay")
-        if not again:
+        if against_apache and not is_seen_again:
+            slot = wanted(other, "broker", scale.warming.slot)
+            warm_up(lambda: 1 / _STAGE.pace(slot).median, scale.warming)
+        works = work(pace), work(other_pace)
+        if not is_seen_again:
             _STAGE.settle(ours, other)
             _STAGE.warmed_up()
         yield works
@@ -296,9 +324,9 @@ def _memory(*, loaded: bool) -> Prepare:
     return prepare
 
 
-def _occupied(pid: int) -> Work:
+def _occupied(pid: int, count: Callable[[int], int] = own_bytes) -> Work:
     def look() -> Sample:
-        size = own_bytes(pid)
+        size = count(pid)
         return Sample(1, size, size)
 
     return look
@@ -314,7 +342,7 @@ def _beside_apache(
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
         apache, _ = _STAGE.apache(scale)
         ours = _Side(_STAGE.broker().target, requests, load)
-        theirs = _Side(apache, requests, load)
+        theirs = _Side(apache, requests, load, is_java=True)
         yield _pair(scale, ours, theirs, reading, again=again)
 
     return prepare
@@ -327,10 +355,13 @@ def _start_beside_apache(scale: Scale) -> Iterator[tuple[Work, Work]]:
         yield ours, lambda: Sample(1, took, took)
 
 
-@contextmanager
-def _memory_beside_apache(scale: Scale) -> Iterator[tuple[Work, Work]]:
-    apache, _ = _STAGE.apache(scale)
-    yield _occupied(_STAGE.broker().pid), _occupied(apache.pid)
+def _memory_beside_apache(count: Callable[[int], int]) -> Prepare:
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        apache, _ = _STAGE.apache(scale)
+        yield _occupied(_STAGE.broker().pid, count), _occupied(apache.pid, count)
+
+    return prepare
 
 
 _CONSTANT = "a server with a constant answer"
@@ -569,15 +600,29 @@ BENCHES = (
         unit="s",
         time_for=1,
         rounds=1,
+        note="one start of each; Apache's until its name server knows it",
     ),
     _line(
         "memory after all of these lines",
-        _memory_beside_apache,
+        _memory_beside_apache(own_bytes),
         _APACHE,
         room="peers",
         unit="MiB",
         unit_factor=1 / _MIB,
         time_for=1,
         rounds=1,
+        note=f"anonymous memory, without mapped files; its heap: {APACHE_HEAP}",
+    ),
+    _line(
+        "resident memory after all of these lines",
+        _memory_beside_apache(resident_bytes),
+        _APACHE,
+        room="peers",
+        unit="MiB",
+        unit_factor=1 / _MIB,
+        time_for=1,
+        rounds=1,
+        note="with the parts of mapped files that are in memory, which the kernel takes back when "
+        "it needs them; Apache's broker maps its whole store",
     ),
 )

@@ -6,14 +6,15 @@ and its clients get in each other's way, so ratios are made of the CPU time that
 process used, all threads together, unless a line is about waiting. Figures are rates by wall time.
 
 The peers are the C++ client from PyPI and Apache's for Java. They do the same as ours at the same
-broker, in turns with it, and consume with as many threads.
+broker, in turns with it, and consume with as many threads. Each works under the load of a line
+until it gets no faster, before the line is measured: Java compiles what it runs often.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -28,14 +29,25 @@ from benchmarks.load.handover import (
     WindowHandover,
 )
 from benchmarks.load.processes import APACHE_VERSION
-from benchmarks.runner import Bench, Clock, NotAtHand, Prepare, Sample, Scale, Work
+from benchmarks.runner import (
+    LEAST_ROUNDS,
+    Bench,
+    Clock,
+    NoMoreRounds,
+    NotAtHand,
+    Prepare,
+    Sample,
+    Scale,
+    Work,
+)
+from benchmarks.warming import warm_up
 
 _STAGE = ClientStage()
 
 #: Messages of the topic that is consumed, by size of the run.
 _FEW, _MANY = 16_000, 96_000
 _RATE = 1000.0
-_BATCH = 32
+_PEER_ROUNDS = 5
 
 _numbers = itertools.count()
 
@@ -254,8 +266,7 @@ _Kept = dict[ClientProcess, deque[Spent]]
 
 def _blocking(count: int, threads: int) -> _Load:
     def load(client: ClientProcess, scale: Scale) -> Spent:
-        factor = 1 if _is_quick(scale) else 4
-        return _send(client, "blocking", count * factor, threads)
+        return _send(client, "blocking", count if scale.is_quick else count * 4, threads)
 
     return load
 
@@ -264,7 +275,7 @@ def _pushed(client: ClientProcess, scale: Scale) -> Spent:
     return _consume(client, "sync", scale)
 
 
-def _beside(peer: _Peer, load: _Load, kept: _Kept) -> Prepare:
+def _beside(peer: _Peer, load: _Load, kept: _Kept, *, is_java: bool) -> Prepare:
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
         other = peer(scale)
@@ -272,39 +283,60 @@ def _beside(peer: _Peer, load: _Load, kept: _Kept) -> Prepare:
 
         def work(client: ClientProcess) -> Work:
             def run() -> Sample:
-                done = load(client, scale)
+                done = _for_a_round(client, load, scale)
                 kept.setdefault(client, deque()).append(done)
                 return _by_wall(done)
 
-            # Java compiles what it runs often: let it.
-            load(client, scale)
-            load(client, scale)
             return run
 
+        def slot() -> float:
+            done = load(other, scale)
+            # Compiling is CPU time; and what others do on this machine is not.
+            return done.messages / done.cpu
+
+        if is_java:
+            warm_up(slot, scale.warming)
+        for client in (_STAGE.ours, other):
+            load(client, scale)
         yield work(_STAGE.ours), work(other)
 
     return prepare
 
 
+def _for_a_round(client: ClientProcess, load: _Load, scale: Scale) -> Spent:
+    """The same again until it has taken as long as a round has to: what that was together."""
+    messages, seconds, cpu = 0, 0.0, 0.0
+    while seconds < scale.java_round:
+        done = load(client, scale)
+        messages += done.messages
+        seconds += done.seconds
+        cpu += done.cpu
+    return Spent(messages=messages, began=0.0, ended=seconds, cpu=cpu)
+
+
 def _beside_again(peer: _Peer, kept: _Kept) -> Prepare:
-    """The same rounds by CPU time."""
+    """The same rounds by CPU time, each once."""
 
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
         ours, other = _STAGE.ours, peer(scale)
         if not kept:
             raise NotAtHand("the line before this one failed, or was not asked for")
-        yield (
-            lambda: _per_cpu(_turned(kept[ours])),
-            lambda: _per_cpu(_turned(kept[other])),
-        )
+        yield again(kept[ours]), again(kept[other])
 
     return prepare
 
 
-def _turned(rounds: deque[Spent]) -> Spent:
-    rounds.rotate(-1)
-    return rounds[-1]
+def again(rounds: Iterable[Spent]) -> Work:
+    """Rounds that were made before, by CPU time, one after the other and none twice."""
+    left = deque(rounds)
+
+    def look() -> Sample:
+        if not left:
+            raise NoMoreRounds
+        return _per_cpu(left.popleft())
+
+    return look
 
 
 _EXECUTOR = "executor.submit for each message"
@@ -312,6 +344,9 @@ _BARE = "pulls on a bare socket, decoded, a function called"
 _THREADSAFE = "run_coroutine_threadsafe on an asyncio producer"
 _FRAMES = "frames encoded beforehand, on a bare socket"
 _CPP = "the C++ client from PyPI (rocketmq 0.4.4)"
+_CPP_NOTE = (
+    "called through Python's ctypes, as its package does it; its threads call back into Python"
+)
 _JAVA = f"Apache RocketMQ {APACHE_VERSION}'s Java client"
 
 
@@ -327,6 +362,7 @@ def _line(
     unit_factor: float = 1.0,
     time_for: float | None = None,
     rounds: int = 7,
+    least_rounds: int = LEAST_ROUNDS,
     note: str = "",
 ) -> Bench:
     return Bench(
@@ -340,6 +376,7 @@ def _line(
         unit_factor=unit_factor,
         time_for=time_for,
         rounds=rounds,
+        least_rounds=least_rounds,
         once_per_round=True,
         stage=_STAGE,
         note=note,
@@ -361,7 +398,9 @@ def _latency_line(
     )
 
 
-def _peer_lines(peer: _Peer, called: str, compared_with: str) -> Iterator[Bench]:
+def _peer_lines(
+    peer: _Peer, called: str, compared_with: str, *, is_java: bool, note: str = ""
+) -> Iterator[Bench]:
     """What a user gets, by wall time; and what that costs the client's machine."""
     loads: tuple[tuple[str, _Load], ...] = (
         ("blocking sends, 1 thread", _blocking(1000, 1)),
@@ -372,11 +411,13 @@ def _peer_lines(peer: _Peer, called: str, compared_with: str) -> Iterator[Bench]
         kept: _Kept = {}
         yield _line(
             f"{called}: {name}",
-            _beside(peer, load, kept),
+            _beside(peer, load, kept, is_java=is_java),
             compared_with,
             clock=Clock.WALL,
             room="peers",
-            rounds=5,
+            rounds=_PEER_ROUNDS,
+            least_rounds=_PEER_ROUNDS,
+            note=note,
         )
         yield _line(
             f"{called}: {name}, for the same CPU time",
@@ -384,10 +425,14 @@ def _peer_lines(peer: _Peer, called: str, compared_with: str) -> Iterator[Bench]
             compared_with,
             room="peers",
             unit="messages per s of CPU",
-            rounds=5,
+            rounds=_PEER_ROUNDS,
+            note=note,
         )
 
 
+# The target of five times was set on "CPU per message to hand over and call a trivial listener, 20
+# threads": on the hand-over by itself. What finding the offset to commit costs was measured apart,
+# without a target, and no executor does it; the second line has it, and what its ratio is.
 BENCHES = (
     _line(
         "pull to listener, 20 threads",
@@ -396,6 +441,7 @@ BENCHES = (
         clock=Clock.CPU,
         target=5.0,
         rounds=15,
+        note="the hand-over and the call alone, which is what the target is about",
     ),
     _line(
         "pull to listener with window and progress, 20 threads",
@@ -403,7 +449,7 @@ BENCHES = (
         _EXECUTOR,
         clock=Clock.CPU,
         rounds=15,
-        note="which keeps no progress",
+        note="all that a consumer does for a message; the executor keeps no progress",
     ),
     _line("no-op handler", _consuming("sync"), _BARE),
     _line("no-op async handler", _consuming("async"), _BARE),
@@ -447,6 +493,6 @@ BENCHES = (
         clock=Clock.WALL,
         rounds=5,
     ),
-    *_peer_lines(_STAGE.cpp, "beside C++", _CPP),
-    *_peer_lines(_STAGE.java, "beside Java", _JAVA),
+    *_peer_lines(_STAGE.cpp, "beside C++", _CPP, is_java=False, note=_CPP_NOTE),
+    *_peer_lines(_STAGE.java, "beside Java", _JAVA, is_java=True),
 )

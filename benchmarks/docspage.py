@@ -17,9 +17,18 @@ from benchmarks.growth.wording import (
     point_text,
     size_text,
 )
+from benchmarks.load.processes import APACHE_JAVA_TEXT
 from benchmarks.machine import Machine
-from benchmarks.report import Report, by_room, figure_text, ratio_text
-from benchmarks.runner import Result, verdict
+from benchmarks.report import (
+    Report,
+    by_room,
+    figure_text,
+    published,
+    ratio_text,
+    target_text,
+    write_data,
+)
+from benchmarks.runner import Result, Scale, verdict
 
 _METHOD = """\
 # Performance
@@ -38,7 +47,8 @@ time unless the line says otherwise, so that neighbours on a shared machine do n
 The floor is the least that anybody would have to do with the same bytes: copy them, write them to
 a file one after the other, wait for the disk, or parse a header with the standard library. It is
 not a rival; it shows how much of the machine is left. Messages all differ in key, tag, time and
-unique id. Targets are lower limits of ratios that the project sets itself.
+unique id, up to 1,024 of them (64 batches of 32), which are then sent again. Targets are lower
+limits of ratios, and in one case of a rate, that the project sets itself.
 
 The broker is measured as a process of its own, under load from another process whose requests were
 encoded before. There a ratio is made of the CPU time that the two servers used for the same
@@ -48,10 +58,23 @@ in turns with ours, and is compared twice: by what clients see, and by what it c
 made within a line. Figures of the same load in two sections differ: beside Apache's broker ours
 shares cores, caches and the disk with a second broker, which goes on writing in our turn.
 
+Java compiles what it runs often, and takes CPU time for it. Apache's broker and client, and Spark
+for either source, therefore work under the load of a line before it is measured: until five slots
+of it in a row were no more than 5 % faster than the best before them, for {least:g} s at least and
+{longest:g} s at most. Rounds beside them take {round:g} s or more on each side. The figures of both
+sides, round by round, are in the data: a peer that was still getting faster would show it.
+
+Apache's broker runs with `{java}`, which is the collector of its own start script with a quarter of
+the heap and without `-XX:+AlwaysPreTouch`. Its files have their default sizes, its flush is
+asynchronous, which is its default, and it waits longer than by default before it refuses a send.
+Ours has asynchronous flush as well, unless a line says otherwise. Memory is anonymous memory, which
+nobody else can have; of resident memory, the parts of mapped files can be taken back.
+
 `make bench` runs everything and takes about half an hour, `make bench QUICK=1` takes fewer rounds,
-smaller sizes and at most twelve minutes; what it has no time for is named below. Both write
-`build/bench.json`, which holds the figures of every round, and the same as a page with plots in
-`build/bench`. `make bench ARGS="--only growth"` measures a part.
+smaller sizes and at most twelve minutes; what it drops is named on its page, and it is not
+published. Both write `build/bench.json`, which holds the figures of every round, and the same as a
+page with plots in `build/bench`. `make bench ARGS="--only growth"` measures a part.
+The data of this page: [bench.json](data/bench.json).
 """
 
 _GROWTH = """\
@@ -70,12 +93,14 @@ _PLAIN, _GOOD, _BAD = "#5b7f9e", "#3f8f5f", "#b5523b"
 
 
 def write_page(report: Report, docs: Path) -> list[Path]:
-    """Write the page and the plots; where they are."""
+    """Write the page, its data and the plots; where they are."""
+    report = published(report)
     images = docs / "images"
     images.mkdir(parents=True, exist_ok=True)
     page = docs / "performance.md"
     written = [page]
-    parts = [_METHOD, _machine_text(report), _missing_text(report)]
+    written.append(write_data(report, docs / "data" / "bench.json"))
+    parts = [_method_text(report), _machine_text(report), _missing_text(report)]
     for room, results in by_room(report.results):
         parts.append(f"## {room.capitalize()}\n")
         if any(result.ratio is not None for result in results):
@@ -100,6 +125,16 @@ def write_page(report: Report, docs: Path) -> list[Path]:
     return written
 
 
+def _method_text(report: Report) -> str:
+    scale = Scale.quick() if report.quick else Scale()
+    return _METHOD.format(
+        least=scale.warming.least,
+        longest=scale.warming.longest,
+        round=scale.java_round,
+        java=APACHE_JAVA_TEXT,
+    )
+
+
 def _machine_text(report: Report) -> str:
     machine: Machine = report.machine
     build = "" if machine.optimised_build else ", built without profile-guided optimisation"
@@ -119,10 +154,16 @@ def _machine_text(report: Report) -> str:
 
 def _missing_text(report: Report) -> str:
     """What the tables below do not hold, and what in them is not as it should be."""
-    targets = sum(result.target is not None for result in report.results)
-    judged = f"{targets} targets" + (f" and {len(report.curves)} curves" if report.curves else "")
-    parts = [f"Of {judged}, {len(report.missed) or 'none'} missed what is wanted"]
-    parts[0] += f": {'; '.join(report.missed)}.\n" if report.missed else ".\n"
+    parts = [f"Targets and curves: {report.score}.\n"]
+    if report.missed:
+        lines = "".join(f"- {title}\n" for title in report.missed)
+        parts.append(f"Missed what is wanted:\n\n{lines}")
+    if report.not_measured:
+        lines = "".join(f"- {title}\n" for title in report.not_measured)
+        parts.append(f"Have a target and were not measured:\n\n{lines}")
+    if report.dropped:
+        lines = "".join(f"- {each}\n" for each in report.dropped)
+        parts.append(f"A quick run has no time for all sizes:\n\n{lines}")
     if report.failures:
         lines = "".join(f"- {failure}\n" for failure in report.failures)
         parts.append(f"Not measured, because the line failed:\n\n{lines}")
@@ -164,8 +205,8 @@ def _table(results: list[Result]) -> str:
     ]
     for result in results:
         target = ""
-        if result.target is not None:
-            target = f"at least {result.target:g}: {verdict(result)}"
+        if result.has_target:
+            target = f"at least {target_text(result)}: {verdict(result) or 'not measured'}"
         wall = " (wall time)" if result.clock == "wall time" else ""
         figure = f"{figure_text(result)} {result.unit}{wall}".strip()
         cells = (

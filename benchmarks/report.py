@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,17 +26,59 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     only: str = ""  #: what was asked for, when that was not everything
     failures: list[str] = []  #: lines that raised, and what
     left_out: list[str] = []  #: lines for which there was no time
+    dropped: list[str] = []  #: what a quick run does without
+    not_measured: list[str] = []  #: lines with a target, and curves, of which nothing is known
+
+    @property
+    def met(self) -> int:
+        """Targets that were met, and curves that are as they should be."""
+        return sum(each.ok is True for each in self.results) + sum(each.ok for each in self.curves)
 
     @property
     def missed(self) -> list[str]:
-        """Targets that were not met, and curves that rise without a reason."""
+        """Targets that were not met, and curves that rise without a reason or gain too little."""
         lines = [f"{each.room}: {each.name}" for each in self.results if each.ok is False]
-        return lines + [f"{each.axis}: {each.name}" for each in self.curves if not each.ok]
+        return lines + [f"growth: {each.axis}: {each.name}" for each in self.curves if not each.ok]
+
+    @property
+    def score(self) -> str:
+        return f"{self.met} met, {len(self.missed)} missed, {len(self.not_measured)} not measured"
 
 
 def write_json(report: Report, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+#: Digits that are kept of what is published: rounds differ by more.
+_DIGITS = 5
+#: Of failures: where somebody keeps his files is nobody's business.
+_PATH = re.compile(r"(?<![\w/.])(?:/[\w.+@~-]+){2,}/?")
+
+
+def published(report: Report) -> Report:
+    """What a page and its data are made of: rounded, so that both say the same; without paths."""
+    return msgspec.convert(_published(msgspec.to_builtins(report)), Report)
+
+
+def write_data(report: Report, path: Path) -> Path:
+    """The figures of every round for readers of the page, as short as they can be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(report) + b"\n")
+    return path
+
+
+def _published(value: object) -> object:
+    match value:
+        case dict():
+            return {name: _published(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_published(each) for each in value]
+        case float():
+            return float(f"{value:.{_DIGITS}g}")
+        case str():
+            return _PATH.sub("(a path)", value)
+    return value
 
 
 def read_json(path: Path) -> Report:
@@ -69,7 +112,7 @@ def print_table(report: Report, console: Console) -> None:
                 result.unit,
                 ratio_text(result),
                 f"{result.compared_with} ({result.note})" if result.note else result.compared_with,
-                "" if result.target is None else f"{result.target:g}",
+                target_text(result),
                 verdict(result),
                 style=colour,
             )
@@ -133,5 +176,15 @@ def figure_text(result: Result) -> str:
 def ratio_text(result: Result) -> str:
     if result.ratio is None or result.spread is None:
         return ""
+    if result.rounds == 1:
+        return f"{result.ratio:.2f}"  # of which nobody knows how much it varies
     low, high = result.spread
     return f"{result.ratio:.2f} ({low:.2f} to {high:.2f})"
+
+
+def target_text(result: Result) -> str:
+    """What must be reached: of the ratio, of the figure, or of both."""
+    parts = [] if result.target is None else [f"{result.target:g}"]
+    if result.least_figure is not None:
+        parts.append(f"{result.least_figure:,.0f} {result.unit}")
+    return " and ".join(parts)

@@ -20,6 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from benchmarks.warming import Warming
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -36,6 +38,10 @@ Work = Callable[[], int | Sample]
 
 class NotAtHand(Exception):
     """Raised when a bench is prepared: what is compared with cannot be had here."""
+
+
+class NoMoreRounds(Exception):
+    """Raised by work that looks again at rounds that were made before: it has seen them all."""
 
 
 LEAST_ROUNDS = 3
@@ -55,6 +61,9 @@ class Clock(Enum):
         return time.process_time() if self is Clock.CPU else time.perf_counter()
 
 
+_FULL_WARMING = Warming(slot=1.0, least=10.0, longest=20.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How much is measured."""
@@ -69,6 +78,10 @@ class Scale:
     longest: float = math.inf
     may_fetch: bool = True  #: whether peers may be fetched from the network
     is_quick: bool = False  #: curves have fewer points, and the largest sizes are smaller
+    #: Of peers in Java, on every path that is measured.
+    warming: Warming = _FULL_WARMING
+    #: Seconds of a round beside one, on each side: collecting garbage must not fill a whole round.
+    java_round: float = 1.0
 
     @classmethod
     def quick(cls) -> Scale:
@@ -80,6 +93,8 @@ class Scale:
             longest=630.0,
             may_fetch=False,
             is_quick=True,
+            warming=Warming(slot=0.4, least=2.0, longest=4.0),
+            java_round=0.4,
         )
 
 
@@ -101,6 +116,7 @@ class Bench:
     time_for: float | None = None
     unit_factor: float = 1.0  #: by which the figure is multiplied to be in its unit
     target: float | None = None  #: the ratio must not be below
+    least_figure: float | None = None  #: nor the figure below this, in its unit
     #: Done before each timed part and not counted: lets what the other side left behind settle.
     between: Callable[[], object] | None = None
     note: str = ""  #: what a reader must know to read the line rightly
@@ -125,10 +141,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clock: str = ""
     rounds: int = 0
     target: float | None = None
+    least_figure: float | None = None
     ok: bool | None = None
     note: str = ""
     figures: tuple[float, ...] = ()  #: of every round
-    ratios: tuple[float, ...] = ()  #: likewise
+    floor_figures: tuple[float, ...] = ()  #: of what it is compared with: still rising, it was cold
+    ratios: tuple[float, ...] = ()  #: likewise of every round
+
+    @property
+    def has_target(self) -> bool:
+        return self.target is not None or self.least_figure is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +161,8 @@ class Absent:
     room: str
     compared_with: str
     reason: str
+    target: float | None = None
+    least_figure: float | None = None
 
     def result(self) -> Result:
         return Result(
@@ -149,14 +173,21 @@ class Absent:
             compared_with=self.compared_with,
             ratio=None,
             spread=None,
+            target=self.target,
+            least_figure=self.least_figure,
             note=f"not at hand: {self.reason}",
         )
 
 
 def absence(bench: Bench, reason: str) -> Result:
-    """The line of a bench whose peer is not here."""
+    """The line of a bench whose peer is not here. Its target stays: it was not reached."""
     return Absent(
-        name=bench.name, room=bench.room, compared_with=bench.compared_with, reason=reason
+        name=bench.name,
+        room=bench.room,
+        compared_with=bench.compared_with,
+        reason=reason,
+        target=bench.target,
+        least_figure=bench.least_figure,
     ).result()
 
 
@@ -168,24 +199,30 @@ def measure(bench: Bench, scale: Scale) -> Result:
             candidate_calls = _calls_for(candidate, bench.clock, scale.round_seconds)
             floor_calls = _calls_for(floor, bench.clock, scale.round_seconds)
         rates: list[float] = []
+        floor_rates: list[float] = []
         ratios: list[float] = []
         began = time.perf_counter()
         for candidate_first in _order(bench.rounds or scale.rounds):
             if len(rates) >= bench.least_rounds and time.perf_counter() - began > scale.patience:
                 break
-            if candidate_first:
-                done = _timed(candidate, candidate_calls, bench)
-                floor_done = _timed(floor, floor_calls, bench)
-            else:
-                floor_done = _timed(floor, floor_calls, bench)
-                done = _timed(candidate, candidate_calls, bench)
+            try:
+                if candidate_first:
+                    done = _timed(candidate, candidate_calls, bench)
+                    floor_done = _timed(floor, floor_calls, bench)
+                else:
+                    floor_done = _timed(floor, floor_calls, bench)
+                    done = _timed(candidate, candidate_calls, bench)
+            except NoMoreRounds:
+                break
             rates.append(done.units / done.seconds)
+            floor_rates.append(floor_done.units / floor_done.seconds)
             ratios.append(done.units / done.cost / (floor_done.units / floor_done.cost))
     ratio = statistics.median(ratios)
+    figure = _figure(bench, statistics.median(rates))
     return Result(
         name=bench.name,
         room=bench.room,
-        figure=_figure(bench, statistics.median(rates)),
+        figure=figure,
         unit=bench.unit,
         compared_with=bench.compared_with,
         ratio=ratio,
@@ -193,11 +230,20 @@ def measure(bench: Bench, scale: Scale) -> Result:
         clock=bench.clock.value,
         rounds=len(ratios),
         target=bench.target,
-        ok=None if bench.target is None else ratio >= bench.target,
+        least_figure=bench.least_figure,
+        ok=_is_reached(bench, ratio, figure),
         note=bench.note,
         figures=tuple(_figure(bench, rate) for rate in rates),
+        floor_figures=tuple(_figure(bench, rate) for rate in floor_rates),
         ratios=tuple(ratios),
     )
+
+
+def _is_reached(bench: Bench, ratio: float, figure: float) -> bool | None:
+    if bench.target is None and bench.least_figure is None:
+        return None
+    is_fast = bench.target is None or ratio >= bench.target
+    return is_fast and (bench.least_figure is None or figure >= bench.least_figure)
 
 
 def _figure(bench: Bench, rate: float) -> float:

@@ -11,7 +11,8 @@ busier bends no curve. Ratios are made inside of a round and their median is rep
 A rise of up to a quarter counts as flat: rounds on a shared machine differ by as much. More than
 that needs an `Allowance`: the reason in words, and what the reason explains. That is a rise up to a
 limit, or one in proportion to the size (bytes have to be copied), in which case the cost of a byte
-is judged instead. A curve that rises further, or without a reason, is not ok.
+is judged instead. A curve that rises further, or without a reason, is not ok. Nor is a rate that is
+there to be multiplied (`least_gain`) and is not: to stay flat is no gain.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PATIENCE = 1.3
 #: Measures the cost of a message at one size.
 Probe: TypeAlias = Callable[[int], float]
 
-Verdict: TypeAlias = Literal["flat", "falls", "rises for a reason", "rises"]
+Verdict: TypeAlias = Literal["flat", "falls", "rises for a reason", "rises", "gains too little"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Curve:
     unit: str = "µs of CPU"  #: of the cost of one message
     #: Shown as messages a second, and judged by the time that one takes.
     is_rate: bool = False
+    least_gain: float | None = None  #: of a rate: the last must be so many times the first
     floor: str = ""
     allowance: Allowance | None = None
     note: str = ""  #: what a reader must know about the load
@@ -89,6 +91,11 @@ class Curve:
         if self.quick_sizes or len(sizes) <= 3:
             return self.quick_sizes or sizes
         return sizes[0], sizes[len(sizes) // 2], sizes[-1]
+
+    def dropped_for(self, scale: Scale) -> tuple[int, ...]:
+        """Sizes that are left to a full run."""
+        kept = self.sizes_for(scale)
+        return tuple(size for size in self.sizes if size not in kept)
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +135,7 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verdict: Verdict
     ok: bool
     is_rate: bool = False
+    least_gain: float | None = None
     floor: str = ""
     floor_points: tuple[Point, ...] = ()
     floor_growth: Growth | None = None
@@ -168,7 +176,7 @@ def grown(curve: Curve, points: tuple[Point, ...], floor_points: tuple[Point, ..
     """The judgement on what was measured."""
     growth = growth_of(points, is_rate=curve.is_rate)
     allowance = curve.allowance
-    verdict = judge(growth, allowance)
+    verdict = judge(growth, allowance, curve.least_gain)
     return Grown(
         name=curve.name,
         axis=curve.axis,
@@ -176,8 +184,9 @@ def grown(curve: Curve, points: tuple[Point, ...], floor_points: tuple[Point, ..
         points=points,
         growth=growth,
         verdict=verdict,
-        ok=verdict != "rises",
+        ok=verdict not in ("rises", "gains too little"),
         is_rate=curve.is_rate,
+        least_gain=curve.least_gain,
         floor=curve.floor if floor_points else "",
         floor_points=floor_points,
         floor_growth=growth_of(floor_points, is_rate=curve.is_rate) if floor_points else None,
@@ -207,7 +216,9 @@ def growth_of(points: Sequence[Point], *, is_rate: bool = False) -> Growth:
     )
 
 
-def judge(growth: Growth, allowance: Allowance | None) -> Verdict:
+def judge(growth: Growth, allowance: Allowance | None, least_gain: float | None = None) -> Verdict:
+    if least_gain is not None and 1 / growth.last_to_first < least_gain:
+        return "gains too little"
     if growth.rise <= FLAT:
         return "falls" if growth.last_to_first < 1 / FLAT else "flat"
     if allowance is not None and allowance.covers(growth):

@@ -57,6 +57,8 @@ def judgement_text(curve: Grown) -> str:
     growth = curve.growth
     if curve.is_rate:
         told = f"the rate at the last is {gain_text(growth)} times that at the first"
+        if curve.least_gain is not None:
+            told += f"; wanted: at least {curve.least_gain:g} times"
     elif curve.verdict == "flat":
         told = f"flat: no point is more than {growth.rise:.2f} times as dear as one before it"
     elif curve.verdict == "falls":

@@ -87,7 +87,8 @@ class KafkaBroker:
                 "".join(f"{name}={value}\n" for name, value in self._settings(home).items())
             )
             log = stack.enter_context((home / "broker.log").open("w+b"))
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[:22]
+            # With a letter in front: one that begins with a dash would be taken for an option.
+            cluster = "O" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
             subprocess.run(
                 self._command("kafka.tools.StorageTool", "format", "-t", cluster, "-c", settings),
                 stdout=log,

@@ -22,7 +22,16 @@ def cpu_seconds(pid: int) -> float:
 
 def own_bytes(pid: int) -> int:
     """Memory that the process occupies for itself. Files that it has mapped are the kernel's."""
+    return _status(pid, "RssAnon")
+
+
+def resident_bytes(pid: int) -> int:
+    """All that is in memory of what the process can see, files that it has mapped included."""
+    return _status(pid, "VmRSS")
+
+
+def _status(pid: int, name: str) -> int:
     for line in (_PROC / str(pid) / "status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise OSError("the kernel does not tell how much memory is anonymous")
+    raise OSError(f"the kernel does not tell a process's {name}")

@@ -32,10 +32,6 @@ T = TypeVar("T")
 _GENEROUS = ("broker.store.read.memory_count=1024", "broker.store.read.memory_bytes=4194304")
 _SYNC = ("broker.store.flush.policy=sync",)
 
-#: What Java is warmed up with, and for how long.
-_WARMING = Sends(topic="bench-warming", body_size=1024)
-_WARM_UP = 2.0
-
 #: CPU of a server that rests, as a share of a core, and how long that is waited for.
 _RESTS = 0.15
 _SETTLING = 1.0
@@ -83,14 +79,15 @@ class Stage:
         return self._once((kind, answer_size), lambda: Floor(kind, answer_size)).target
 
     def apache(self, scale: Scale) -> tuple[Target, float]:
-        """Apache's broker, and how long it took to start. Raises `NotAtHand`."""
+        """Apache's broker, and how long it took to start. Raises `NotAtHand`.
+
+        It is cold: lines warm it up with their own load.
+        """
         if "apache" not in self._made:
             try:
-                self._made["apache"] = started = self._stack.enter_context(
+                self._made["apache"] = self._stack.enter_context(
                     apache_broker(may_fetch=scale.may_fetch)
                 )
-                # Java compiles what it runs often: let it.
-                self.drive(started[0], _WARMING, (8, 16), seconds=_WARM_UP)
             except NotAtHand as reason:
                 self._made["apache"] = reason
         made = self._made["apache"]
@@ -119,18 +116,19 @@ class Stage:
         again: bool = False,
     ) -> Driven:
         """Connections and requests in flight on each, for some time or some requests."""
-        connections, in_flight = load
-        wish = Drive(
-            target=target,
-            requests=requests,
-            connections=connections,
-            in_flight=in_flight,
-            seconds=seconds,
-            count=count,
-        )
+        wish = _drive(target, requests, load, seconds, count)
         outcome = self._fulfilled(wish, again=again)
         assert isinstance(outcome, Driven)
         return outcome
+
+    def has_kept(
+        self, target: Target, requests: Requests, load: tuple[int, int], seconds: float
+    ) -> bool:
+        """Whether there is something to look at again."""
+        return bool(self._kept[_drive(target, requests, load, seconds)])
+
+    def has_kept_pace(self, wish: Pace) -> bool:
+        return bool(self._kept[wish])
 
     def pace(self, wish: Pace, *, again: bool = False) -> Paced:
         outcome = self._fulfilled(wish, again=again)
@@ -170,6 +168,20 @@ class Stage:
             if now - before < _RESTS * _LOOK:
                 return
             before = now
+
+
+def _drive(
+    target: Target, requests: Requests, load: tuple[int, int], seconds: float, count: int = 0
+) -> Drive:
+    connections, in_flight = load
+    return Drive(
+        target=target,
+        requests=requests,
+        connections=connections,
+        in_flight=in_flight,
+        seconds=seconds,
+        count=count,
+    )
 
 
 def check(done: Driven) -> Driven:

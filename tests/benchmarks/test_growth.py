@@ -22,6 +22,7 @@ from benchmarks.growth.curve import (
     judge,
     measure_curve,
 )
+from benchmarks.growth.wording import judgement_text
 from benchmarks.machine import this_machine
 from benchmarks.report import Report, read_json
 from benchmarks.runner import LEAST_ROUNDS, Scale
@@ -107,6 +108,49 @@ def test_rates_are_judged_by_the_time_of_one() -> None:
     assert judge(halved, None) == "rises"
 
 
+@pytest.mark.parametrize(
+    ("rates", "verdict"), [((100, 171), "falls"), ((100, 149), "gains too little")]
+)
+def test_a_rate_that_is_to_be_multiplied_has_to_gain(
+    rates: tuple[float, float], verdict: Verdict
+) -> None:
+    wanted = replace(curve(is_rate=True, sizes=(1, 2)), least_gain=1.5)
+
+    result = grown(wanted, points(*rates, sizes=(1, 2)))
+
+    assert result.verdict == verdict
+    assert result.ok is (verdict == "falls")
+    assert judgement_text(result).endswith("; wanted: at least 1.5 times")
+
+
+def test_more_brokers_have_to_bring_more() -> None:
+    (rate,) = [each for each in CURVES if each.is_rate]
+
+    assert rate.axis == "broker processes"
+    assert rate.least_gain == 1.5
+
+
+def test_a_quick_run_names_the_sizes_that_it_drops(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    chosen = curve(lambda _: 5.0)
+
+    main(["--quick", "--json", str(out)], benches=[], curves=[chosen])
+
+    report = read_json(out)
+    assert report.dropped == ["growth: horses: feeding: without 4"]
+    assert report.score == "1 met, 0 missed, 0 not measured"
+    write_page(report, tmp_path)
+    assert "- growth: horses: feeding: without 4\n" in (tmp_path / "performance.md").read_text()
+
+
+def test_a_curve_that_rises_without_a_reason_is_a_miss_of_a_full_run(tmp_path: Path) -> None:
+    arguments = ["--json", str(tmp_path / "bench.json")]
+    bent, flat = curve(float), curve(lambda _: 5.0)
+
+    assert main(arguments, benches=[], curves=[bent], scale=Scale(rounds=3)) == 1
+    assert main(arguments, benches=[], curves=[flat], scale=Scale(rounds=3)) == 0
+
+
 def test_a_machine_that_gets_busier_bends_no_curve() -> None:
     visits: list[int] = []
 
@@ -157,6 +201,7 @@ def test_the_page_shows_each_curve_with_its_plot_its_growth_and_its_reason(tmp_p
     assert "| 16 | 40.4 (40.2 to 80.2) |" in page
     assert [path.name for path in written] == [
         "performance.md",
+        "bench.json",
         "performance-growth-horses.svg",
         "performance-growth-carts.svg",
         "performance-growth-wheels.svg",

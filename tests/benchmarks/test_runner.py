@@ -13,8 +13,20 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.catalogue import BENCHES
 from benchmarks.docspage import write_page
-from benchmarks.report import read_json
-from benchmarks.runner import LEAST_ROUNDS, Absent, Bench, Clock, Scale, measure
+from benchmarks.machine import this_machine
+from benchmarks.report import Report, published, ratio_text, read_json, write_data
+from benchmarks.runner import (
+    LEAST_ROUNDS,
+    Absent,
+    Bench,
+    Clock,
+    NoMoreRounds,
+    NotAtHand,
+    Result,
+    Sample,
+    Scale,
+    measure,
+)
 from tests.support.tries import TRIES
 
 if TYPE_CHECKING:
@@ -202,11 +214,162 @@ def test_what_missed_its_target_is_counted(
 
     status = main(["--json", str(out)], benches=benches, curves=[], scale=SMALL)
 
-    assert status == 0
-    assert "1 targets missed or curves that rise: arithmetic: slow" in capsys.readouterr().err
+    assert status == 1
+    told = capsys.readouterr().err
+    assert "1 met, 1 missed, 0 not measured" in told
+    assert "missed: arithmetic: slow" in told
     write_page(read_json(out), tmp_path / "docs")
     page = (tmp_path / "docs" / "performance.md").read_text()
-    assert "Of 2 targets, 1 missed what is wanted: arithmetic: slow." in page
+    assert "Targets and curves: 1 met, 1 missed, 0 not measured." in page
+    assert "Missed what is wanted:\n\n- arithmetic: slow\n" in page
+
+
+def test_a_quick_run_that_misses_a_target_says_so_and_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = bench(counting_to(10, 10), target=1e9, name="slow")
+
+    status = main(
+        ["--quick", "--json", str(tmp_path / "bench.json")],
+        benches=[slow],
+        curves=[],
+        scale=SMALL,
+    )
+
+    assert status == 0
+    assert "0 met, 1 missed, 0 not measured" in capsys.readouterr().err
+
+
+def test_targets_of_lines_that_could_not_be_measured_stay_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(error: Exception) -> Prepare:
+        @contextmanager
+        def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
+            if SMALL.rounds:
+                raise error
+            yield int, int
+
+        return prepare
+
+    out = tmp_path / "bench.json"
+    benches = [
+        bench(failing(ValueError("out of luck")), target=1, name="failed"),
+        bench(failing(NotAtHand("no horse")), target=1, name="absent"),
+        bench(failing(NotAtHand("no horse")), name="without a target"),
+    ]
+
+    status = main(["--json", str(out)], benches=benches, curves=[], scale=SMALL)
+
+    assert status == 1
+    assert "0 met, 0 missed, 2 not measured" in capsys.readouterr().err
+    report = read_json(out)
+    assert report.not_measured == ["arithmetic: failed", "arithmetic: absent"]
+    write_page(report, tmp_path / "docs")
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    assert "were not measured:\n\n- arithmetic: failed\n- arithmetic: absent\n" in page
+    assert "at least 1: not measured" in page
+
+
+@pytest.mark.parametrize(
+    ("least", "target", "ok"), [(1e-9, None, True), (1e12, None, False), (1e-9, 1e9, False)]
+)
+def test_a_figure_can_have_a_floor_of_its_own(least: float, target: float | None, ok: bool) -> None:
+    wanted = replace(bench(counting_to(10, 10), target=target), least_figure=least)
+
+    assert measure(wanted, SMALL).ok is ok
+
+
+def test_both_sides_are_kept_round_by_round() -> None:
+    paces = iter((1.0, 2.0, 3.0))
+
+    @contextmanager
+    def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
+        def floor() -> Sample:
+            seconds = next(paces)
+            return Sample(6, seconds, seconds)
+
+        yield lambda: Sample(6, 1.0, 1.0), floor
+
+    result = measure(replace(bench(prepare), rounds=3, once_per_round=True), SMALL)
+
+    assert result.figures == (6.0, 6.0, 6.0)
+    assert result.floor_figures == (6.0, 3.0, 2.0)
+    assert result.ratios == (1.0, 2.0, 3.0)
+
+
+def test_a_line_has_no_more_rounds_than_were_made() -> None:
+    made = iter((1.0, 2.0))
+
+    @contextmanager
+    def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
+        def look() -> Sample:
+            for seconds in made:
+                return Sample(1, seconds, seconds)
+            raise NoMoreRounds
+
+        yield look, lambda: Sample(1, 1.0, 1.0)
+
+    result = measure(replace(bench(prepare), once_per_round=True), SMALL)
+
+    assert result.ratios == (1.0, 0.5)
+    assert result.rounds == 2
+
+
+def test_one_round_has_no_spread() -> None:
+    once = measure(replace(bench(counting_to(10, 10)), rounds=1), SMALL)
+    often = measure(bench(counting_to(10, 10)), SMALL)
+
+    assert "to" not in ratio_text(once)
+    assert " to " in ratio_text(often)
+
+
+def test_a_quick_run_does_not_become_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    main(
+        ["--quick", "--json", str(out)],
+        benches=[bench(counting_to(10, 10))],
+        curves=[],
+        scale=SMALL,
+    )
+
+    assert main(["--docs", "--json", str(out)]) == 2
+    assert "of a quick run, which is too short to publish; run: make bench" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_data_of_the_page_is_short_and_holds_no_path(tmp_path: Path) -> None:
+    ratios = tuple(1 / 3 + number for number in range(15))
+    result = Result(
+        name="counting",
+        room="arithmetic",
+        figure=1234567.891,
+        unit="messages/s",
+        compared_with="json.loads of 1/2 of it",
+        ratio=ratios[0],
+        spread=(0.1, 0.2),
+        ratios=ratios,
+    )
+    report = Report(
+        machine=this_machine(),
+        quick=False,
+        results=[result] * 100,
+        failures=[f"arithmetic: broken: OSError: no such file: '{tmp_path}/store'"],
+    )
+
+    text = write_data(published(report), tmp_path / "data" / "bench.json").read_text()
+
+    assert str(tmp_path) not in text
+    assert "no such file: '(a path)'" in text
+    assert "json.loads of 1/2 of it" in text
+    assert len(text) < 350 * len(report.results)
+    again = read_json(tmp_path / "data" / "bench.json").results[0]
+    assert again.unit == "messages/s"
+    assert again.figure == 1234600
+    assert again.ratios == pytest.approx(ratios, rel=1e-3)
 
 
 def test_what_there_is_no_time_for_is_named(
@@ -250,7 +413,13 @@ def test_the_page_holds_every_line_and_a_plot_of_each_room(tmp_path: Path) -> No
     assert "| counting |" in page
     assert "at least 1e+09: not ok" in page
     assert "not at hand: no horse" in page
-    assert [path.name for path in written] == ["performance.md", "performance-arithmetic.svg"]
+    assert [path.name for path in written] == [
+        "performance.md",
+        "bench.json",
+        "performance-arithmetic.svg",
+    ]
+    assert "[bench.json](data/bench.json)" in page
+    assert (tmp_path / "docs" / "data" / "bench.json").exists()
     assert all(path.stat().st_size > 0 for path in written)
 
 
