@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pyspark
 import pytest
 
 from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.spark import connections
 from orbitmq.spark.connections import links_to
 from orbitmq.spark.errors import NoSpark
 from orbitmq.spark.java import find_java
@@ -98,6 +100,8 @@ def test_a_session_without_pyspark_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_connections_belong_to_a_process_and_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Those that other tests of this process have left are not given up here.
+    monkeypatch.setattr(connections, "_links", OrderedDict())
     one = RangeAccess(name_servers=("localhost:1",))
     same, other = RangeAccess(name_servers=("localhost:1",)), RangeAccess(name_servers=("b:1",))
 
