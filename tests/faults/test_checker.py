@@ -77,7 +77,10 @@ class Story:
 
 def judge(story: Story, events: Sequence[Event] | None = None) -> Analysis:
     return analyse(
-        story.events if events is None else events, ordered=(GROUP,), contiguous=(GROUP,)
+        story.events if events is None else events,
+        groups=(GROUP,),
+        ordered=(GROUP,),
+        contiguous=(GROUP,),
     )
 
 
@@ -147,6 +150,17 @@ def _overlap() -> Story:
     return story.assign("c2", QUEUE).handle(1, 1, "c2", "b").read(0, 0, key="a")
 
 
+def _overlap_in_one_member() -> Story:
+    story = Story().send(0, 0, "a").send(1, 1, "b").assign("c1", QUEUE).enter(0, 0, key="a")
+    return story.handle(1, 1, key="b").read(0, 0, key="a")
+
+
+def _passed_over() -> Story:
+    story = Story().send(0, 0).lose_sight(1).send(2, 2).assign("c1", QUEUE)
+    story.events.append(Read(50.0, "others", "x", QUEUE, 1, str(Value("p", 1, "k"))))
+    return story.handle(0, 0).handle(2, 2)
+
+
 PLANTED: dict[str, tuple[Callable[[], Story], str]] = {
     "a message below one that was read": (_lost, "lost"),
     "a message at the end": (_unseen, "unseen"),
@@ -166,6 +180,8 @@ PLANTED: dict[str, tuple[Callable[[], Story], str]] = {
     "an offset left out": (_skipped, "skipped"),
     "an offset repeated": (_stepped_back, "stepped back"),
     "two owners at once": (_overlap, "overlaps"),
+    "two messages of a queue at once in its owner": (_overlap_in_one_member, "overlaps"),
+    "a send without outcome that another group has": (_passed_over, "lost"),
 }
 
 
@@ -210,7 +226,7 @@ def test_messages_that_were_on_their_way_together_may_stand_in_any_order() -> No
         Acked(next(later), str(Value("p", 0, "k")), QUEUE, 1),
     ]
 
-    assert not analyse([*story.events, *acks]).sent_out_of_order
+    assert not analyse([*story.events, *acks], groups=()).sent_out_of_order
 
 
 def test_what_is_stored_twice_or_delivered_again_is_counted_and_not_condemned() -> None:
@@ -269,8 +285,21 @@ def test_each_group_must_have_read_everything() -> None:
     assert len(found.unseen) == 2
 
 
+def test_a_group_that_read_nothing_has_seen_nothing() -> None:
+    found = analyse(good_story().events, groups=(GROUP, "idle"))
+
+    assert len(found.unseen) == 3
+
+
+def test_a_send_without_outcome_at_the_end_of_a_queue_may_be_on_its_way() -> None:
+    story = good_story().lose_sight(3)
+    story.events.append(Read(100.0, "others", "x", QUEUE, 3, str(Value("p", 3, "k"))))
+
+    assert judge(story).is_clean
+
+
 def test_an_absence_that_nobody_looked_for_is_not_told() -> None:
-    plain, ordered = analyse(good_story().events), judge(good_story())
+    plain, ordered = analyse(good_story().events, groups=(GROUP,)), judge(good_story())
 
     assert "overlaps" not in plain.anomalies
     assert "skipped" not in plain.anomalies
@@ -282,4 +311,4 @@ def test_an_absence_that_nobody_looked_for_is_not_told() -> None:
 def test_messages_without_a_common_key_say_nothing_about_order() -> None:
     story = Story().send(0, 0, "a").send(1, 1, "b").handle(0, 0, key="a").handle(1, 1, key="b")
 
-    assert "sent out of order" not in analyse(story.events).anomalies
+    assert "sent out of order" not in analyse(story.events, groups=(GROUP,)).anomalies

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -123,26 +125,75 @@ def test_what_is_written_between_two_readings_is_read_once(tmp_path: Path) -> No
     assert after == [Invoked(1.0, "p/0/k"), Invoked(2.0, "p/1/k"), Invoked(3.0, "q/0/k")]
 
 
+def at_work(*producers: str, readers: Sequence[str] = ("c",)) -> list[Event]:
+    """Everybody has done something before anything goes wrong."""
+    events: list[Event] = []
+    for producer in producers:
+        value = str(Value(producer, 0, "k"))
+        events += [Invoked(0.1, value), Acked(0.2, value, "q", 0)]
+    return [*events, *(Read(0.3, "g", reader, "q", 0, "p/0/k") for reader in readers)]
+
+
 def test_recovery_counts_what_began_after_the_fault() -> None:
     events: list[Event] = [
-        Invoked(1.0, "p/0/k"),
+        *at_work("p"),
+        Invoked(1.0, "p/1/k"),
         Fault(2.0, "kill broker", "b", False),
         Fault(5.0, "kill broker", "b", True),
-        Acked(5.1, "p/0/k", "q", 0),  # was on its way all the time
-        Invoked(5.5, "p/1/k"),
-        Acked(6.0, "p/1/k", "q", 1),
-        Read(7.0, "g", "c", "q", 1, "p/1/k"),
+        Acked(5.1, "p/1/k", "q", 1),  # was on its way all the time
+        Invoked(5.5, "p/2/k"),
+        Acked(6.0, "p/2/k", "q", 2),
+        Read(7.0, "g", "c", "q", 2, "p/2/k"),
     ]
 
-    (found,) = recoveries(events)
+    (found,) = recoveries(events, ("g",))
 
     assert found.stored == pytest.approx(1.0)
     assert found.read == pytest.approx(2.0)
 
 
+def test_recovery_is_that_of_the_last_who_went_on() -> None:
+    events: list[Event] = [
+        *at_work("p", "r", readers=("c", "d")),
+        Fault(2.0, "kill broker", "b", False),
+        Fault(5.0, "kill broker", "b", True),
+        Invoked(5.5, "p/1/k"),
+        Acked(6.0, "p/1/k", "q", 1),
+        Read(6.5, "g", "c", "q", 1, "p/1/k"),
+        Invoked(6.5, "r/1/k"),
+        Acked(8.0, "r/1/k", "q", 2),
+        Read(9.0, "g", "d", "q", 2, "r/1/k"),
+        Read(9.5, "others", "x", "q", 2, "r/1/k"),
+    ]
+
+    (found,) = recoveries(events, ("g",))
+
+    assert [found.stored, found.read] == pytest.approx([3.0, 4.0])
+
+
+@pytest.mark.parametrize(("killed", "read"), [((), inf), (("d",), 1.5)])
+def test_who_never_goes_on_is_told_unless_he_was_killed(killed: Sequence[str], read: float) -> None:
+    events: list[Event] = [
+        *at_work("p", "r", readers=("c", "d")),
+        Fault(2.0, "kill broker", "b", False),
+        Fault(5.0, "kill broker", "b", True),
+        *(Fault(5.2, "kill", name, False) for name in killed),
+        Invoked(5.5, "p/1/k"),
+        Acked(6.0, "p/1/k", "q", 1),
+        Read(6.5, "g", "c", "q", 1, "p/1/k"),
+        # Came when all was well again.
+        Read(6.6, "g", "late", "q", 1, "p/1/k"),
+    ]
+
+    (found,) = recoveries(events, ("g",))
+
+    assert found.stored == inf
+    assert found.read == pytest.approx(read)
+
+
 def test_recovery_is_not_blamed_for_the_next_fault() -> None:
     events: list[Event] = [
-        Invoked(1.0, "p/0/k"),
+        *at_work("p"),
         Fault(2.0, "kill broker", "b", False),
         Fault(5.0, "kill broker", "b", True),
         Fault(5.5, "pause", "b", False),
@@ -152,7 +203,7 @@ def test_recovery_is_not_blamed_for_the_next_fault() -> None:
         Read(17.0, "g", "c", "q", 1, "p/1/k"),
     ]
 
-    kill, pause = recoveries(events)
+    kill, pause = recoveries(events, ("g",))
 
     assert [kill.stored, kill.read] == pytest.approx([1.0, 2.0])
     assert [pause.stored, pause.read] == pytest.approx([0.5, 1.5])
@@ -165,19 +216,21 @@ def test_who_goes_on_only_when_faults_end_needed_all_the_pauses_between_them() -
         for begins in (6, 0)  # killed for four seconds, and well for six
     ]
     events: list[Event] = [
+        *at_work("p"),
         *sorted(kills, key=lambda each: each.at),
-        Invoked(37.0, "p/0/k"),
-        Acked(43.0, "p/0/k", "q", 0),
-        Read(44.0, "g", "c", "q", 0, "p/0/k"),
+        Invoked(37.0, "p/1/k"),
+        Acked(43.0, "p/1/k", "q", 1),
+        Read(44.0, "g", "c", "q", 1, "p/1/k"),
     ]
 
-    first, *_ = recoveries(events)
+    first, *_ = recoveries(events, ("g",))
 
     assert first.stored == pytest.approx(6 + 6 + 6 + 7)
 
 
 def test_faults_that_overlap_disturb_once() -> None:
     events: list[Event] = [
+        *at_work("p"),
         Fault(1.0, "kill broker", "b", False),
         Fault(2.0, "kill broker", "b", True),
         Fault(3.0, "kill broker", "b", False),
@@ -185,12 +238,12 @@ def test_faults_that_overlap_disturb_once() -> None:
         Fault(6.0, "kill broker", "b", True),
         Fault(8.0, "pause", "p", True),
         Fault(8.5, "kill", "member", False),  # and never mended
-        Invoked(9.0, "p/0/k"),
-        Acked(10.0, "p/0/k", "q", 0),
-        Read(11.0, "g", "c", "q", 0, "p/0/k"),
+        Invoked(9.0, "p/1/k"),
+        Acked(10.0, "p/1/k", "q", 1),
+        Read(11.0, "g", "c", "q", 1, "p/1/k"),
     ]
 
-    first, *_ = recoveries(events)
+    first, *_ = recoveries(events, ("g",))
 
     assert first.stored == pytest.approx((3 - 2) + (10 - 8))
 

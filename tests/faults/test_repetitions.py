@@ -93,6 +93,17 @@ def test_a_message_stands_twice_only_when_its_sending_met_with_a_fault(
     assert len(unexplained_copies(events)) == count
 
 
+@pytest.mark.parametrize(("took", "count"), [(0.9, 1), (1.1, 0)])
+def test_an_answer_that_was_not_waited_for_explains_a_copy(took: float, count: int) -> None:
+    events: list[Event] = [
+        Invoked(100.0, "p/0/k"),
+        Acked(100.0 + took, "p/0/k", QUEUE, 1),
+        Read(104.0, "readers", "c1", QUEUE, 0, "p/0/k"),
+    ]
+
+    assert len(unexplained_copies(events, patience=1.0)) == count
+
+
 def test_a_copy_in_the_retry_topic_is_no_second_place() -> None:
     retried = "%RETRY%readers@broker-a:0"
     events: list[Event] = [Invoked(1.0, "p/0/k"), Acked(2.0, "p/0/k", QUEUE, 0), read(3.0)]

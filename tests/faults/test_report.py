@@ -77,13 +77,20 @@ KINDS = {SENT_OUT_OF_ORDER, HANDLED_OUT_OF_ORDER, SKIPPED, STEPPED_BACK, OVERLAP
 
 @pytest.mark.parametrize("kind", sorted({*Analysis().anomalies, *KINDS}))
 def test_every_kind_of_anomaly_breaks_a_rule(kind: str) -> None:
-    analysis = Analysis()
+    analysis = Analysis(acked=1000)
     analysis.looked_for |= KINDS
     analysis.anomalies[kind].append("planted")
 
     broken = [figure for figure in judged("R5", analysis) if not figure.is_kept]
 
     assert [figure.what for figure in broken] == [kind]
+
+
+def test_a_history_in_which_nobody_worked_breaks_a_rule() -> None:
+    (broken,) = [figure for figure in judged("R5", Analysis(acked=3)) if not figure.is_kept]
+
+    assert broken.value.startswith("3 acknowledged")
+    assert not broken.is_timing
 
 
 def test_a_run_is_good_when_every_rule_was_kept() -> None:

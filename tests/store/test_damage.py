@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -36,56 +36,94 @@ QUEUES = 3
 Known = dict[tuple[int, int], bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A store that was killed, part of it durable, part not; and what is in it."""
+
+    root: Path
+    known: Known
+    durable: frozenset[tuple[int, int]]  #: what was flushed, and is known to be
+    places: dict[tuple[int, int], range]  #: the bytes of the log that hold each
+
+    def untouched(self, root: Path) -> set[tuple[int, int]]:
+        """What was durable and has all of its bytes in a damaged copy.
+
+        Nothing if that does not even know any more how much was flushed.
+        """
+        if (root / "checkpoint").read_bytes() != (self.root / "checkpoint").read_bytes():
+            return set()
+        before, after = _log(self.root), _log(root)
+        return {
+            each
+            for each in self.durable
+            if _bytes_of(before, self.places[each]) == _bytes_of(after, self.places[each])
+        }
+
+
+def _log(root: Path) -> dict[int, bytes]:
+    return {int(path.name): path.read_bytes() for path in (root / "commitlog").iterdir()}
+
+
+def _bytes_of(log: dict[int, bytes], place: range) -> bytes:
+    base = place.start // SMALL.file_size * SMALL.file_size
+    return log.get(base, b"")[place.start - base : place.stop - base]
+
+
 def opened(root: Path) -> Store:
     return Store(root, SMALL, clock=HandClock(), files=QuickFiles(), background=False)
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Known]:
-    """A store that was killed, part of it durable, part not; and what is in it."""
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     root = tmp_path_factory.mktemp("original") / "store"
     clock = HandClock()
     store = Store(root, SMALL, clock=clock, files=QuickFiles(), background=False)
     dice = random.Random(7)
     known: Known = {}
+    places: dict[tuple[int, int], range] = {}
 
     def fill(count: int) -> None:
         for number in range(count):
             queue_id = dice.randrange(QUEUES)
             body = b"%06d" % number + dice.randbytes(dice.randrange(300))
-            _, offset = put(store, "T", queue_id, body, {"KEYS": f"k{number}", "TAGS": "A"})
+            begin, offset = put(store, "T", queue_id, body, {"KEYS": f"k{number}", "TAGS": "A"})
             known[queue_id, offset] = body
+            places[queue_id, offset] = range(begin, begin)
         store.write()
+        for each, place in places.items():
+            begin = place.start
+            places[each] = range(begin, begin + len(bytes(store.message_at(begin))))
 
     fill(90)
     for _ in range(4):
         clock.advance(11)
         store.tick()
     fill(40)
-    assert 0 < store.statistics().durable < store.statistics().log_end
+    end = store.statistics().durable
+    assert 0 < end < store.statistics().log_end
+    durable = frozenset(each for each, place in places.items() if place.stop <= end)
     copy = root.with_name("copy")
     shutil.copytree(root, copy)
     store.abandon()
-    return copy, known
+    return Original(copy, known, durable, places)
 
 
 @pytest.mark.timeout(1200)
 def test_a_damaged_store_serves_what_was_stored_or_says_what_is_missing(
-    tmp_path: Path, original: tuple[Path, Known], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, original: Original, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "orbitmq")  # every bad record is logged, with its traceback
-    source, known = original
     outcomes = {"refused": 0, "complete": 0, "incomplete": 0}
     for round_number in range(FIRST, FIRST + ROUNDS):
         dice = random.Random(round_number)
         root = tmp_path / "store"
-        shutil.copytree(source, root)
+        shutil.copytree(original.root, root)
         if dice.random() < 0.5:
             (root / "abort").unlink()  # as if it had been closed in order
         damaged = damage_some(root, dice)
 
         try:
-            outcome = served(root, known)
+            outcome = served(root, original)
         except AssertionError as error:
             names = ", ".join(str(path.relative_to(root)) for path in damaged)
             error.add_note(f"damaged {names}; {again(round_number)}")
@@ -103,8 +141,9 @@ def again(round_number: int) -> str:
     return f"ORBITMQ_FIRST_SEED={round_number} ORBITMQ_ROUNDS=1 python -m pytest {file}"
 
 
-def served(root: Path, known: Known) -> str:
+def served(root: Path, original: Original) -> str:
     """Read everything, as a consumer would, and what is more, twice; how it went."""
+    known, untouched = original.known, original.untouched(root)
     try:
         store = opened(root)
     except StoreError:
@@ -118,6 +157,8 @@ def served(root: Path, known: Known) -> str:
                 # Found without a queue, there is nothing to compare its number with.
                 assert decode_message(record).stored_body in known.values()
         # Below the durable part only the disk can have done it, and somebody has to be told.
+        unserved = untouched - first.keys()
+        assert is_told or not unserved, f"durable and whole, not served, not told: {unserved}"
         if first != known:
             is_tail = all(number >= end_of(first, queue) for queue, number in known.keys() - first)
             assert is_told or is_tail, "something in the middle is missing, and nobody is told"

@@ -2,7 +2,8 @@
 
 From the sends and the reads follows what must not be:
 
-- *lost*: acknowledged, and never read, though later messages of its queue were;
+- *lost*: acknowledged, or read by another group, and never read, though later messages of its
+  queue were;
 - *unseen*: acknowledged, and never read, at the end of its queue: zero after a drain;
 - *corrupt*: read, and not what anybody has sent;
 - *aborted read*: read, though the broker had refused it, or nobody had sent it;
@@ -12,7 +13,8 @@ From the sends and the reads follows what must not be:
 - *handled out of order* (groups that consume in order): a message was begun before an earlier one
   of its key was done;
 - *skip* and *step back*: a reader that had a queue all the time left offsets out, or repeated some;
-- *overlap*: two members of a group were at work on one queue at the same time.
+- *overlap*: two calls for one queue of a group that consumes in order were at work at the same
+  time, in two members or in one.
 
 Two things are counted and not condemned here, because at-least-once allows them within bounds that
 a scenario knows: a value that is stored twice (the answer was lost and the producer tried again),
@@ -110,13 +112,13 @@ class Analysis:
 def analyse(
     events: Sequence[Event],
     *,
-    groups: Iterable[str] | None = None,
+    groups: Iterable[str],
     ordered: Iterable[str] = (),
     contiguous: Iterable[str] = (),
 ) -> Analysis:
     """Judge a history.
 
-    `groups` must each have read everything (all of the history unless given), `ordered` are those
+    `groups` must each have read everything, also one of which no read is told; `ordered` are those
     that consume in order, `contiguous` those whose readers take one offset after the other.
     """
     found = Analysis()
@@ -131,8 +133,10 @@ def analyse(
     places = _places(sends, reads, found)
     _judge_values(sends, reads, found)
     _judge_send_order(sends, places, found)
-    for group in sorted({read.group for read in reads} if groups is None else groups):
-        _judge_group(group, sends, [read for read in reads if read.group == group], found)
+    unanswered = {value: its for value, its in places.items() if value not in sends.acked}
+    for group in sorted(groups):
+        its_reads = [read for read in reads if read.group == group]
+        _judge_group(group, sends, unanswered, its_reads, found)
     for group in ordered:
         found.looked_for |= {HANDLED_OUT_OF_ORDER, OVERLAPS}
         _judge_ordered(group, sends, events, found)
@@ -215,7 +219,18 @@ def _judge_send_order(sends: _Sends, places: dict[str, list[Place]], found: Anal
                 )
 
 
-def _judge_group(group: str, sends: _Sends, reads: list[Read], found: Analysis) -> None:
+def _judge_group(
+    group: str,
+    sends: _Sends,
+    unanswered: dict[str, list[Place]],
+    reads: list[Read],
+    found: Analysis,
+) -> None:
+    """Every group has whatever was acknowledged, and of what it passed whatever another one has.
+
+    `unanswered` are the values that somebody has read though nobody was told that they are stored.
+    At the end of a queue such a one may be missing: nobody waited until all groups had it.
+    """
     times: dict[Place, int] = defaultdict(int)
     highest: dict[str, int] = defaultdict(lambda: -1)
     seen: set[str] = set()
@@ -233,6 +248,11 @@ def _judge_group(group: str, sends: _Sends, reads: list[Read], found: Analysis) 
         where = f"{value} at {acked.queue} {acked.offset} was not read by {group}"
         is_passed = acked.offset < highest[acked.queue]
         (found.lost if is_passed else found.unseen).append(where)
+    for value, its in unanswered.items():
+        if value in seen or value in sends.refused or value not in sends.invoked:
+            continue
+        if all(offset < highest[queue] for queue, offset in its) and its:
+            found.lost.append(f"{value} at {its[0][0]} {its[0][1]} was passed over by {group}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +327,7 @@ def _judge_overlaps(
             # Nothing but a fencing token at the far side could stop a call that was begun in time.
             found.caught_in_pause += 1
             continue
-        if last is not None and call.began < last.ended and call.reader != last.reader:
+        if last is not None and call.began < last.ended:
             found.overlaps.append(
                 f"{queue}: {call.reader} began {call.offset} while {last.reader} had {last.offset}"
             )

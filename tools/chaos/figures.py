@@ -27,6 +27,8 @@ class Figure:
     of: str = ""
 
 
+#: Acknowledged messages with which a history says something.
+_LEAST_ACKED = 100
 #: Units of figures that a busy machine changes.
 _TIMING = frozenset({"s", "ms", "%"})
 
@@ -69,10 +71,11 @@ def told(row: str, what: str, value: float | str, unit: str = "") -> Figure:
     return Figure(row, what, f"{shown} {unit}".strip(), "")
 
 
-def judged(row: str, analysis: Analysis) -> list[Figure]:
+def judged(row: str, analysis: Analysis, least: int = _LEAST_ACKED) -> list[Figure]:
     """The counts of a history, and every kind of anomaly, each of which must be absent.
 
-    They belong to R5 as well, the analysis of all histories.
+    They belong to R5 as well, the analysis of all histories. A history in which hardly anything was
+    acknowledged has no anomalies either, and says nothing.
     """
     row = f"{row} R5"
     counts = (
@@ -80,7 +83,7 @@ def judged(row: str, analysis: Analysis) -> list[Figure]:
         f"{analysis.refused:,} refused, {analysis.reads:,} reads"
     )
     messages = replace(
-        told(row, "messages", counts), amount=analysis.acked, of="acknowledged messages"
+        tried(row, "acknowledged messages", analysis.acked, least), what="messages", value=counts
     )
     figures = [messages]
     figures += [none_of(row, what, found) for what, found in analysis.anomalies.items()]
@@ -88,14 +91,21 @@ def judged(row: str, analysis: Analysis) -> list[Figure]:
 
 
 def repeated(
-    row: str, events: Sequence[Event], groups: Iterable[str], settling: float = SETTLING
+    row: str,
+    events: Sequence[Event],
+    groups: Iterable[str],
+    settling: float = SETTLING,
+    patience: float = math.inf,
 ) -> list[Figure]:
-    """What came twice without a fault that explains it, which must be nothing."""
+    """What came twice without a fault that explains it, which must be nothing.
+
+    `patience` is how long producers wait for an answer before they try again.
+    """
     row = f"{row} R5"
     given = unexplained_deliveries(events, groups, settling)
     return [
         none_of(row, "given again without a reason", given),
-        none_of(row, "stored twice without a reason", unexplained_copies(events)),
+        none_of(row, "stored twice without a reason", unexplained_copies(events, patience)),
     ]
 
 

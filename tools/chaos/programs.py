@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -239,8 +239,14 @@ class Broker:
 
     def log_bytes(self) -> int:
         """What is written in its commit log, without what was only reserved."""
-        files = (self.folder / "commitlog").glob("[0-9]*")
-        return sum(file.stat().st_blocks * 512 for file in files)
+        return sum(file.stat().st_blocks * 512 for file in self._log_files())
+
+    def log_files(self) -> int:
+        """Files that its commit log has begun."""
+        return sum(file.stat().st_blocks > 0 for file in self._log_files())
+
+    def _log_files(self) -> Iterator[Path]:
+        return (self.folder / "commitlog").glob("[0-9]*")
 
 
 class Stage:

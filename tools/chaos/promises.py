@@ -40,7 +40,7 @@ PROMISES: tuple[Promise, ...] = (
         "R4",
         "torn and flipped bytes in every file",
         "20,000 mutations",
-        "never served as good; the tail is cut, the middle is told",
+        "no changed body served as good; the tail is cut, the middle is told",
     ),
     Promise(
         "R5",

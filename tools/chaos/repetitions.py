@@ -6,8 +6,8 @@ done before such a time comes no more, however much it was, and none comes long 
 well again. A count with a bound would not see a group that begins again from the start: few faults
 allow many.
 
-A message stands at two places when the answer to its first sending was lost. So its sending met
-with a fault.
+A message stands at two places when the answer to its first sending was lost, or came too late. So
+its sending met with a fault, or took longer than its producer waits before it tries again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from tools.chaos.history import Acked, Event, Fault, Invoked, Read
 
@@ -57,8 +58,11 @@ def unexplained_deliveries(
     return found
 
 
-def unexplained_copies(events: Sequence[Event]) -> list[str]:
-    """Sentences about messages that are stored twice though nothing happened to their sending."""
+def unexplained_copies(events: Sequence[Event], patience: float = inf) -> list[str]:
+    """Sentences about messages that are stored twice though nothing happened to their sending.
+
+    `patience` is how long producers wait for an answer before they try again.
+    """
     outages = _outages(events)
     invoked: dict[str, float] = {}
     acked: dict[str, float] = {}
@@ -75,6 +79,7 @@ def unexplained_copies(events: Sequence[Event]) -> list[str]:
         f"{value} stands at {sorted(its)}"
         for value, its in places.items()
         if len(its) > 1 and value in acked and value in invoked
+        if acked[value] - invoked[value] < patience
         if not any(each.met_by(invoked[value], acked[value]) for each in outages)
     ]
 

@@ -20,16 +20,23 @@ def produce(worker: Worker) -> None:
     """Send value after value; one of a key at a time unless `in_flight` says otherwise."""
     options = worker.options
     settings = SendSettings(
-        timeout=options.timeout, retries=options.retries, max_in_flight=options.in_flight
+        timeout=options.timeout,
+        attempt_timeout=options.attempt_timeout,
+        retries=options.retries,
+        max_in_flight=options.in_flight,
     )
     pace = _Pace(options.rate, worker.ended)
     with Producer("chaos-producers", client=worker.client, sending=settings) as producer:
         worker.say_ready()
         sequence = 0
         while not worker.ended.is_set() and sequence != (options.count or -1):
-            value = Value(options.name, sequence, f"{options.name}-{sequence % options.keys}")
+            if options.is_keyed:
+                value = Value(options.name, sequence, f"{options.name}-{sequence % options.keys}")
+                _send(worker, producer, value, worker.acked, key=value.key)
+            else:
+                value = Value(options.name, sequence, str(sequence))
+                _send(worker, producer, value, worker.acked)
             sequence += 1
-            _send(worker, producer, value, worker.acked, key=value.key)
             pace.wait()
         producer.flush(options.timeout * 4)
 

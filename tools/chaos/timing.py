@@ -3,56 +3,87 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
-from tools.chaos.history import Acked, Event, Fault, Invoked, Read
+from tools.chaos.history import Acked, Event, Fault, Invoked, Read, parse_value
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """From the end of a fault to the first message that was stored, and that was read."""
+    """From the end of a fault until the last of the producers, and of the readers, went on."""
 
     what: str
     stored: float
     read: float
 
 
-def recoveries(events: Sequence[Event], group: str | None = None) -> list[Recovery]:
-    """One for every fault that was mended while producers and consumers went on.
+def recoveries(events: Sequence[Event], groups: Iterable[str]) -> list[Recovery]:
+    """One for every fault that was mended.
 
-    A message counts that was sent, or read, after the fault was over. Only the time counts in which
-    nothing was wrong: the next fault may come before there is any message, and how long that lasts
-    is not the system's doing; but who needs more than one pause between faults, needs them all.
+    Whoever had done something before has to do something again, unless he was killed; infinite when
+    one did not. A message counts that was sent, or read, after the fault was over. Only the time
+    counts in which nothing was wrong: the next fault may come before there is any message, and how
+    long that lasts is not the system's doing; but who needs more than one pause between faults,
+    needs them all.
     """
     calm = _Calm(events)
+    producers, readers = _acknowledged_sends(events), _reads(events, frozenset(groups))
+    deaths = {
+        event.target: event.at
+        for event in events
+        if isinstance(event, Fault) and event.what == "kill" and not event.is_over
+    }
+
+    def slowest(workers: Mapping[str, Sequence[_Deed]], fault: Fault) -> float:
+        longest = 0.0
+        for name, deeds in workers.items():
+            if deeds[0].done > fault.at:
+                continue  # was not at work yet
+            at = bisect.bisect_left(deeds, fault.at, key=lambda deed: deed.begun)
+            again = deeds[at].done if at < len(deeds) else inf
+            if again < deaths.get(name, inf):
+                longest = max(longest, calm.between(fault.at, again))
+            elif name not in deaths:
+                return inf
+        return longest
+
+    return [
+        Recovery(event.what, slowest(producers, event), slowest(readers, event))
+        for event in events
+        if isinstance(event, Fault) and event.is_over
+    ]
+
+
+class _Deed(NamedTuple):
+    """Something that a worker began, and brought to its end."""
+
+    begun: float
+    done: float
+
+
+def _acknowledged_sends(events: Sequence[Event]) -> dict[str, list[_Deed]]:
+    """By producers, in the order of their beginnings."""
     invoked = {event.value: event.at for event in events if isinstance(event, Invoked)}
-    acks = sorted(
-        (invoked[event.value], event.at)
-        for event in events
-        if isinstance(event, Acked) and event.value in invoked
-    )
-    reads = sorted(
-        event.at
-        for event in events
-        if isinstance(event, Read) and (group is None or event.group == group)
-    )
-    starts = [began for began, _ in acks]
-    found = []
+    found: dict[str, list[_Deed]] = defaultdict(list)
     for event in events:
-        if not isinstance(event, Fault) or not event.is_over:
-            continue
-        later = acks[bisect.bisect_left(starts, event.at) :]
-        read_at = bisect.bisect_left(reads, event.at)
-        if later and read_at < len(reads):
-            stored = min(at for _, at in later[:1000])
-            found.append(
-                Recovery(
-                    event.what,
-                    calm.between(event.at, stored),
-                    calm.between(event.at, reads[read_at]),
-                )
-            )
+        if isinstance(event, Acked) and event.value in invoked:
+            found[parse_value(event.value).producer].append(_Deed(invoked[event.value], event.at))
+    for deeds in found.values():
+        deeds.sort()
+    return found
+
+
+def _reads(events: Sequence[Event], groups: AbstractSet[str]) -> dict[str, list[_Deed]]:
+    """By readers, in the order of their times."""
+    found: dict[str, list[_Deed]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Read) and event.group in groups:
+            found[event.reader].append(_Deed(event.at, event.at))
     return found
 
 

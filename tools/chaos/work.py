@@ -44,10 +44,12 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Sending.
     rate: float = 200.0  #: messages a second; 0: as fast as it goes
     count: int = 0  #: end after so many; 0: on SIGTERM
-    keys: int = 8
+    keys: int = 32  #: enough for every queue to have some
+    is_keyed: bool = True  #: otherwise every message goes anywhere, and has an order with none
     size: int = 200
     timeout: float = 3.0
     retries: int = 2
+    attempt_timeout: float | None = None  #: of one of several attempts
     in_flight: int = 1  #: above 1, messages of one key may be on their way together
     seed: int = 0
     delay_from: float = 0.0

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from math import inf
 
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
 from tools.chaos.figures import Figure, at_most, judged, none_of, repeated, told, tried
 from tools.chaos.history import now
-from tools.chaos.programs import Stage, pass_time
+from tools.chaos.programs import ScenarioFailed, Stage, pass_time, wait_until
 from tools.chaos.repetitions import UNSAVED
 from tools.chaos.timing import latencies, quantile, recoveries
 
 _PRODUCERS = 4
 _QUEUES = 16
+_GROUPS = ("readers", "pullers")
 _GIB = 1024**3
 #: Seconds of a run in which a consumer dies once together with the broker, and a first one in
 #: every run that is not shorter than this.
@@ -49,6 +51,8 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         stage.worker("produce", f"p{number}", rate=200, size=500, timeout=2.0)
         for number in range(_PRODUCERS)
     ]
+    # What has a key is tried once, because of its order; this one tries again.
+    producers.append(stage.worker("produce", "p-again", rate=100, timeout=2.0, is_keyed=False))
     consumers = [stage.worker("consume", f"c{number}", group="readers") for number in range(2)]
     puller = stage.worker("pull", "puller", group="pullers", hold=2.0, pull_timeout=5.0)
     for worker in (*producers, *consumers, puller):
@@ -94,13 +98,15 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         if chance.random() < 0.3:  # once more, while it may still be repairing
             kill_and_restart()
     pass_time(2.0)
+    with contextlib.suppress(ScenarioFailed):  # whoever does not is told below
+        wait_until(lambda: _have_all_gone_on(stage), "everybody goes on", every=0.5)
     finish(producers)
-    took = drain(stage, ("readers", "pullers"))
+    took = drain(stage, _GROUPS)
     finish((*consumers, puller))
     audit(stage)
     events = stage.events()
-    analysis = analyse(events, contiguous=("pullers",))
-    gone_on = recoveries(events, "readers")
+    analysis = analyse(events, groups=(*_GROUPS, "audit"), contiguous=("pullers",))
+    gone_on = recoveries(events, _GROUPS)
     size = broker.log_bytes() / _GIB
     times = latencies(events, "readers")
     return [
@@ -108,7 +114,7 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         told(row, "pauses of the broker (SIGSTOP)", pauses),
         told(row, "kills of a consumer together with the broker", with_consumers),
         *judged(row, analysis),
-        *repeated(row, events, ("readers", "pullers")),
+        *repeated(row, events, _GROUPS),
         at_most(
             row,
             "opened after a kill, from settings to listening",
@@ -121,14 +127,14 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         told(row, "size of the log", size * 1024, "MiB"),
         at_most(
             row,
-            "producers went on after",
+            "every producer went on after",
             max((each.stored for each in gone_on), default=inf),
             5,
             "s",
         ),
         at_most(
             row,
-            "consumers went on after",
+            "every consumer went on after",
             max((each.read for each in gone_on), default=inf),
             5,
             "s",
@@ -140,6 +146,11 @@ def _kill(stage: Stage, effort: Effort, row: str, policy: str) -> list[Figure]:
         told(row, "end to end p99, outages included", quantile(times, 0.99) * 1000, "ms"),
         none_of(row, "complaints in logs", stage.complaints()),
     ]
+
+
+def _have_all_gone_on(stage: Stage) -> bool:
+    gone_on = recoveries(stage.events(), _GROUPS)
+    return all(max(each.stored, each.read) < inf for each in gone_on)
 
 
 def calm_beside(seconds: float) -> float:

@@ -63,7 +63,7 @@ def delayed(stage: Stage, effort: Effort) -> list[Figure]:
     took = drain(stage, (_GROUP,), deadline=longest + 60)
     finish([reader])
     events = stage.events()
-    analysis = analyse(events)
+    analysis = analyse(events, groups=(_GROUP,))
     times = punctuality(events, _CATCHING_UP_WITH_FEW if is_short else _CATCHING_UP)
     late = sorted(times.late)
     return [

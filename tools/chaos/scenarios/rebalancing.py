@@ -15,6 +15,7 @@ from tools.chaos.proxy import FaultyProxy, Weather
 _GROUP = "readers"
 _QUEUES = 16
 _LIFE = 120.0
+_UNNOTICED = 21.0  #: members look every 20 s by themselves
 #: What a busy machine adds to anything.
 _SLACK = 1.0
 _KINDS = "kinds of changes"
@@ -90,7 +91,11 @@ def without_notice(stage: Stage, effort: Effort) -> list[Figure]:
     second = _start(stage, 30.0, 1.0)
     second.until_written('"ready"')
     took = _until_shared(stage, [first, second], _QUEUES)
-    shared = [_within("… without any notice of the broker", took, 21.0)]
+    shared = [_within("… without any notice of the broker", took, _UNNOTICED)]
+    # Whoever joins asks the others what they have, which tells them. Who dies tells nobody.
+    stage.kill(second)
+    took = _until_shared(stage, [first], _QUEUES)
+    shared.append(_within("… after one was killed, without any notice", took, _UNNOTICED))
     return [tried("R9", _KINDS, len(shared)), *shared]
 
 
