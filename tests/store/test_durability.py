@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orbitmq.store.settings import RetentionSettings
 from tests.support.store import SMALL, HandClock, QuickFiles, put
 
 if TYPE_CHECKING:
@@ -144,6 +145,32 @@ def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(
 
     assert store.statistics().durable == target
     assert store._durability._entries == 1
+
+
+def test_a_deletion_that_was_interrupted_is_carried_out_also_when_its_messages_are_gone(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SMALL, retention=RetentionSettings(max_bytes=9000))
+    store = open_store(settings)
+    put(store, "deleted", 0, b"gone")
+    store.write()
+
+    def crash(_: str) -> int:
+        raise RuntimeError("a crash")
+
+    monkeypatch.setattr(store._queues, "delete_topic", crash)
+    with pytest.raises(RuntimeError, match="a crash"):
+        store.delete_topic("deleted")
+    fill(store, 1, 40_000)
+    while store.clean().log_files:
+        pass
+    assert store.max_offset("deleted", 0) == 1
+    store.abandon()
+
+    again = open_store(settings)
+
+    assert again.statistics().log_start > 0
+    assert again.max_offset("deleted", 0) == 0
 
 
 def test_a_deletion_that_a_crash_interrupts_is_carried_out_at_the_next_start(

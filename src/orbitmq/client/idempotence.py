@@ -287,12 +287,15 @@ class _Renewal:
     def add(self, keys: Iterable[str]) -> None:
         """These are being worked on."""
         with self._lock:
-            self._keys.update(keys)
-            if self._keys and self._thread is None:
-                self._thread = threading.Thread(
+            new = set(keys)
+            if new and self._thread is None:
+                thread = threading.Thread(
                     target=self._renew_all, name="orbitmq idempotence", daemon=True
                 )
-                self._thread.start()
+                # May raise, when the system has no thread left: then the next one tries it again.
+                thread.start()
+                self._thread = thread
+            self._keys |= new
 
     def remove(self, keys: Iterable[str]) -> None:
         """These are not, any more."""

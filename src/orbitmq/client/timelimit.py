@@ -150,16 +150,17 @@ class _Watch:
 
     def add(self, call: _Interruptible) -> None:
         with self._lock:
-            was_idle = not self._due
-            self._calls.add(call)
-            self._due[call] = time.monotonic() + self.limit
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._watch, name="orbitmq-time-limit", daemon=True
                 )
-                self._thread.start()
-            elif was_idle:
+                # May raise, when the system has no thread left: then the next call tries it again.
+                thread.start()
+                self._thread = thread
+            elif not self._due:
                 self._changed.notify()
+            self._calls.add(call)
+            self._due[call] = time.monotonic() + self.limit
 
     def remove(self, call: _Interruptible) -> None:
         with self._lock:

@@ -161,9 +161,10 @@ class StoreParts:
     def _begin_writing(self) -> None:
         root, files = self._root, self._files
         self._trust_what_was_found()
-        self.deletions.fit(self.log.start, self.log.end)
-        # A crash may have come between the note of a deletion and the end of the files.
+        # A crash may have come between the note of a deletion and the end of the files. Before the
+        # notes are fitted: those of messages that are gone from the log are forgotten there.
         self.durability.is_wanted |= self.queues.delete_below(self.deletions.by_topic) > 0
+        self.deletions.fit(self.log.start, self.log.end)
         files.write_bytes(root / "abort", str(files.process_id()).encode())
         files.sync_folder(root)
         self.durability.write_first_checkpoint()

@@ -31,6 +31,7 @@ from orbitmq.client.seenstores import Claim, SeenInMemory, SeenInSqlite, SeenSto
 from orbitmq.message.wellknown import KEYS
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
 from tests.support.forking import in_a_fork
+from tests.support.scarcethreads import refuse_threads
 
 
 class Time:
@@ -426,6 +427,34 @@ async def test_a_handler_may_take_longer_than_the_lease(time: Time, is_async: bo
         assert await working is DONE
 
     assert store.claim(key, time.now, lease=1) is Claim.SEEN
+    await until(lambda: idempotence._renewal._thread is None)
+
+
+async def test_claims_are_renewed_again_once_the_system_has_threads_again(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Counting()
+    entered, opened = threading.Event(), threading.Event()
+    idempotence = Idempotence(store, lease=0.3, now=time)
+    refuse_threads(monkeypatch, "orbitmq idempotence", times=1)
+
+    def handle(message: ReceivedMessage) -> None:
+        entered.set()
+        opened.wait(DEADLINE)
+
+    binding = bind_handler(handle, group=GROUP, middleware=[idempotence])
+    failed = binding.call(QUEUE, [received(1)])
+    assert "can't start new thread" in str(failed.failure)
+    assert not idempotence._renewal._keys
+
+    working = asyncio.create_task(asyncio.to_thread(binding.call, QUEUE, [received(1)]))
+    try:
+        assert await asyncio.to_thread(entered.wait, DEADLINE)
+        time.now += 0.2
+        await until(lambda: store.renewed_at == time.now)
+    finally:
+        opened.set()
+        assert await working is DONE
     await until(lambda: idempotence._renewal._thread is None)
 
 

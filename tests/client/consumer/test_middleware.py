@@ -33,6 +33,7 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
 from tests.support.forking import in_a_fork
+from tests.support.scarcethreads import refuse_threads
 
 MESSAGES = [received(offset) for offset in range(3)]
 
@@ -687,6 +688,24 @@ class TestTimeLimit:
         while limit._watch._calls and time.monotonic() < deadline:
             time.sleep(0.001)
         assert not limit._watch._calls
+
+    def test_it_works_again_once_the_system_has_threads_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def spin(_: object) -> None:
+            end = time.monotonic() + DEADLINE
+            while time.monotonic() < end:
+                pass
+
+        limit = TimeLimit(0.05)
+        binding = bound(spin, limit, is_async=False)
+        refuse_threads(monkeypatch, "orbitmq-time-limit", times=1)
+
+        assert "can't start new thread" in str(call(binding).failure)
+        assert not limit._watch._due
+        assert not limit._watch._calls
+
+        assert "longer than 0.05 s" in str(call(binding).failure)
 
     def test_it_can_be_sent_to_another_process(self) -> None:
         copy = pickle.loads(pickle.dumps(TimeLimit(0.05)))  # noqa: S301  # our own

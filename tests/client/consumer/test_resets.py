@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
 from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.remoting.connection import Connection
@@ -22,7 +23,7 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import ResetOffsetRequest
 from tests.support.consumers import consumer_of, own_queues, send
 from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import GROUP, QUICK, TOPIC, Group
+from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group
 
 FIRST, SECOND = (Queue(TOPIC, "broker-a", number) for number in range(2))
 #: Nothing is reported but what is told to be: progress goes along with pulls.
@@ -181,3 +182,177 @@ async def test_a_reset_of_a_queue_that_is_nobodys_by_then_is_put_by_for_its_next
 
         assert progress.kept[FIRST] == 2
         assert progress.read(FIRST) is None
+
+
+# ---- queues that come and go meanwhile
+
+
+class Slow(MemoryProgress):
+    """Puts by, and says, where the first queue is when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept.update({FIRST: 0, SECOND: 0})
+        #: One for each time that the first queue is to be put by, as long as there are any.
+        self.turns: list[asyncio.Event] = []
+        self.waiting = 0
+        #: Holds answers back that were found already.
+        self.answers: asyncio.Event | None = None
+        self.has_read = False
+        self.refuses: set[Queue] = set()
+
+    async def persist(self, queues: Iterable[Queue]) -> None:
+        queues = list(queues)
+        if FIRST in queues and self.turns:
+            turn = self.turns.pop(0)
+            self.waiting += 1
+            await turn.wait()
+        await super().persist(queues)
+
+    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        taken = {queue: at for queue, at in changed.items() if queue not in self.refuses}
+        await super().store(taken)
+        return {queue: BrokerUnavailable(queue.broker, "no") for queue in changed.keys() - taken}
+
+    async def stored(self, queue: Queue) -> int | None:
+        found = await super().stored(queue)
+        if queue == FIRST and self.answers is not None:
+            self.has_read = True
+            await self.answers.wait()
+        return found
+
+
+async def consumed_five(cluster: AsyncEmbeddedCluster, group: Group, progress: Slow) -> Consumer:
+    await send(cluster, TOPIC, range(5), queue=FIRST)
+    member = await group.join()
+    await until(lambda: progress.read(FIRST) == 5)
+    await until(lambda: member.owned == {FIRST, SECOND})
+    await progress.persist([FIRST])
+    return member
+
+
+def repeated(group: Group) -> list[int]:
+    return sorted(offset for queue, offset in group.ledger.duplicates if queue == FIRST)
+
+
+async def test_a_reset_that_fails_leaves_no_queue_behind_whose_progress_stands_still(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        first, second = progress.turns[:] = [asyncio.Event(), asyncio.Event()]
+        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
+        await until(lambda: progress.waiting == 1)
+        progress.answers = asyncio.Event()
+        member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
+        await until(lambda: progress.has_read)
+        first.set()
+        await until(lambda: progress.waiting == 2)
+        progress.answers.set()
+        await until(lambda: FIRST in member.owned)
+        progress.refuses.add(FIRST)
+        # What is to be put by has to differ from what was.
+        progress.insist([FIRST])
+        second.set()
+        with pytest.raises(BrokerUnavailable):
+            await reset
+
+        progress.refuses.clear()
+        await send(cluster, TOPIC, range(20), queue=FIRST)
+
+        await until(lambda: progress.read(FIRST) == 25)
+        await progress.persist([FIRST])
+        assert progress.kept[FIRST] == 25
+
+
+async def test_a_queue_that_is_gained_before_its_reset_is_put_by_begins_there(
+    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        first, second = progress.turns[:] = [asyncio.Event(), asyncio.Event()]
+        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
+        await until(lambda: progress.waiting == 1)
+        with monkeypatch.context() as patched:
+            # Let go of, and not yet seen to be missing.
+            patched.setattr(member.rebalancer._gaining, "claim", lambda *_: None)
+            member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
+            await until(lambda: FIRST not in member.owned)
+            first.set()
+            await until(lambda: progress.waiting == 2)
+        progress.answers = asyncio.Event()
+        member.rebalancer.wake()
+        await until(lambda: progress.has_read)
+        second.set()
+        await reset
+
+        assert progress.kept[FIRST] == 2
+        progress.answers.set()
+        await until(lambda: len(repeated(group)) == 3)
+    assert repeated(group) == [2, 3, 4]
+
+
+async def test_a_queue_whose_progress_was_read_just_before_a_reset_begins_where_that_says(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        progress.answers = asyncio.Event()
+        member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
+        await until(lambda: progress.has_read)
+
+        await member.rebalancer.reset({FIRST: 2})
+
+        assert progress.kept[FIRST] == 2
+        progress.answers.set()
+        await until(lambda: len(repeated(group)) == 3)
+        await until(lambda: progress.read(FIRST) == 5)
+    assert repeated(group) == [2, 3, 4]
+
+
+async def test_a_reset_of_a_queue_that_is_claimed_no_more_is_put_by_for_its_next_owner(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        progress.answers = asyncio.Event()
+        member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
+        await until(lambda: progress.has_read)
+        (turn,) = progress.turns[:] = [asyncio.Event()]
+        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
+        await until(lambda: progress.waiting == 1)
+
+        member.subscriptions.remove(TOPIC)
+        member.rebalancer.wake()
+        await until(lambda: FIRST not in member.rebalancer.claimed)
+        turn.set()
+        await reset
+
+        assert progress.kept[FIRST] == 2
+        assert progress.read(FIRST) is None
+        progress.answers.set()
+
+
+async def test_a_reset_that_cannot_be_put_by_does_not_keep_another_from_it(
+    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        (turn,) = progress.turns[:] = [asyncio.Event()]
+        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2, SECOND: 7}))
+        await until(lambda: progress.waiting == 1)
+        monkeypatch.setattr(member.rebalancer._gaining, "claim", lambda *_: None)
+        member.rebalancer.rebuild(member.rebalancer.owned[SECOND])
+        await until(lambda: SECOND not in member.owned)
+        progress.refuses.add(FIRST)
+        turn.set()
+
+        with pytest.raises(BrokerUnavailable):
+            await reset
+
+        assert progress.kept == {FIRST: 5, SECOND: 7}

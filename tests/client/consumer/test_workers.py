@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from orbitmq.client.consumer.awaiting import Awaiting, awaited
+from orbitmq.client.consumer.crew import Crew
 from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
 from tests.support.consuming import DEADLINE, until
 from tests.support.scarcethreads import refuse_threads, threads_of
@@ -572,6 +573,54 @@ async def test_fewer_threads_than_wanted_do_the_jobs(
         assert len(threads_of("test-")) == 5, "once there are threads again"
 
     await until(lambda: not threads_of("test-"))
+
+
+async def test_threads_that_were_missing_come_with_a_later_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orbitmq.client.consumer.workers.TRY_AGAIN", 0.0)
+    refused = refuse_threads(monkeypatch, "test-", times=2, after=1)
+
+    async with pool(ThreadWorkers, 4) as running:
+        running.submit(Job())
+        assert len(refused) == 2, "tried again, and in vain"
+        assert running.workers.size == 1
+
+        running.submit(Job())
+
+        assert running.workers.size == len(threads_of("test-")) == 4
+        assert isinstance(running.workers, ThreadWorkers)
+        assert running.workers.submit == running.workers._jobs.put, "the short way again"
+        await running.until_done(2)
+
+    await until(lambda: not threads_of("test-"))
+
+
+async def test_a_crew_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_threads(monkeypatch, "orbitmq-g-", times=1, after=2)
+    crew = Crew(5, lambda _: None, group="g")
+    assert crew.size == 5
+
+    crew.workers_for(is_async=False)
+    assert crew.size == 2
+    assert crew.workers_for(is_async=True).size == 5
+
+    crew.resize(5)
+    assert crew.size == 5
+    assert await crew.stop(DEADLINE) == 0
+
+
+async def test_missing_threads_are_not_tried_for_with_every_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orbitmq.client.consumer.workers.TRY_AGAIN", 10 * DEADLINE)
+    refused = refuse_threads(monkeypatch, "test-", times=2, after=1)
+
+    async with pool(ThreadWorkers, 4) as running:
+        running.submit(*(Job() for _ in range(50)))
+        await running.until_done(50)
+
+        assert len(refused) == 1
 
 
 async def test_where_no_thread_starts_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:

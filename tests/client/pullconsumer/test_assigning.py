@@ -107,3 +107,51 @@ async def test_a_stop_during_an_assignment_begins_nothing_more(
 
         assert not reader._core.owned
         assert not reader._core.puller.queues
+
+
+async def test_a_stop_does_not_wait_for_queues_that_are_being_begun(
+    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        asked: list[Queue] = []
+
+        async def never(queue: Queue) -> int:
+            asked.append(queue)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(reader._core._assigning, "_start", never)
+        assigning = asyncio.create_task(reader.assign([queue(0), queue(1)]))
+        await until(lambda: asked == [queue(1)], DEADLINE)
+
+        async with asyncio.timeout(DEADLINE):
+            await reader.stop()
+            await assigning
+
+        assert not reader._core.owned
+        assert not reader._core.puller.queues
+
+
+async def test_an_assignment_that_is_cancelled_says_so(
+    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with consumer(cluster) as reader:
+        await reader.assign([queue(0)])
+        asked: list[Queue] = []
+
+        async def never(queue: Queue) -> int:
+            asked.append(queue)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(reader._core._assigning, "_start", never)
+            assigning = asyncio.create_task(reader.assign([queue(0), queue(1)]))
+            await until(lambda: asked == [queue(1)], DEADLINE)
+            assigning.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await assigning
+
+        await reader.assign([queue(0), queue(1)])
+        assert reader.assignment() == (queue(0), queue(1))

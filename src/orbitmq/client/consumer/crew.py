@@ -31,7 +31,8 @@ class Crew:
 
     @property
     def size(self) -> int:
-        return self._size
+        """How many calls are made at once; fewer than wanted while the system lacks threads."""
+        return self._size if self._threads is None else min(self._size, self._threads.size)
 
     def submit(self, job: Run | DirectCall) -> None:
         """Have calls made."""

@@ -9,6 +9,9 @@ claim that was dropped meanwhile, because the queue went to somebody else, ends 
 What is kept of a queue cannot be proven while only a slave of its broker is there. Then the queue
 begins where the slave says, and what was kept is thrown away: whatever is done with the queue from
 here on, by a seek or a reset as well, is not moved by it later.
+
+A reset that comes while a queue is claimed may come after its progress was read. It is noted, and
+the queue begins there, whatever was read.
 """
 
 from __future__ import annotations
@@ -77,6 +80,14 @@ class _Gain:
     task: asyncio.Task[None] | None = None
 
 
+@dataclass(slots=True)
+class PendingReset:
+    """Where a claimed queue is to begin, because its progress was reset."""
+
+    offset: int
+    is_followed: bool = False
+
+
 class Gaining:
     """Turns claims into owned queues, topic by topic."""
 
@@ -117,6 +128,7 @@ class Gaining:
         self._on_gained = on_gained
         self._look_again = look_again
         self._gains: dict[str, _Gain] = {}
+        self._resets: dict[Claim, PendingReset] = {}
         self._spells = Spells(log)
 
     def claim(
@@ -150,9 +162,18 @@ class Gaining:
         """Claim nothing of a topic any more."""
         self._drop(topic, keep=frozenset())
 
+    def reset(self, queue: Queue, offset: int) -> PendingReset | None:
+        """Begin a queue there, if it is claimed; None if it is not."""
+        claim = self._ownership.claims.get(queue)
+        if claim is None:
+            return None
+        reset = self._resets[claim] = PendingReset(offset)
+        return reset
+
     async def stop(self) -> None:
         """Claim nothing at all; what is half-way is given back."""
         self._ownership.claims.clear()
+        self._resets.clear()
         tasks = [gain.task for gain in self._gains.values() if gain.task is not None]
         self._gains.clear()
         for task in tasks:
@@ -164,6 +185,8 @@ class Gaining:
             if claim.queue in keep:
                 continue
             del self._ownership.claims[claim.queue]
+            if self._resets.pop(claim, None) is not None:
+                self._progress.forget(claim.queue)
             if self._may_be_locked(claim):
                 self._engine.spawn(self._give_back(claim), f"unlock {claim.queue}")
 
@@ -288,6 +311,8 @@ class Gaining:
         if not self._is_current(claim):
             await self._give_back(claim)
             return
+        if (reset := self._resets.pop(claim, None)) is not None:
+            offset = self._follow(queue, reset)
         owned = OwnedQueue(queue, offset, now=self._engine.clock.monotonic(), lock=claim.lock)
         # One step: whoever asks sees the claim or the owner, never neither.
         del self._ownership.claims[queue]
@@ -303,6 +328,13 @@ class Gaining:
         )
         self._puller.begin(owned)
         self._on_gained(queue.topic)
+
+    def _follow(self, queue: Queue, reset: PendingReset) -> int:
+        """Where a queue begins that was reset on its way; whoever resets it puts that by."""
+        self._progress.forget(queue)
+        self._progress.update(queue, reset.offset)
+        reset.is_followed = True
+        return reset.offset
 
     async def _settled_start(self, queue: Queue) -> int:
         """Where a queue begins once what is kept of it is put by, or is not to be: see the head."""

@@ -89,7 +89,10 @@ class GroupMember(ABC):
         )
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on from other offsets: what runs is waited for, in bounded time, and no longer."""
+        """Go on from other offsets; what runs is waited for as long as a hand-over takes at most.
+
+        In order, until it has ended, however long that takes: two would run at once otherwise.
+        """
         owned = [
             self.rebalancer.owned[queue] for queue in offsets if queue in self.rebalancer.owned
         ]

@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.client.consumer.allocation import Averagely, Strategy, in_order, share
 from orbitmq.client.consumer.assignmentnews import AssignmentListener, AssignmentNews
-from orbitmq.client.consumer.gaining import Beginning, Gaining, View
+from orbitmq.client.consumer.gaining import Beginning, Gaining, PendingReset, View
 from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.ownership import Ownership, RebalanceCounts
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
@@ -56,6 +56,21 @@ log = logging.getLogger(__name__)
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = View((), ())
+#: How often a reset is tried while its queues come and go.
+_RESETS: Final = 5
+
+
+class ResetUnsettled(OrbitError):
+    """Queues came and went all the time while their progress was reset: it may not be."""
+
+    retriable = True
+
+    def __init__(self, queues: Iterable[Queue]) -> None:
+        self.queues = tuple(queues)
+        super().__init__(
+            f"{', '.join(map(str, self.queues))} came and went while the progress was reset; "
+            "reset it again when the group is at rest"
+        )
 
 
 class Rebalancer:
@@ -255,20 +270,58 @@ class Rebalancer:
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
         """Go on from other offsets, as an administrator wants; what runs does not count.
 
-        Offsets of queues that are not ours are left to those whose they are.
+        Offsets of queues that are not ours, and are not about to be, are left to those whose they
+        are. Raises when an offset could not be put by; the others are, all the same.
         """
+        ownership = self._ownership
         self._unreported.drop(offsets)
-        owned = self._ownership.owned
+        left = {
+            queue: at
+            for queue, at in offsets.items()
+            if queue in ownership.owned or queue in ownership.claims
+        }
+        errors: list[Exception] = []
+        for _ in range(_RESETS):
+            if not left:
+                break
+            left = await self._reset_once(left, errors)
+        if errors:
+            raise errors[0]
+        if left:
+            raise ResetUnsettled(left)
+
+    async def _reset_once(
+        self, offsets: Mapping[Queue, int], errors: list[Exception]
+    ) -> dict[Queue, int]:
+        """Try to; which offsets may have been forgotten on their way, with their queue let go."""
+        self._unreported.drop(offsets)
+        owned, progress = self._ownership.owned, self._progress
         mine = {queue: owned[queue] for queue in offsets if queue in owned}
         for each in mine.values():
             each.drop()
         try:
-            for queue in mine:
-                self._progress.freeze(queue, offsets[queue])
-            await self._progress.persist(mine)
-            await self._reset_again(mine, offsets)
+            # In one step with the freezing: a frozen queue that begins would never be reported.
+            noted = {
+                queue: reset
+                for queue, at in offsets.items()
+                if (reset := self._gaining.reset(queue, at)) is not None
+            }
+            for queue, at in offsets.items():
+                progress.freeze(queue, at)
+            try:
+                await progress.persist(offsets)
+            except Exception as error:  # noqa: BLE001  # raised when all others were seen to
+                errors.append(error)
+            return {
+                queue: at
+                for queue, at in offsets.items()
+                if not self._is_reset(queue, at, mine.get(queue), noted.get(queue))
+            }
         finally:
             self.reporting.let_be_seen(mine)
+            for queue in offsets:
+                if queue not in owned and queue not in self._ownership.claims:
+                    progress.forget(queue)
             going = [
                 self._releasing.release(each, "its progress was reset", reports=False)
                 for each in mine.values()
@@ -276,30 +329,19 @@ class Rebalancer:
             ]
             await asyncio.gather(*going, return_exceptions=True)
 
-    async def _reset_again(
-        self, before: Mapping[Queue, OwnedQueue], offsets: Mapping[Queue, int]
-    ) -> None:
-        """Reset queues that were let go while the offset waited to be put by.
-
-        It was forgotten with them then, and those that are ours again were begun without it.
-        """
-        gone = {
-            queue: offsets[queue] for queue, owned in before.items() if not self._is_current(owned)
-        }
-        if not gone:
-            return
-        elsewhere = [queue for queue in gone if queue not in self._ownership.owned]
-        for queue in elsewhere:
-            self._progress.freeze(queue, gone[queue])
-        try:
-            await self._progress.persist(elsewhere)
-        finally:
-            for queue in elsewhere:
-                if queue not in self._ownership.owned:
-                    self._progress.forget(queue)
-        await self.reset(
-            {queue: at for queue, at in gone.items() if queue in self._ownership.owned}
-        )
+    def _is_reset(
+        self, queue: Queue, at: int, before: OwnedQueue | None, noted: PendingReset | None
+    ) -> bool:
+        """Whether an offset was not forgotten before it was put by, or is followed in any case."""
+        if before is not None:
+            return self._is_current(before)
+        if noted is not None and noted.is_followed:
+            return True
+        if queue in self._ownership.owned:
+            return False
+        # A claim of later on has forgotten it, and may have read another one.
+        is_known = noted is not None or queue not in self._ownership.claims
+        return is_known and self._progress.read(queue) == at
 
     def running_info(self) -> ConsumerRunningInfo:
         """What others are told when they ask what this consumer does."""

@@ -47,6 +47,8 @@ SETTLE_PAUSE: Final = 0.001
 #: many seconds.
 _UNWINDING_SHARE: Final = 0.1
 _UNWINDING: Final = 1.0
+#: How long after a shortage of threads the missing ones are tried again, with the next job.
+TRY_AGAIN: Final = 5.0
 #: How long a task may go on with handlers that never wait, before the loop gets its turn.
 ON_END: Final = 0.005
 
@@ -93,7 +95,8 @@ class ThreadWorkers:
         self._name = name
         self._tell = finished
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        #: Have a job done; from the loop. No method around it, because every message goes this way.
+        #: Have a job done; from the loop. No method around it, because every message goes this way;
+        #: unless threads are missing.
         self.submit: Callable[[Job], None] = self._jobs.put
         self._done: list[Job] = []
         self._is_settling = False
@@ -102,6 +105,8 @@ class ThreadWorkers:
         self._ends: list[None] = []
         self._threads: set[threading.Thread] = set()
         self._size = 0
+        self._wanted = 0
+        self._try_again_at = 0.0
         self._numbers = 0
         self._all_ended: asyncio.Event = asyncio.Event()
         self._is_stopping = False
@@ -113,6 +118,8 @@ class ThreadWorkers:
 
     def resize(self, size: int) -> None:
         """Raises `RuntimeError` when not even one thread can be started."""
+        self._wanted = size
+        self.submit = self._jobs.put
         for _ in range(self._size, size):
             if self._may_end():
                 # Instead of it, one that was told to end goes on.
@@ -123,8 +130,10 @@ class ThreadWorkers:
             except RuntimeError as error:
                 if not self._size:
                     raise
-                # Fewer do the same work; with the next change the others are tried again.
+                # Fewer do the same work, until the others can be had.
                 log.warning("%s has %d threads, not %d: %s", self._name, self._size, size, error)
+                self._try_again_at = self._loop.time() + TRY_AGAIN
+                self.submit = self._submit_short_of_threads
                 return
             self._size += 1
         for _ in range(size, self._size):
@@ -132,6 +141,11 @@ class ThreadWorkers:
             # For one that waits: a busy one sees its end after its job.
             self._jobs.put(None)
         self._size = size
+
+    def _submit_short_of_threads(self, job: Job) -> None:
+        self._jobs.put(job)
+        if self._loop.time() >= self._try_again_at and not self._is_stopping:
+            self.resize(self._wanted)
 
     def _start_thread(self) -> None:
         """Raises `RuntimeError` when the system has no thread left."""

@@ -49,6 +49,8 @@ class Assigning:
         self._tracked: set[str] = set()
         #: Held by whoever changes the assignment: what one gives up, the next may want back.
         self._changing = asyncio.Lock()
+        #: The queues that are being begun by whoever holds it.
+        self._begins: asyncio.Future[list[None]] | None = None
         self._is_stopped = False
 
     @property
@@ -79,7 +81,20 @@ class Assigning:
             gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
             await self._end(gone)
             new = [queue for queue in wanted if queue not in self._owned]
-            await asyncio.gather(*(self._begin(queue) for queue in new))
+            if not self._is_stopped:
+                await self._begin_all(new)
+
+    async def _begin_all(self, queues: list[Queue]) -> None:
+        self._begins = asyncio.gather(*(self._begin(queue) for queue in queues))
+        try:
+            await self._begins
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_stopped or (task is not None and task.cancelling()):
+                raise
+            # By the stop, which does not wait for brokers that are slow to say where to begin.
+        finally:
+            self._begins = None
 
     def _track(self, topics: set[str]) -> None:
         for topic in topics - self._tracked:
@@ -135,6 +150,8 @@ class Assigning:
         """Give everything up; who waits to change the assignment comes too late."""
         self._is_stopped = True
         self._wanted = set()
+        if self._begins is not None:
+            self._begins.cancel()
         async with self._changing:
             # Whoever was at it when the stop came may have wanted others since.
             self._wanted = set()
