@@ -345,6 +345,32 @@ async def test_the_loop_does_not_wait_for_a_thread_that_is_held_up_while_it_writ
         assert thread.was_let_go
 
 
+async def test_what_the_loop_tells_is_not_overtaken_while_a_thread_is_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[bytes] = []
+
+    def note(_: Connection, request: Command) -> None:
+        told.append(bytes(request.body))
+
+    async with serving({ECHO: _echo, TOLD: note}) as server, _connected(server) as connection:
+        side = connection.for_threads()
+        thread = _HeldUp(monkeypatch)
+        asking = asyncio.ensure_future(_on_thread(lambda: _ask(side, b"thread")))
+        await thread.until_it_writes()
+
+        for number in range(3):
+            connection.notify(TOLD, body=b"loop %d" % number)
+            connection.flush()
+            tell = partial(side.tell, _encoding(TOLD, b"thread %d" % number, one_way=True))
+            assert await _on_thread(tell) is None
+        thread.let_go.set()
+
+        assert await asking == b"thread"
+        await until(lambda: len(told) == 6)
+        assert told == [b"%s %d" % (who, n) for n in range(3) for who in (b"loop", b"thread")]
+
+
 async def test_a_connection_ends_without_a_thread_that_is_held_up_while_it_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

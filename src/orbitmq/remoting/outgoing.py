@@ -48,6 +48,12 @@ class Outgoing:
         self._pieces[:0] = pieces
         self.size += sum(map(len, pieces))
 
+    def take(self) -> Sequence[Bytes]:
+        """What waits, which is somebody else's to write from now on."""
+        self.size = 0
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
     def flush(self) -> int:
         """Write what waits; return how many bytes that was."""
         size, self.size = self.size, 0

@@ -24,8 +24,9 @@ the loop (it stops a client). So the loop never waits for the lock, it tries it:
 
 * A *flush* first notes that it is wanted, then tries. Either it gets the lock, or somebody had it
   after the note was made: he looks for the note after he has let go, and wakes the loop. So does
-  who is interrupted. What the loop has to write stays where it is until then, in order. Only the
-  last flush of a connection waits for a moment: nothing comes after it.
+  who is interrupted. What the loop has to write goes into the queue of the threads until then: what
+  a thread writes after the loop has told something for it may not come before that. Only the last
+  flush of a connection waits for a moment: nothing comes after it.
 * A *look* that does not get the lock is repeated as if the transport were not empty.
 * The *close* first notes that it is closed, then tries. Who comes later does not touch the
   descriptor any more; who has the lock at that moment closes it after he has let go.
@@ -99,7 +100,7 @@ class SharedSocket:
         self._abort = abort
         self._descriptor = second_descriptor(transport)
         self._lock = threading.Lock()
-        #: Whole frames of threads that are to be written.
+        #: Whole frames of threads that are to be written, and those of the loop that met a thread.
         self._queue: deque[Sequence[Bytes]] = deque()
         #: What is left of a write of threads that was cut short; goes first.
         self._rest: list[Bytes] = []
@@ -148,11 +149,13 @@ class SharedSocket:
     def flush(self, out: Outgoing, *, is_last: bool = False) -> int:
         """Write what threads left, then what the loop itself has to say. Called on the loop.
 
-        Nothing happens while a thread writes, which has `take_over` called afterwards; `is_last`
+        Nothing is written while a thread writes, which has `take_over` called afterwards; `is_last`
         waits for it, for a moment.
         """
         self._is_wanted = True
         if not (self._lock.acquire(timeout=LAST_PATIENCE) if is_last else self._try_lock()):
+            if out.size:
+                self._queue.append(out.take())
             return 0
         try:
             self._is_wanted = False

@@ -48,7 +48,7 @@ from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.store.settings import StoreSettings
 from orbitmq.testing.background import EmbeddedCluster
 from orbitmq.wire.acl import Credentials
-from orbitmq.wire.codes import TransactionState
+from orbitmq.wire.codes import ResponseCode, TransactionState
 from orbitmq.wire.frame import Bytes
 from tests.support.client import QUICK_CHANNELS
 from tests.support.collecting import wherever_garbage_is_collected
@@ -380,6 +380,28 @@ async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(
         assert producer._in_flight.count == 0
 
 
+async def test_what_was_stored_less_safely_is_told_so_when_a_stop_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> bool:
+        raise Interrupt
+
+    settings = SendSettings(retry_not_stored_ok=True, retry_pause=0)
+    async with scripted_cluster("a") as scripted:
+        scripted.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT, SILENCE]}
+        producer = Producer(
+            "hasty", name_server=str(scripted.name_server.address), sending=settings
+        )
+        await asyncio.to_thread(producer.start)
+        submitted = producer.submit("orders", b"x", timeout=3600)
+        await until(lambda: len(scripted.sent) == 2)
+        monkeypatch.setattr(BlockingInFlight, "until_over", interrupted)
+        with pytest.raises(Interrupt):
+            await asyncio.to_thread(producer.stop)
+
+        assert submitted.result(0).status is SendStatus.FLUSH_DISK_TIMEOUT
+
+
 def test_stops_that_overlap_all_wait_for_the_same_end(
     cluster: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +504,7 @@ def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
     is_preparing, is_leaving = threading.Event(), asyncio.Event()
     stop = Engine.stop
 
-    async def prepare(*_: object) -> None:
+    async def find(*_: object) -> None:
         is_preparing.set()
         await is_leaving.wait()
 
@@ -492,7 +514,7 @@ def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
             await asyncio.sleep(0)
         await stop(engine)
 
-    monkeypatch.setattr(Publisher, "prepare", prepare)
+    monkeypatch.setattr(Publisher, "find", find)
     monkeypatch.setattr(Engine, "stop", leave)
     monkeypatch.setattr(BlockingInFlight, "until_over", lambda *_: True)  # it came just after that
     producer = Producer("leaving", name_server=NOBODY)

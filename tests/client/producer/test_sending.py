@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute, SendFailed
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute, NotRunning, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.frames import SendFrames
@@ -193,6 +196,48 @@ async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker() ->
         assert isinstance(failure.cause, RequestTimedOut)
         assert core.publisher._faults.is_empty
     assert [sent.body for sent in cluster.sent] == [b"x"]
+
+
+async def test_for_what_has_no_time_left_nobody_is_connected_to_nor_blamed() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        await producer.send("orders", b"x", queue=Queue("orders", "a", 0))
+        core = producer._core
+        sending = core.sending("orders", b"late", {"queue": Queue("orders", "b", 0)})
+        sending.made -= 2 * sending.timeout
+
+        await core.publisher.prepare(sending)
+        with pytest.raises(SendFailed) as caught:
+            await core.publisher.send(sending)
+
+        assert isinstance(caught.value.cause, RequestTimedOut)
+        assert sending.attempts == 0
+        assert core.publisher._faults.is_empty
+        assert "b" not in core.publisher._connections
+    assert [sent.body for sent in cluster.sent] == [b"x"]
+
+
+async def test_what_is_stored_is_not_reported_as_failed_when_there_is_no_second_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes: list[SendResult | BaseException] = []
+
+    def spawn(_engine: Engine, coroutine: Coroutine[Any, Any, None], _name: str) -> None:
+        coroutine.close()
+        raise NotRunning("this client", was_stopped=True)
+
+    settings = SendSettings(timeout=DEADLINE, retry_not_stored_ok=True)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        await producer.send("orders", b"x")
+        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
+        core = producer._core
+        with monkeypatch.context() as patches:
+            patches.setattr(Engine, "spawn", spawn)  # as in a client that is stopped
+            core.publisher.begin(core.sending("orders", b"y", {}), outcomes.append)
+            await until(lambda: bool(outcomes))
+
+        (result,) = outcomes
+        assert isinstance(result, SendResult)
+        assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
 async def test_a_broker_that_cannot_be_prepared_for_is_left_alone() -> None:

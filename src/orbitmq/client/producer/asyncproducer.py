@@ -128,7 +128,8 @@ class AsyncProducer:
         """Send in the background: returns as soon as there is room for it, with its future.
 
         Messages that one task submits to one queue are stored in their order, unless an attempt
-        fails. A failure that nobody looks at is logged.
+        fails. A failure that nobody looks at is logged. That no frame can be made of a message,
+        which is too long for one, is told by the future as well.
         """
         core, in_flight = self._core, self._in_flight
         publisher = core.running()

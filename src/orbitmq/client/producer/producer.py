@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import concurrent.futures
 import logging
 from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
@@ -21,9 +19,9 @@ from orbitmq.client.message import Message
 from orbitmq.client.producer.arguments import Body, SendOptions
 from orbitmq.client.producer.core import DEFAULT_GROUP, ProducerCore
 from orbitmq.client.producer.inflight import BlockingInFlight
-from orbitmq.client.producer.publishing import Publisher
+from orbitmq.client.producer.lines import Line, Submitted, WaitingLines
 from orbitmq.client.producer.results import SendResult
-from orbitmq.client.producer.sending import Sending
+from orbitmq.client.producer.sending import Sending, outcome_at_stop
 from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.producer.transactions import (
     BlockingLocal,
@@ -44,9 +42,6 @@ T = TypeVar("T")
 
 #: For a message whose time is up while a stop waits for it: it is to say why it was not sent.
 _GRACE: Final = 1.0
-
-#: Messages that were submitted, in their order, and their futures.
-_Line: TypeAlias = deque[tuple[Sending, concurrent.futures.Future[SendResult]]]
 
 
 class Producer:
@@ -84,12 +79,11 @@ class Producer:
             self.settings.max_in_flight, self.settings.max_in_flight_bytes
         )
         #: Submitted, and not yet begun by the loop, which alone takes them out.
-        self._submitted: _Line = deque()
+        self._submitted: Line = deque()
+        self._lines = WaitingLines(self._core, self._submitted, self._finish)
         #: All that were submitted and have no outcome, from the submission on. Who takes one out
         #: tells it the outcome, and nobody else: the loop, or any thread when the loop is gone.
-        self._untold: dict[concurrent.futures.Future[SendResult], Sending] = {}
-        #: By topic: taken from those, and waiting for its route or a connection.
-        self._waiting: dict[str, _Line] = {}
+        self._untold: dict[Submitted, Sending] = {}
         self._wake_is_due = False
 
     # ---- life
@@ -382,58 +376,18 @@ class Producer:
                 self._core.publisher.told()
 
     def _begin_submitted(self) -> None:
-        """On the loop: send what was submitted, in the order of each topic."""
+        """On the loop: send what was submitted, or have it wait."""
         # First this: whoever finds it set has put his message where it is found now.
         self._wake_is_due = False
-        while self._submitted:
-            submission = self._submitted.popleft()
-            sending, sent = submission
-            try:
-                publisher = self._core.publisher
-                if self._waiting and (line := self._waiting.get(sending.draft.topic)) is not None:
-                    line.append(submission)
-                elif publisher.is_ready(sending):
-                    publisher.begin(sending, partial(self._finish, sent))
-                else:
-                    self._wait_in_line(publisher, submission)
-            except Exception as error:  # noqa: BLE001  # whatever it is: the others are sent
-                self._finish(sent, error)
+        self._lines.begin_submitted()
 
-    def _wait_in_line(
-        self, publisher: Publisher, first: tuple[Sending, concurrent.futures.Future[SendResult]]
-    ) -> None:
-        """Others of its topic wait behind it: they might overtake it otherwise."""
-        topic = first[0].draft.topic
-        line = deque((first,))
-        self._core.engine.spawn(self._warm_up(publisher, topic, line), "connect")
-        self._waiting[topic] = line
-
-    async def _warm_up(self, publisher: Publisher, topic: str, line: _Line) -> None:
-        """Connect for the first message of a line, and send it whatever came of that; and so on."""
-        try:
-            while line:
-                sending, sent = line[0]
-                if not publisher.is_ready(sending):
-                    await publisher.prepare(sending)
-                line.popleft()
-                try:
-                    self._core.publisher.begin(sending, partial(self._finish, sent))
-                except Exception as error:  # noqa: BLE001  # as above
-                    self._finish(sent, error)
-        except asyncio.CancelledError:
-            for _, sent in line:
-                self._give_up(sent)
-            raise
-        finally:
-            del self._waiting[topic]
-
-    def _give_up(self, sent: concurrent.futures.Future[SendResult]) -> None:
+    def _give_up(self, sent: Submitted) -> None:
         """The producer is stopped before it had an outcome."""
-        self._finish(sent, NotRunning("this producer", was_stopped=True))
+        sending = self._untold.get(sent)
+        if sending is not None:
+            self._finish(sent, outcome_at_stop(sending))
 
-    def _finish(
-        self, sent: concurrent.futures.Future[SendResult], outcome: SendResult | BaseException
-    ) -> None:
+    def _finish(self, sent: Submitted, outcome: SendResult | BaseException) -> None:
         """Tell the outcome, unless somebody else does or has done. By any thread."""
         sending = self._untold.pop(sent, None)
         if sending is None:

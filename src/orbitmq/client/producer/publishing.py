@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerUnavailable, NotRunning, SendFailed
+from orbitmq.client.errors import BrokerUnavailable, SendFailed
 from orbitmq.client.producer.brokerversions import BrokerVersions
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.errors import TimesUnsupported
@@ -24,6 +24,7 @@ from orbitmq.client.producer.sending import (
     Sending,
     attempt_time,
     given_up,
+    outcome_at_stop,
     pause_before,
     result_of,
     settle,
@@ -149,20 +150,49 @@ class Publisher:
         What goes wrong here goes wrong again, and is told, when it is sent; or goes right then,
         elsewhere, if the broker cannot be reached.
         """
+        found = await self.find(sending)
+        if found is not None:
+            await self.connect(sending, *found)
+
+    async def find(self, sending: Sending) -> tuple[Queue, bool] | None:
+        """The first half of that: its queue, and whether its topic has other brokers."""
         try:
-            queue, others = await self._targets.choose(sending)
-            sending.first = queue
-            now = self._monotonic()
-            limit = attempt_time(sending, now, self._settings, others=others)
-            try:
-                await self._connected(queue, limit)
-            except (RemotingError, BrokerUnavailable) as error:
-                self._faults.failed(queue.broker)
-                sending.error, sending.first = error, None
-                raise
-            await self._check_times(sending.draft, queue, limit)
+            found = await self._targets.choose(sending)
         except Exception as error:  # noqa: BLE001  # also a selector's
             log.debug("a send cannot begin at once: %r", error)
+            return None
+        sending.first = found[0]
+        return found
+
+    async def connect(
+        self, sending: Sending, queue: Queue, others: bool, *, leaves_half: bool = False
+    ) -> bool:
+        """The second half; False when the broker cannot be reached.
+
+        `leaves_half`: where there are other brokers, it takes no more than half of the time.
+        """
+        now = self._monotonic()
+        limit = attempt_time(sending, now, self._settings, others=others)
+        if limit <= 0:
+            return True  # which says nothing about the broker
+        if leaves_half and others:
+            limit = min(limit, (sending.deadline - now) / 2)
+        try:
+            await self._connected(queue, limit)
+        except (RemotingError, BrokerUnavailable) as error:
+            log.debug("a send cannot begin at once: %r", error)
+            self._faults.failed(queue.broker)
+            sending.error, sending.first = error, None
+            return False
+        try:
+            await self._check_times(sending.draft, queue, limit)
+        except Exception as error:  # noqa: BLE001  # told when it is sent
+            log.debug("a send cannot begin at once: %r", error)
+        return True
+
+    def knows(self, topic: str) -> bool:
+        """Whether the queues of a topic are known."""
+        return self._known(topic) is not None
 
     def is_ready(self, sending: Sending) -> bool:
         """Whether `begin` would send at once. Otherwise later sends might overtake this one."""
@@ -209,7 +239,8 @@ class Publisher:
                     self._finish_later(sending, done, "send again")
                     return
             except OrbitError as error:
-                done(error)
+                # As in `send`: what was stored has not failed, also if there is no second attempt.
+                done(error if sending.result is None else sending.result)
             else:
                 done(result)
 
@@ -241,7 +272,7 @@ class Publisher:
         def ended(task: asyncio.Task[None]) -> None:
             # Here and not in the coroutine, which may be cancelled before its first step.
             if task.cancelled():
-                done(NotRunning("this producer", was_stopped=True))
+                done(outcome_at_stop(sending))
 
         self._engine.spawn(self._finish(sending, done), name).add_done_callback(ended)
 
@@ -386,13 +417,12 @@ class Publisher:
     async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Attempt:
         now = sending.began = self._monotonic()
         limit = attempt_time(sending, now, self._settings, others=others)
+        if limit <= 0:
+            raise self._expired(sending, queue)
         end = now + limit
         draft = sending.draft
         connection: Connection | None = None
         try:
-            if limit <= 0:
-                late = RequestTimedOut(self._address(queue), draft.code, sending.timeout)
-                return Attempt(queue, late, None)
             connection = self._connections.get(queue.broker)
             if connection is None or not connection.is_open:
                 connection = await self._connected(queue, limit)

@@ -18,7 +18,13 @@ from typing import Final
 
 import msgspec
 
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError, SendFailed
+from orbitmq.client.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ClientError,
+    NotRunning,
+    SendFailed,
+)
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.faults import Faults
 from orbitmq.client.producer.queuechoice import Selector
@@ -137,6 +143,11 @@ def given_up(sending: Sending) -> SendResult:
     if sending.result is not None:
         return sending.result
     raise sending.failed()
+
+
+def outcome_at_stop(sending: Sending) -> SendResult | NotRunning:
+    """What becomes of a call when the producer is stopped: it may be stored all the same."""
+    return sending.result or NotRunning("this producer", was_stopped=True)
 
 
 def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -> SendResult:
