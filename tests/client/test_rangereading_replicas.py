@@ -11,15 +11,19 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangelinks import RangeLinks
 from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
-from orbitmq.client.ranges import OffsetsGone, QueueRange
+from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
+from orbitmq.client.rangewindow import WindowLimits
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
+from tests.support.remoting import ManualClock
 from tests.support.scriptedbroker import Script, ScriptedBroker, asked, brought, refused, told
 
 QUEUE = Queue("orders", "broker-a", 0)
 COUNT = 100
 #: Nothing is waited for here: what counts as missing does so at once.
 AT_ONCE = 1e-9
+BY_TAG = RangeFilter("TagA", "TAG")
+FILTERS = [RangeFilter(), BY_TAG]
 
 
 def having(low: int, high: int) -> Script:
@@ -64,6 +68,7 @@ def read(
     patience: float = 60.0,
     lag_patience: float = AT_ONCE,
     is_registered: bool = True,
+    wanted: RangeFilter | None = None,
 ) -> tuple[list[int], list[int]]:
     """The offsets that are read, and how many connections each of the replicas has had."""
     servers = [ScriptedBroker(each) for each in replicas]
@@ -78,6 +83,7 @@ def read(
                     links,
                     [QueueRange(QUEUE, 0, COUNT)],
                     group="readers",
+                    wanted=wanted,
                     settings=RangeSettings(
                         missing=missing, patience=patience, lag_patience=lag_patience
                     ),
@@ -130,21 +136,100 @@ def test_a_replica_that_refuses_is_left_for_the_master(code: ResponseCode) -> No
     assert connections == [1]
 
 
-def test_messages_that_were_removed_from_a_replica_are_read_from_the_master() -> None:
-    def removed(pulls: list[Command]) -> list[bytes]:
-        return [
-            told(
-                pull,
-                ResponseCode.PULL_RETRY_IMMEDIATELY,
-                asked(pull)[0] + 10,
-                remark="MESSAGE_WAS_REMOVING",
-            )
-            for pull in pulls
-        ]
+def passing_over(remark: str | None, *, by: int = 40) -> Script:
+    """A broker that has none of its messages to give, and names the next offset."""
 
-    found, _ = read(breaking_once(having(0, COUNT)), removed, missing=Missing.SKIP)
+    def answer(pull: Command) -> bytes:
+        following = min(asked(pull)[0] + by, COUNT)
+        code = ResponseCode.PULL_RETRY_IMMEDIATELY
+        return told(pull, code, following, high=COUNT, remark=remark)
+
+    return lambda pulls: [answer(pull) for pull in pulls]
+
+
+@pytest.mark.parametrize("missing", list(Missing))
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+@pytest.mark.parametrize(
+    "remark", ["MESSAGE_WAS_REMOVING", "OFFSET_FOUND_NULL", "NO_MESSAGE_IN_QUEUE", None]
+)
+def test_what_a_replica_passes_over_is_read_from_the_master(
+    remark: str | None, wanted: RangeFilter, missing: Missing
+) -> None:
+    found, connections = read(
+        breaking_once(having(0, COUNT)), passing_over(remark), missing=missing, wanted=wanted
+    )
 
     assert found == list(range(COUNT))
+    assert connections == [1]
+
+
+def test_a_replica_is_believed_that_nothing_matches_a_filter() -> None:
+    found, connections = read(away, passing_over("NO_MATCHED_MESSAGE"), wanted=BY_TAG)
+
+    assert found == []
+    assert connections == [1]
+
+
+def test_where_nothing_is_filtered_a_replica_cannot_say_that_nothing_matches() -> None:
+    found, _ = read(breaking_once(having(0, COUNT)), passing_over("NO_MATCHED_MESSAGE"))
+
+    assert found == list(range(COUNT))
+
+
+@pytest.mark.parametrize("wanted", FILTERS, ids=str)
+@pytest.mark.parametrize("remark", ["MESSAGE_WAS_REMOVING", "OFFSET_FOUND_NULL"])
+def test_what_the_master_passes_over_because_it_is_not_there_is_missing(
+    remark: str, wanted: RangeFilter
+) -> None:
+    with pytest.raises(OffsetsGone, match="has 40 to 100"):
+        read(passing_over(remark), wanted=wanted)
+
+    found, _ = read(passing_over(remark), missing=Missing.SKIP, wanted=wanted)
+    assert found == []
+
+
+def test_a_gap_of_the_master_that_closes_soon_is_none() -> None:
+    """The file of a queue that is being made has no entry yet."""
+    gaps: list[Command] = []
+
+    def script(pulls: list[Command]) -> list[bytes] | None:
+        if not gaps:
+            gaps.extend(pulls)
+            return passing_over("OFFSET_FOUND_NULL")(pulls)
+        return having(0, COUNT)(pulls)
+
+    found, _ = read(script, lag_patience=60.0)
+
+    assert found == list(range(COUNT))
+
+
+def test_a_gap_of_the_master_is_waited_for_once_however_many_pulls_it_takes() -> None:
+    clock = ManualClock()
+
+    def pause(seconds: float) -> None:
+        clock.time += seconds
+
+    gap = passing_over("OFFSET_FOUND_NULL", by=COUNT)
+    settings = RangeSettings(
+        missing=Missing.SKIP, lag_patience=5.0, window=WindowLimits(requests=1, messages=10)
+    )
+    with ScriptedBroker(gap) as master:
+        links = RangeLinks(RangeAccess(name_servers=(master.address,), timeout=5.0))
+        began = clock.time
+        chunks = list(
+            read_ranges(
+                links,
+                [QueueRange(QUEUE, 0, COUNT)],
+                group="readers",
+                settings=settings,
+                clock=clock,
+                wait=pause,
+            )
+        )
+        links.close()
+
+    assert sum(len(chunk.pieces) for chunk in chunks) == 0
+    assert 5.0 <= clock.time - began <= 7.0
 
 
 def test_a_replica_that_has_everything_is_as_good_as_the_master() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, SendFailed, SettingError
+from orbitmq.client.errors import (
+    BrokerRefused,
+    NoNameServer,
+    SendFailed,
+    SettingError,
+)
+from orbitmq.client.producer.publications import Publication, Publications
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangewriting import Frame, RangeWriter, WritingSettings
@@ -69,6 +76,37 @@ def test_messages_keep_the_ids_that_they_bring(
     found = {message.body: message for message in orbit_shared_cluster.messages(orbit_shared_topic)}
     assert {bytes(body) for body in found} >= {b"0", b"1", b"2", b"3", b"4"}
     assert found[b"3"].properties["UNIQ_KEY"] == "id-3"
+
+
+def test_a_name_server_that_is_away_for_a_moment_is_asked_again(
+    writer: RangeWriter, orbit_shared_topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = Publications.find
+    asked: list[str] = []
+
+    async def away_at_first(publications: Publications, topic: str) -> Publication:
+        asked.append(topic)
+        if asked.count(orbit_shared_topic) <= 2:
+            raise NoNameServer([])
+        return await find(publications, topic)
+
+    monkeypatch.setattr(Publications, "find", away_at_first)
+
+    assert len(writer.queues(orbit_shared_topic)) == 4
+    assert asked.count(orbit_shared_topic) == 3
+
+
+def test_a_name_server_that_stays_away_is_said_to_be() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        access = RangeAccess(name_servers=(f"127.0.0.1:{nobody.getsockname()[1]}",))
+        writer = RangeWriter(access, "writers", WritingSettings(timeout=0.5))
+        writer.start()
+        try:
+            with pytest.raises(NoNameServer, match="no name server answers"):
+                writer.queues("orders")
+        finally:
+            writer.stop()
 
 
 def test_writing_waits_while_much_is_on_its_way(

@@ -113,7 +113,7 @@ def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(
     ) as known:
         known.queues([topic])
         known.join([topic], RangeFilter())
-        assert not known.report(reported)
+        assert not known.report(reported).failures
     options = {"startingOffsets": "group", "group": group}
 
     with pytest.raises(DataLost, match=r"broker-a:3 is to be read from offset 15 on and has 0 to"):

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from orbitmq import Admin
+from orbitmq.client.admin.resetplan import ResetTo
 from orbitmq.client.errors import BrokerUnavailable, NoRoute
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangecluster import Bounds, Found
+from orbitmq.client.rangecluster import Bounds, Found, Reported
 from orbitmq.client.ranges import QueueRange
 from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import (
@@ -847,10 +848,11 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
         def hanging(queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
             nonlocal hung
             found = ends(queues, patient=patient)
-            if found.failures:
-                clock.time += 6.0
-                hung += 6.0
-            return found
+            if not found.failures:
+                return found
+            clock.time += 6.0
+            hung += 6.0
+            return Found(found.values, found.failures, dict.fromkeys(found.failures, 6.0))
 
         stream._cluster.ends = hanging  # type: ignore[method-assign]
         for _ in range(1000):
@@ -1369,8 +1371,8 @@ def test_a_report_that_fails_is_made_again_and_stops_nothing(
         end = stream.latest_offset(begun(stream), limit=None)
         report = stream._cluster.report
 
-        def failing(_: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
-            return {Queue(orbit_topic, "broker-a", 2): SourceError("no")}
+        def failing(_: Mapping[Queue, int]) -> Reported:
+            return Reported({Queue(orbit_topic, "broker-a", 2): SourceError("no")})
 
         stream._cluster.report = failing  # type: ignore[method-assign,assignment]
         assert stream.latest_offset(end, limit=None) == end
@@ -1395,14 +1397,15 @@ def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
         began = clock.time
         hung = 0.0
 
-        def hanging(positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        def hanging(positions: Mapping[Queue, int]) -> Reported:
             nonlocal hung
             answering = {each: at for each, at in positions.items() if each.broker == "broker-a"}
             if len(answering) < len(positions):
                 clock.time += 6.0
                 hung += 6.0
-            failures = {each: SourceError("no") for each in positions if each not in answering}
-            return {**report(answering), **failures}
+            assert not report(answering).failures
+            hanging = positions.keys() - answering.keys()
+            return Reported(dict.fromkeys(hanging, SourceError("no")), dict.fromkeys(hanging, 6.0))
 
         stream._cluster.report = hanging  # type: ignore[method-assign]
         for step in range(400):
@@ -1434,6 +1437,71 @@ def test_a_report_is_repeated_now_and_then(
 
     assert before["broker-a", 2] == 3
     assert cluster.progress(group, topic) == {("broker-a", n): 7 for n in range(4)}
+
+
+def test_a_repetition_sets_nobody_back(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 40)
+    clock = ManualClock()
+    group = f"shared-{topic}"
+    position = at(topic, 7, 7, 7, 7)
+    with driver(cluster, topic, group=group, clock=clock) as stream:
+        stream.latest_offset(position, limit=None)
+        # As another member of the group does.
+        stream._cluster.report({Queue(topic, "broker-a", 2): 9})
+        clock.time += 30.0
+        stream.latest_offset(position, limit=None)
+
+    assert cluster.progress(group, topic)["broker-a", 2] == 9
+
+
+@pytest.mark.parametrize("offset", [3, 9])
+def test_a_repetition_leaves_a_reset_that_nobody_has_taken_yet(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, offset: int
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 40)
+    clock = ManualClock()
+    group = f"reset-{topic}"
+    queue = Queue(topic, "broker-a", 2)
+    position = at(topic, 7, 7, 7, 7)
+    with driver(cluster, topic, group=group, clock=clock) as stream:
+        stream.latest_offset(position, limit=None)
+        with Admin(name_server=cluster.name_server) as admin:
+            admin.progress.reset(group, topic, ResetTo.by_queue({queue: offset}))
+        clock.time += 30.0
+        stream.latest_offset(position, limit=None)
+
+    assert cluster.progress(group, topic)["broker-a", 2] == offset
+
+
+def test_a_repetition_that_fails_is_made_again_and_is_still_none_of_its_own(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 40)
+    clock = ManualClock()
+    group = f"again-{topic}"
+    position = at(topic, 7, 7, 7, 7)
+    with driver(cluster, topic, group=group, clock=clock) as stream:
+        stream.latest_offset(position, limit=None)
+        stream._cluster.report({Queue(topic, "broker-a", 1): 3, Queue(topic, "broker-a", 2): 9})
+        repeat = stream._cluster.repeat
+
+        def failing(positions: Mapping[Queue, int]) -> Reported:
+            return Reported(dict.fromkeys(positions, SourceError("no")))
+
+        stream._cluster.repeat = failing  # type: ignore[method-assign]
+        clock.time += 30.0
+        stream.latest_offset(position, limit=None)
+        stream._cluster.repeat = repeat  # type: ignore[method-assign]
+        clock.time += 1.0
+        stream.latest_offset(position, limit=None)
+
+    told = cluster.progress(group, topic)
+    assert [told["broker-a", number] for number in range(4)] == [7, 7, 9, 7]
 
 
 def test_a_member_says_where_all_queues_stand_also_after_a_report_of_some(

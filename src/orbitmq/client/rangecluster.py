@@ -43,6 +43,8 @@ class Found(Generic[V]):
     values: dict[Queue, V] = field(default_factory=dict)
     #: The queues that nobody could say anything about, and why.
     failures: dict[Queue, OrbitError] = field(default_factory=dict)
+    #: How long each of those kept us waiting, in seconds; they were asked side by side.
+    waited: dict[Queue, float] = field(default_factory=dict)
 
     def or_raise(self) -> dict[Queue, V]:
         """The values of all queues; the first failure if there is one."""
@@ -64,6 +66,16 @@ class Routed:
         for failure in self.failures.values():
             raise failure
         return self.queues
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What became of a report of progress."""
+
+    #: The queues whose brokers did not take it, and why.
+    failures: dict[Queue, Exception] = field(default_factory=dict)
+    #: How long the broker of each of those kept us waiting, in seconds.
+    waited: dict[Queue, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +217,54 @@ class RangeCluster:
 
         return self._of_all(queues, ask, patient=patient)
 
-    def report(self, positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
-        """Tell brokers where the group stands; returns those that did not take it, and why."""
+    def report(self, positions: Mapping[Queue, int]) -> Reported:
+        """Tell brokers where the group stands."""
         return self._thread.run(self._report(positions))
 
-    async def _report(self, positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+    def repeat(self, positions: Mapping[Queue, int]) -> Reported:
+        """Tell brokers once more what they have taken, where they have less or nothing.
+
+        One that has lost it is told again. What others of the group have reported since then is
+        not set back, nor is an administrator's reset that is still to be taken: as long as it is,
+        brokers take no report.
+        """
+        return self._thread.run(self._repeat(positions))
+
+    async def _report(self, positions: Mapping[Queue, int]) -> Reported:
         if self._member is not None:
             self._member.positions |= positions
-        return await self._kept.store(positions)
+        return await self._by_broker(positions, self._kept.store)
+
+    async def _repeat(self, positions: Mapping[Queue, int]) -> Reported:
+        async def repeat(some: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+            held = await self._gather(
+                tuple(some), lambda _, queue: self._kept.stored(queue), patient=False
+            )
+            lost = {q: some[q] for q, at in held.values.items() if at is None or at < some[q]}
+            return {**held.failures, **await self._kept.store(lost)}
+
+        return await self._by_broker(positions, repeat)
+
+    async def _by_broker(
+        self,
+        positions: Mapping[Queue, int],
+        tell: Callable[[Mapping[Queue, int]], Awaitable[Mapping[Queue, Exception]]],
+    ) -> Reported:
+        """Tell all brokers side by side, and see how long each takes."""
+        now = asyncio.get_running_loop().time
+        reported = Reported()
+
+        async def one(some: Mapping[Queue, int]) -> None:
+            since = now()
+            failures = await tell(some)
+            reported.failures.update(failures)
+            reported.waited.update(dict.fromkeys(failures, now() - since))
+
+        parts: dict[str, dict[Queue, int]] = {}
+        for queue, at in positions.items():
+            parts.setdefault(queue.broker, {})[queue] = at
+        await asyncio.gather(*map(one, parts.values()))
+        return reported
 
     def join(self, topics: Iterable[str], wanted: RangeFilter) -> None:
         """Be a member of the group, so that brokers and people see who reads; or change topics."""
@@ -259,16 +311,20 @@ class RangeCluster:
         *,
         patient: bool,
     ) -> Found[V]:
+        now = asyncio.get_running_loop().time
+        found: Found[V] = Found()
+
         async def one(queue: Queue) -> V | OrbitError:
+            since = now()
             try:
                 if not patient:
                     return await ask(self._running, queue)
                 return await self._again(lambda engine: ask(engine, queue))
             except OrbitError as error:
+                found.waited[queue] = now() - since
                 return error
 
         await self._know_brokers(queues)
-        found: Found[V] = Found()
         for queue, answer in zip(queues, await asyncio.gather(*map(one, queues)), strict=True):
             if isinstance(answer, OrbitError):
                 found.failures[queue] = answer

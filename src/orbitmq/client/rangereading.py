@@ -108,8 +108,13 @@ AFTER_ANSWER: Final[Mapping[int, NextStep]] = {
 }
 #: What a broker says to a group whose progress was reset.
 _RESET: Final = "OFFSET_RESET"
+#: What a broker says about messages that a filter keeps back.
+_UNMATCHED: Final = "NO_MATCHED_MESSAGE"
 #: What a broker says about messages whose log file it has deleted.
 _REMOVED: Final = "MESSAGE_WAS_REMOVING"
+#: What a broker says when its queue has a gap: no entry there, though it begins before and ends
+#: after.
+_NO_ENTRY: Final = "OFFSET_FOUND_NULL"
 #: While a broker restarts, a topic that lives on it alone has no route either.
 _NOBODY_THERE: Final = (RemotingError, NoNameServer, NoRoute, BrokerUnavailable)
 #: Pauses have long reached their limit by then.
@@ -180,8 +185,10 @@ class _Reading:
             ranges, is_filtered=not wanted.passes_all, limits=settings.window
         )
         self._peers: dict[str, _Peer] = {}
-        #: Slots that lie beyond the end of their queue, and since when they are known to.
+        #: Slots at which their queue has nothing, and since when that is known.
         self._beyond: dict[Slot, float] = {}
+        #: Where the last gap of a queue ends that counts as missing.
+        self._gap_ends: dict[Queue, int] = {}
         #: Queues of which it was said that something is missing.
         self._incomplete: set[Queue] = set()
 
@@ -310,16 +317,31 @@ class _Reading:
         elif following <= slot.at or answer.code == ResponseCode.PULL_OFFSET_MOVED:
             # A replica that lags, or an answer meant for the group: its progress was reset.
             self._ask_again(peer, slot, _refusal(answer, peer.connection))
-        elif answer.remark == _REMOVED and self._filter.passes_all:
+        elif not peer.is_at_master and not self._is_unmatched(answer):
+            # It may call any of its gaps by any code, and none of them is a gap of the master.
+            self._ask_again(peer, slot, _refusal(answer, peer.connection))
+        elif answer.remark == _NO_ENTRY and self._may_still_close(slot):
+            self._ask_again(peer, slot, OffsetsGone(self._range_of(slot), low, high))
+        elif answer.remark in {_REMOVED, _NO_ENTRY}:
+            # With a filter, too: it has let pass what is not there.
+            self._gap_ends[slot.queue] = following
             self._miss(peer, slot, following, following, high)
         else:
             self._progress(peer)
             self._window.answered(slot, b"", following)
 
+    def _is_unmatched(self, answer: Command) -> bool:
+        """Whether messages are there and not wanted."""
+        return answer.remark == _UNMATCHED and not self._filter.passes_all
+
     def _may_still_come(self, slot: Slot) -> bool:
-        """Whether a slot has not been beyond the end of its queue for long."""
+        """Whether a slot has not been beyond the end of its queue, or in a gap of it, for long."""
         since = self._beyond.setdefault(slot, self._monotonic())
         return self._monotonic() - since < self._settings.lag_patience
+
+    def _may_still_close(self, slot: Slot) -> bool:
+        """Whether a slot is in a gap that is not known for long, from this slot or another."""
+        return slot.at >= self._gap_ends.get(slot.queue, 0) and self._may_still_come(slot)
 
     def _miss(self, peer: _Peer, slot: Slot, resume_at: int, low: int, high: int) -> None:
         gone = OffsetsGone(self._range_of(slot), low, high)

@@ -130,8 +130,19 @@ class RangeWriter:
         await self._producer.start()
 
     def queues(self, topic: str) -> tuple[Queue, ...]:
-        """The queues of a topic that can be written. Raises `NoRoute`."""
-        return self._thread.run(self._started.queues(topic))
+        """The queues of a topic that can be written. Raises `NoRoute`.
+
+        A name server that is away is waited for as long as a broker would be, before it is a
+        `NoNameServer`.
+        """
+        asking = self._started.publisher.queues(topic, self._settings.timeout)
+        try:
+            return self._thread.run(asking)
+        except SendFailed as failed:
+            # Nothing was to be sent: what was in the way says more.
+            if isinstance(failed.cause, OrbitError):
+                raise failed.cause from None
+            raise
 
     def send(self, frame: Frame) -> None:
         """Send a frame in the background; waits while too much is on its way."""

@@ -15,13 +15,13 @@ than a ninth of the time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from orbitmq.client.errors import NoRoute
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangecluster import Bounds, RangeCluster, Routed
+from orbitmq.client.rangecluster import Bounds, Found, RangeCluster, Routed
 from orbitmq.clock import Clock
 from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import OptionRefused
@@ -124,21 +124,23 @@ class Heads:
             self._lows_at = now
             found = self._cluster.bounds(asked, patient=False)
             self._known.update(found.values)
-            failures = found.failures
+            answers: list[Found[Bounds] | Found[int]] = [found]
         else:
             ends = self._cluster.ends(asked, patient=False)
             # A queue that ends before it ended was made anew or cut: it may begin elsewhere, too.
             cut = {queue for queue, end in ends.values.items() if end < self._known[queue].high}
-            failures = ends.failures
+            answers = [ends]
             for queue in ends.values.keys() - cut:
                 self._known[queue] = Bounds(self._known[queue].low, ends.values[queue])
             if cut:
                 found = self._cluster.bounds(cut, patient=False)
                 self._known.update(found.values)
-                failures = failures | found.failures
-        self._note(asked, failures, now)
+                answers.append(found)
+        self._note(asked, answers)
 
-    def _note(self, asked: list[Queue], failures: dict[Queue, OrbitError], now: float) -> None:
+    def _note(self, asked: list[Queue], answers: list[Found[Bounds] | Found[int]]) -> None:
+        failures = {queue: why for each in answers for queue, why in each.failures.items()}
+        waited = {queue: wait for each in answers for queue, wait in each.waited.items()}
         silent = (self._silent - set(asked)) | failures.keys()
         for queue in sorted(silent - self._silent):
             log.warning(
@@ -148,9 +150,8 @@ class Heads:
             log.info("queue answers again", extra={"queue": str(queue)})
         self._pauses.note(
             (queue.broker for queue in asked),
-            {queue.broker for queue in failures},
-            since=now,
-            now=self._monotonic(),
+            longest_waits(failures, waited),
+            self._monotonic(),
         )
         self._silent = frozenset(silent)
 
@@ -169,14 +170,26 @@ class BrokerPauses:
         """Whether a broker may be asked."""
         return self._not_before.get(broker, now) <= now
 
-    def note(
-        self, asked: Iterable[str], silent: Collection[str], *, since: float, now: float
-    ) -> None:
-        """Brokers were asked at `since`; those that are silent are left alone from now on."""
+    def note(self, asked: Iterable[str], waits: Mapping[str, float], now: float) -> None:
+        """Brokers were asked, and those in `waits` did not answer: they are left alone from now on.
+
+        `waits` says how long each of them itself kept us waiting, in seconds, however long others
+        did at the same time.
+        """
         for broker in set(asked):
-            if broker not in silent:
+            if broker not in waits:
                 self._times.pop(broker, None)
                 continue
-            times = self._times.get(broker, 1.0)
-            self._not_before[broker] = now + max(self._least, times * (now - since))
-            self._times[broker] = min(2 * times, _MOST_TIMES)
+            wait, times = waits[broker], self._times.get(broker, 1.0)
+            self._not_before[broker] = now + max(self._least, times * wait)
+            # So short a wait never makes a difference. It must not make one for the next, either.
+            if wait * _MOST_TIMES > self._least:
+                self._times[broker] = min(2 * times, _MOST_TIMES)
+
+
+def longest_waits(silent: Iterable[Queue], waited: Mapping[Queue, float]) -> dict[str, float]:
+    """By broker the longest wait for one of its queues that were silent."""
+    found: dict[str, float] = {}
+    for queue in silent:
+        found[queue.broker] = max(found.get(queue.broker, 0.0), waited.get(queue, 0.0))
+    return found

@@ -23,16 +23,16 @@ that were assigned, what they have beyond it counts as lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangecluster import Bounds, RangeCluster
+from orbitmq.client.rangecluster import Bounds, RangeCluster, Reported
 from orbitmq.client.ranges import QueueRange
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError
 from orbitmq.spark.errors import CheckpointOfOtherTopics, DataLost, SourceError
-from orbitmq.spark.heads import BrokerPauses, Heads, HeadSettings
+from orbitmq.spark.heads import BrokerPauses, Heads, HeadSettings, longest_waits
 from orbitmq.spark.latequeues import LateQueues
 from orbitmq.spark.offsets import (
     AtOffsets,
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 #: How soon a report that a broker did not take is tried again, in seconds.
 _REPORT_AGAIN: Final = 1.0
-#: How often brokers are told also what they have taken already, in seconds: one that was killed
+#: How often brokers are asked if they still have what they took, in seconds: one that was killed
 #: comes back with what it had saved before.
 _REPORT_ALL: Final = 30.0
 #: How often the other members of the group are looked for, in seconds.
@@ -96,6 +96,8 @@ class StreamDriver:
         #: Topics and queues of the checkpoint that the query does not read any more.
         self._given_up: tuple[str, ...] = ()
         self._reported: dict[Queue, int] = {}
+        #: Those of them that brokers may have lost by now.
+        self._doubtful: set[Queue] = set()
         self._report_all_at = float("-inf")
         self._report_pauses = BrokerPauses(_REPORT_AGAIN)
         self._joined: frozenset[str] = frozenset()
@@ -334,21 +336,33 @@ class StreamDriver:
         now = self._monotonic()
         if now >= self._report_all_at:
             self._report_all_at = now + _REPORT_ALL
-            self._reported.clear()
-        changed = {
-            queue: at
-            for queue, at in positions.items()
-            if self._reported.get(queue) != at and self._report_pauses.is_over(queue.broker, now)
-        }
-        if not changed:
+            self._doubtful.update(self._reported)
+        self._tell(
+            {queue: at for queue, at in positions.items() if self._reported.get(queue) != at},
+            self._cluster.report,
+        )
+        self._tell(
+            {queue: at for queue, at in positions.items() if queue in self._doubtful},
+            self._cluster.repeat,
+        )
+
+    def _tell(
+        self, positions: dict[Queue, int], tell: Callable[[Mapping[Queue, int]], Reported]
+    ) -> None:
+        """Report or repeat positions to the brokers that are not left alone now."""
+        now = self._monotonic()
+        told = {q: at for q, at in positions.items() if self._report_pauses.is_over(q.broker, now)}
+        if not told:
             return
-        failures = self._cluster.report(changed)
-        self._reported |= {queue: at for queue, at in changed.items() if queue not in failures}
+        outcome = tell(told)
+        failures = outcome.failures
+        taken = {queue: at for queue, at in told.items() if queue not in failures}
+        self._reported |= taken
+        self._doubtful -= taken.keys()
         self._report_pauses.note(
-            (queue.broker for queue in changed),
-            {queue.broker for queue in failures},
-            since=now,
-            now=self._monotonic(),
+            (queue.broker for queue in told),
+            longest_waits(failures, outcome.waited),
+            self._monotonic(),
         )
         if failures:
             queue, reason = next(iter(failures.items()))

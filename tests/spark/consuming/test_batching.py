@@ -24,13 +24,14 @@ class Group:
 
     def __init__(self) -> None:
         driver: Any = SimpleNamespace(
-            batch=BatchSettings(first_pause=0.001),
+            batch=BatchSettings(first_pause=0.001, longest_pause=0.001, idle=0.001),
             group="billing",
             client_id="1",
             options=SimpleNamespace(ordered=False),
             lag=dict,
-            settle=lambda planned, reports: None,
+            settle=lambda planned, reports: self.settled.append(reports),
         )
+        self.settled: list[list[PieceReport]] = []
         spark: Any = SimpleNamespace()
         self.spark = spark
         self.clock = HandClock()
@@ -38,9 +39,16 @@ class Group:
         self._batching = Batching(spark, driver, clock=self.clock)
         self._batching._run_job = self._job  # type: ignore[method-assign]
 
-    def batch(self, outcome: PieceReport | Exception, *, messages: int = 10) -> None:
-        self._outcome = outcome if isinstance(outcome, Exception) else [outcome]
-        self._batching._batch(Planned(pieces=(Piece(QueueRange(QUEUE, 0, messages)),)))
+    def batch(self, *outcome: PieceReport | Exception, messages: int = 10) -> None:
+        self._outcome = [each for each in outcome if isinstance(each, PieceReport)]
+        for each in outcome:
+            if isinstance(each, Exception):
+                self._outcome = each
+        pieces = tuple(
+            Piece(QueueRange(Queue("orders", "broker-a", number), 0, messages))
+            for number in range(len(outcome))
+        )
+        self._batching._batch(Planned(pieces=pieces))
         self.clock.advance(1)
 
     def progress(self) -> PipelineProgress:
@@ -96,6 +104,57 @@ def test_a_job_that_fails_once_makes_no_group_ill_and_several_in_a_row_do(group:
 
     assert seen == [False, False, False, False, True]
     assert not group.progress().is_failing
+
+
+def test_tasks_that_say_that_they_failed_are_failed_jobs(group: Group) -> None:
+    failed = PieceReport(place=0, finished=0, failed="ModuleNotFoundError: billing\nTraceback ...")
+    seen = []
+    for _ in range(3):
+        group.batch(failed, PieceReport(place=1, finished=10, done=10))
+        seen.append(group.progress().is_failing)
+
+    last = group.progress().last_batch
+    assert last is not None
+    assert (last.error or "").startswith("ModuleNotFoundError: billing")
+    assert seen == [False, False, True]
+    # What other tasks did in the same job counts.
+    assert [report.finished for report in group.settled[-1]] == [0, 10]
+    assert group.progress().done == 30
+
+
+def test_batches_in_which_everything_was_put_off_are_failed_jobs(group: Group) -> None:
+    put_off = PieceReport(place=0, finished=0, pause=5.0, error="lost", is_put_off=True)
+    seen = []
+    for beside in ((), (), (PieceReport(place=1, finished=10, done=10),), (), (), ()):
+        group.batch(put_off, *beside)
+        seen.append(group.progress().is_failing)
+
+    assert seen == [False, False, False, False, False, True]
+
+
+def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(group: Group) -> None:
+    """Queues of which an attempt was lost are not planned for a while."""
+    batching, driver = group._batching, group._batching._driver
+    looks = 0
+    stops: list[int] = []
+
+    def plan(limit: int) -> Planned:
+        nonlocal looks
+        looks += 1
+        if looks > 200:
+            batching._stopping.set()
+        piece = Piece(QueueRange(QUEUE, 0, 10))
+        return Planned() if looks % 3 else Planned(pieces=(piece,))
+
+    stub: Any = driver
+    stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: stops.append(looks)
+    group._outcome = [PieceReport(place=0, finished=0, error="lost", is_put_off=True)]
+    batching._run()
+
+    failures = driver.batch.failures
+    assert stops == [3 * failures]
+    assert batching.failure is not None
+    assert (batching.failure.failures, batching.failure.last) == (failures, "lost")
 
 
 def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group: Group) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +26,16 @@ class Idle:
         return [PieceReport(place=place, finished=piece.range.end) for place, piece in pieces]
 
 
-def told(monkeypatch: pytest.MonkeyPatch, *, attempt: int, is_ordered: bool) -> dict[str, Any]:
+def told(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    attempt: int,
+    is_ordered: bool,
+    worker_for: Callable[[Any], Any] = lambda packed: Idle(),
+) -> dict[str, Any]:
     """The row of the only piece."""
     monkeypatch.setattr(job, "_attempt", lambda: attempt)
-    monkeypatch.setattr(kept, "worker_for", lambda packed: Idle())
+    monkeypatch.setattr(kept, "worker_for", worker_for)
     packed: Any = None
     handle = job._handling(packed, [[(0, PIECE)]], 5.0, is_ordered=is_ordered)
     numbers = pa.RecordBatch.from_pydict({"id": pa.array([0], pa.int64())})
@@ -40,7 +48,9 @@ def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_
 ) -> None:
     row = told(monkeypatch, attempt=1, is_ordered=True)
 
-    assert (row["place"], row["finished"], row["pause"]) == (0, 10, 5.0)
+    assert (row["place"], row["finished"], row["is_put_off"]) == (0, 10, True)
+    # No less than the first attempt may take to get ready and to begin calls.
+    assert row["pause"] == 5.0 + job._READY
     assert "attempt" in row["error"]
 
 
@@ -51,3 +61,50 @@ def test_other_tasks_handle_their_pieces(
     row = told(monkeypatch, attempt=attempt, is_ordered=is_ordered)
 
     assert (row["finished"], row["pause"], row["error"]) == (30, None, None)
+    assert (row["failed"], row["is_put_off"]) == (None, False)
+
+
+def not_there(packed: Any) -> Any:
+    raise ModuleNotFoundError("No module named 'billing'")
+
+
+def test_in_order_what_goes_wrong_in_a_task_is_told_and_not_left_to_spark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which would try the task again, and be content with an attempt that does nothing."""
+    row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=not_there)
+
+    assert (row["place"], row["finished"]) == (0, 10)
+    assert row["failed"].startswith("ModuleNotFoundError: No module named 'billing'")
+    assert "Traceback" in row["failed"]
+
+
+def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        told(monkeypatch, attempt=0, is_ordered=False, worker_for=not_there)
+
+
+@pytest.mark.parametrize(
+    ("seconds_to_be_ready", "expected"), [(1.0, 5.0), (job._READY + 2, 3.0), (job._READY + 5, None)]
+)
+def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, seconds_to_be_ready: float, expected: float | None
+) -> None:
+    now = 100.0
+    given: list[float] = []
+
+    class Noting(Idle):
+        def handle(self, pieces: Any, seconds: float) -> list[PieceReport]:
+            given.append(seconds)
+            return super().handle(pieces, seconds)
+
+    def slowly(packed: Any) -> Noting:
+        nonlocal now
+        now += seconds_to_be_ready
+        return Noting()
+
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now))
+    row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=slowly)
+
+    assert given == ([] if expected is None else [expected])
+    assert (row["failed"] is None) == (expected is not None)

@@ -9,8 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark import BatchSettings, consume
+from orbitmq.spark.consuming.errors import PipelineFailed
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import DEADLINE, QUICK, SOON, Journal, idle, progress_of
@@ -104,6 +107,40 @@ def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(
 
     (worker,) = map(int, started.read_text().split())
     assert not is_alive(worker)
+    assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
+
+
+def test_what_goes_wrong_in_tasks_is_told_and_ends_the_pipeline(
+    spark: SparkSession, orbit_cluster: EmbeddedCluster
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
+
+    def not_there() -> None:
+        raise ModuleNotFoundError("No module named 'billing'")
+
+    class Unpacked:
+        def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+            return not_there, ()
+
+    part = Unpacked()
+
+    def handle(message: ReceivedMessage) -> None:
+        assert part is not None
+
+    run = consume(
+        spark,
+        "billing",
+        name_server=orbit_cluster.name_server,
+        ordered=True,
+        consume_from="first",
+        batch=BatchSettings(idle=0.02, first_pause=0.01, failures=2),
+        rebalance=SOON,
+    )
+    run.on("orders")(handle)
+
+    with pytest.raises(PipelineFailed, match=r"2 failed jobs .* No module named 'billing'"):
+        run.run()
     assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
 
 

@@ -98,3 +98,11 @@ def test_a_batch_that_was_smaller_than_allowed_says_nothing_about_larger_ones() 
     pace.learn(10, 10)
 
     assert pace.size == 150
+
+
+def test_cut_pieces_know_where_the_group_stands() -> None:
+    whole = Piece(QueueRange(Queue("orders", "broker-a", 0), 50, 900), committed=7)
+
+    dealt = deal([whole], 4, may_cut=True)
+
+    assert [piece.committed for some in dealt for piece in some] == [7] * 4

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from orbitmq.client.admin.resetplan import ResetTo
+from orbitmq.client.admin.sync import Admin
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.starting import end_offset
 from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.queue import Queue
 from orbitmq.client.settings import ClientSettings
+from orbitmq.errors import OrbitError
+from orbitmq.remoting.address import Address
 from orbitmq.spark.consuming.portions import Planned, Portions
 from orbitmq.spark.consuming.reports import PieceReport
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
@@ -30,9 +37,10 @@ class Bench:
     engine: Engine
     progress: MemoryProgress
     address: str
+    name_server: str
 
     def portions(self, *, ordered: bool = False) -> Portions:
-        found = Portions(self.engine, ordered=ordered)
+        found = Portions(self.engine, "billing", ordered=ordered)
         found.progress = self.progress
         return found
 
@@ -42,6 +50,16 @@ class Bench:
         owned = OwnedQueue(queue, at, now=self.engine.clock.monotonic(), lock=lock)
         portions.begin(owned)
         return owned
+
+    async def reset(self, offset: int) -> None:
+        """As an administrator does it."""
+        await asyncio.to_thread(self._reset, offset)
+        self.progress.kept[QUEUE] = offset
+
+    def _reset(self, offset: int) -> None:
+        with Admin(name_server=self.name_server) as admin:
+            admin.groups.create("billing")
+            admin.progress.reset("billing", "orders", ResetTo.by_queue({QUEUE: offset}))
 
 
 @pytest.fixture
@@ -53,7 +71,7 @@ async def bench() -> AsyncIterator[Bench]:
         engine = Engine(ClientSettings(name_servers=(cluster.name_server,)))
         await engine.start()
         await engine.routes.get("orders")
-        yield Bench(engine, MemoryProgress(), address)
+        yield Bench(engine, MemoryProgress(), address, cluster.name_server)
         await engine.stop()
 
 
@@ -247,29 +265,9 @@ async def test_a_reset_to_where_the_batch_began_takes_nothing_away_from_it(bench
     assert bench.progress.kept == {QUEUE: 60}
 
 
-async def test_an_idle_queue_goes_on_where_somebody_has_moved_its_group(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.0)
-    portions = bench.portions()
-    bench.own(portions)
-    first = await portions.plan(100)
-    await portions.settle(first, finished(first, 100))
-    idle = await portions.plan(100)
-
-    bench.progress.kept[QUEUE] = 40
-    second = await portions.plan(100)
-    await portions.settle(second, finished(second, 100))
-    following = await portions.plan(100)
-
-    assert (idle.pieces, following.pieces) == ((), ())
-    assert [(each.range.start, each.range.end) for each in second.pieces] == [(40, 100)]
-    # As before the reset, so it would count as known.
-    assert bench.progress.kept == {QUEUE: 100}
-
-
-async def test_a_broker_that_may_have_lost_reports_moves_nobody(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("offset", [0, 40, 90])
+async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
     monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.0)
     portions = bench.portions()
@@ -277,23 +275,112 @@ async def test_a_broker_that_may_have_lost_reports_moves_nobody(
     first = await portions.plan(60)
     await portions.settle(first, finished(first, 60))
 
-    portions._portions[QUEUE].agreed_on = object()  # a connection of its life before
-    bench.progress.kept[QUEUE] = 40
+    await bench.reset(offset)
+    second = await portions.plan(100)
+    await portions.settle(second, finished(second, 100))
     following = await portions.plan(100)
 
-    assert [each.range.start for each in following.pieces] == [60]
+    assert [(each.range.start, each.range.end) for each in second.pieces] == [(offset, 100)]
+    assert following.pieces == ()
+    # What was reported before the reset would count as known.
+    assert bench.progress.kept == {QUEUE: 100}
 
 
-async def test_a_reset_that_a_failed_job_was_told_of_is_found_at_once(
+@pytest.mark.parametrize("reported", [40, 90])
+async def test_a_report_of_somebody_moves_nobody_and_is_contested(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    reported: int,
+) -> None:
+    """Nor does what is left of progress when a broker has lost the last reports."""
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.0)
+    portions = bench.portions()
+    bench.own(portions)
+    first = await portions.plan(60)
+    await portions.settle(first, finished(first, 60))
+    assert (await portions.plan(100)).pieces[0].range.start == 60
+
+    for _ in range(2):
+        bench.progress.kept[QUEUE] = reported
+        # It may be of whoever has the queue next, and is left alone at first.
+        once = await portions.plan(100)
+        was_left = bench.progress.kept[QUEUE]
+        twice = await portions.plan(100)
+        assert [each.range.start for each in (*once.pieces, *twice.pieces)] == [60, 60]
+        assert (was_left, bench.progress.kept[QUEUE]) == (reported, 60)
+        await portions.plan(100)
+
+    assert len([each for each in caplog.records if "somebody else" in each.message]) == 1
+
+
+async def test_a_broker_that_is_away_is_left_alone_for_a_while(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 3600.0)
+    """One that hangs would keep the others waiting at every batch."""
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._SILENCE", 3600.0, raising=False)
+    asked: list[Queue] = []
+
+    async def end(engine: Engine, queue: Queue) -> int:
+        asked.append(queue)
+        if queue.broker == "broker-x":
+            raise OrbitError("it hangs")
+        return await end_offset(engine, queue)
+
+    monkeypatch.setattr("orbitmq.spark.consuming.portions.end_offset", end)
     portions = bench.portions()
-    bench.own(portions, at=10)
-    planned = await portions.plan(50)
+    away, late = (Queue("orders", "broker-x", number) for number in range(2))
+    bench.own(portions, away)
+    bench.own(portions)
 
-    bench.progress.kept[QUEUE] = 4
-    await portions.settle(planned, [])
-    following = await portions.plan(50)
+    for _ in range(3):
+        planned = await portions.plan(10)
+        assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
+        # So nobody takes the group to be idle.
+        assert list(planned.errors) == [away]
+        await portions.settle(planned, [])
+    bench.own(portions, late)
+    planned = await portions.plan(10)
 
-    assert [each.range.start for each in following.pieces] == [4]
+    assert sorted(planned.errors) == [away, late]
+    assert asked == [away, QUEUE, QUEUE, QUEUE, QUEUE]
+
+
+async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orbitmq.spark.consuming.portions._SILENCE", 3600.0, raising=False)
+
+    async def end(engine: Engine, queue: Queue) -> int:
+        if queue == OTHER:
+            raise BrokerRefused(1, "no", "127.0.0.1:1", 30)
+        return await end_offset(engine, queue)
+
+    monkeypatch.setattr("orbitmq.spark.consuming.portions.end_offset", end)
+    portions = bench.portions()
+    bench.own(portions)
+    bench.own(portions, OTHER)
+
+    for _ in range(2):
+        planned = await portions.plan(10)
+        await portions.settle(planned, [])
+
+    assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
+    assert list(planned.errors) == [OTHER]
+
+
+async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(
+    bench: Bench,
+) -> None:
+    portions = bench.portions()
+    away = Queue("orders", "broker-x", 0)
+    bench.own(portions, away, at=10)
+    portions._portions[away].end = 30
+    routes: Any = bench.engine.routes
+    # The master is gone.
+    routes._brokers = {**routes._brokers, "broker-x": {1: Address("127.0.0.1", 1)}}
+
+    planned = await portions.plan(100)
+
+    assert [(each.range.start, each.range.end) for each in planned.pieces] == [(10, 30)]
+    assert list(planned.errors) == [away]

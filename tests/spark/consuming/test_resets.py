@@ -20,6 +20,8 @@ from orbitmq.spark.consuming.driver import Driver
 from orbitmq.spark.consuming.settings import BatchSettings
 from orbitmq.spark.consuming.worker import Worker
 from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers.offsets import UpdateConsumerOffsetRequest
 from tests.support.filling import fill, numbered
 
 DEADLINE = 60.0
@@ -70,6 +72,17 @@ class Group:
         with Admin(name_server=self._cluster.name_server) as admin:
             admin.progress.reset("billing", "orders", "first")
 
+    def report(self, offset: int) -> None:
+        """As anybody may do it."""
+        engine = self.driver._engine
+        assert engine is not None
+        header = UpdateConsumerOffsetRequest(
+            consumer_group="billing", topic="orders", queue_id=0, commit_offset=offset
+        )
+        where = engine.routes.master("broker-a")
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        self.driver._thread.run(engine.ask(where, code, header))
+
 
 def _unused(message: ReceivedMessage) -> None:
     """Travels in the place of the one that is called."""
@@ -87,13 +100,22 @@ def group(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> It
 
 def test_an_idle_group_goes_back(group: Group) -> None:
     group.until(lambda: group.stands_at(20))
-    # The broker has said so, as it has to before anything else it says is a reset.
-    group.driver.plan(1000)
 
     group.reset()
     group.until(lambda: len(group.seen) >= 40 and group.stands_at(20))
 
     assert sorted(group.seen) == sorted([*range(20), *range(20)])
+
+
+@pytest.mark.parametrize("offset", [5, 15])
+def test_a_group_is_not_moved_by_what_somebody_reports(group: Group, offset: int) -> None:
+    group.until(lambda: group.stands_at(10), most=10)
+
+    group.report(offset)
+    assert group.stands_at(offset)
+    group.until(lambda: len(group.seen) >= 20 and group.stands_at(20), most=10)
+
+    assert sorted(group.seen) == list(range(20))
 
 
 def test_a_group_goes_back_when_a_broker_pushes_a_reset_to_it(group: Group) -> None:

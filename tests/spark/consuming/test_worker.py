@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,10 @@ from orbitmq.message.sysflag import BATCH_MASK
 from orbitmq.spark.consuming.definition import Definition, Handled
 from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.worker import Worker
+from orbitmq.spark.consuming.workerparts import Task
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
+from tests.support.sparking import until
 
 QUEUE = Queue("orders", "broker-a", 0)
 OTHER = Queue("orders", "broker-a", 1)
@@ -99,9 +102,14 @@ def definition(
 
 
 def piece(
-    start: int, end: int, *, attempts: Mapping[int, int] | None = None, queue: Queue = QUEUE
+    start: int,
+    end: int,
+    *,
+    attempts: Mapping[int, int] | None = None,
+    queue: Queue = QUEUE,
+    committed: int | None = None,
 ) -> Piece:
-    return Piece(QueueRange(queue, start, end), attempts or {})
+    return Piece(QueueRange(queue, start, end), attempts or {}, committed)
 
 
 def sent(cluster: EmbeddedCluster, count: int) -> None:
@@ -141,6 +149,61 @@ def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(
     # No gap: what comes again are messages that no handler has seen.
     assert sorted(seen) == list(range(report.finished))
     assert (report.done, report.beyond, report.error) == (report.finished, (), None)
+
+
+def test_what_was_read_when_time_is_up_is_not_begun(
+    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(orbit_cluster, 10)
+    seen: list[int] = []
+    busy = worker(lambda message: seen.append(message.queue_offset))
+    sound = busy._feed
+
+    def feed(task: Task, *more: Any) -> None:
+        sound(task, *more)
+        until(lambda: task.handling.is_over, "time is up")
+
+    monkeypatch.setattr(busy, "_feed", feed)
+    (report,) = busy.handle([(0, piece(0, 10))], 1.5)
+
+    assert (seen, report.finished, report.done, report.beyond) == ([], 0, 0, ())
+
+
+def test_a_broker_is_waited_for_no_longer_than_the_batch_takes(worker: Made) -> None:
+    busy = worker(lambda message: None)
+    task: Any = SimpleNamespace(handling=SimpleNamespace(time_left=0.6))
+
+    assert [busy._patience(task, places) for places in (3, 2, 1)] == [0.6 / 3, 0.3, 0.6]
+
+
+def test_handlers_have_ended_when_a_task_fails(
+    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may live on, and the messages are given to another one."""
+    sent(orbit_cluster, 10)
+    began, ended = threading.Event(), threading.Event()
+
+    def slow(message: ReceivedMessage) -> None:
+        began.set()
+        threading.Event().wait(0.5)
+        ended.set()
+
+    busy = worker(slow, ordered=True)
+    sound = busy._read
+
+    def read(*works: Any) -> None:
+        sound(*works)
+        assert began.wait(30)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(busy, "_read", read)
+    with pytest.raises(ZeroDivisionError):
+        busy.handle([(0, piece(0, 10))], 20)
+    was_ended = ended.is_set()
+    ended.clear()
+
+    assert was_ended
+    assert not ended.wait(1.0), "no other call was begun"
 
 
 def test_a_failed_message_that_nobody_takes_back_is_not_finished(
@@ -409,14 +472,29 @@ def test_a_queue_whose_progress_is_reset_is_left_and_the_others_are_not(
     assert sorted(seen) == [*((0, at) for at in range(3, 20)), *((1, at) for at in range(10, 20))]
 
 
-def test_a_reset_to_where_the_piece_begins_changes_nothing(
+def test_a_reset_to_where_a_later_piece_of_the_queue_begins_is_told(
+    worker: Made, orbit_cluster: EmbeddedCluster
+) -> None:
+    sent(orbit_cluster, 20)
+    busy = worker(lambda message: None)
+    reset(orbit_cluster, QUEUE, 12)
+
+    reports = busy.handle(
+        [(0, piece(5, 8, committed=5)), (1, piece(12, 20, committed=5))],
+        20,
+    )
+
+    assert [report.reset_to for report in reports] == [12, 12]
+
+
+def test_a_reset_to_where_the_group_is_changes_nothing(
     worker: Made, orbit_cluster: EmbeddedCluster
 ) -> None:
     sent(orbit_cluster, 20)
     busy = worker(lambda message: None)
     reset(orbit_cluster, QUEUE, 5)
 
-    (report,) = busy.handle([(0, piece(5, 20))], 20)
+    (report,) = busy.handle([(0, piece(5, 20, committed=5))], 20)
 
     assert (report.finished, report.done, report.reset_to, report.error) == (20, 15, None, None)
 

@@ -152,21 +152,22 @@ class Batching:
     # ---- on the thread
 
     def _run(self) -> None:
-        failures = 0
         try:
             while not self._stopping.is_set():
                 error = self._look()
-                failures = 0 if error is None else failures + 1
+                if error is None:
+                    continue
+                # Looks that find nothing lie between: queues are kept waiting after some failures.
+                failures = self._lost_jobs
                 if failures >= self._settings.failures:
-                    self._give_up(failures, error or "")
+                    self._give_up(failures, error)
                     return
-                if failures:
-                    pause = self._settings.first_pause * 2 ** (failures - 1)
-                    self._stopping.wait(min(pause, self._settings.longest_pause))
+                pause = self._settings.first_pause * 2 ** (failures - 1)
+                self._stopping.wait(min(pause, self._settings.longest_pause))
         except OrbitError as error:
             # Only a driver that was stopped under us says so.
             if not self._stopping.is_set():
-                self._give_up(failures + 1, str(error))
+                self._give_up(self._lost_jobs + 1, str(error))
         finally:
             with self._news:
                 self._news.notify_all()
@@ -207,6 +208,7 @@ class Batching:
         planned.pieces = tuple(piece for some in tasks for piece in some)
         try:
             reports = self._run_job(planned, [len(some) for some in tasks])
+            failure = self._failure(reports)
         except Exception as error:  # noqa: BLE001
             # A job fails in many ways, all of which are the same to us: it comes again.
             failure = f"{type(error).__name__}: {error}"[:_SHOWN]
@@ -242,6 +244,16 @@ class Batching:
         if failure is None:
             self._learn(planned, reports)
         return failure
+
+    def _failure(self, reports: list[PieceReport]) -> str | None:
+        """Why a job is as good as lost that Spark is content with, if it is."""
+        told = next((report.failed for report in reports if report.failed), None)
+        if told is not None:
+            log.warning("a task failed: %s", told, extra={"group": self._driver.group})
+            return told[:_SHOWN]
+        if reports and all(report.is_put_off for report in reports):
+            return reports[-1].error
+        return None
 
     def _tasks_now(self) -> int:
         """How many tasks a batch may have: executors come late, and come and go."""

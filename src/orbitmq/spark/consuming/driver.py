@@ -75,7 +75,7 @@ class Driver:
         definition = self._definition(handled, engine.client_id)
         packed = PackedDefinition.of(definition)
         await engine.start()
-        portions = Portions(engine, ordered=self.options.ordered)
+        portions = Portions(engine, definition.wire_group, ordered=self.options.ordered)
         try:
             member = DelegatedMember(
                 engine, definition.wire_group, definition.registrations(), self.options, portions

@@ -179,7 +179,7 @@ class Handling:
         window = work.owned.window
         while work.is_open and len(window) and await self._some_time():
             pass
-        if not work.is_open or len(window):
+        if not work.is_open or len(window) or self.is_over:
             return
         messages, work.waiting, work.waiting_bytes = work.waiting, [], 0
         if tried := work.piece.attempts:

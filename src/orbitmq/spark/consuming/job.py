@@ -5,11 +5,15 @@ works in classic and in Connect sessions alike.
 
 Spark tries a task again whose executor it has lost. Such an executor may only be out of reach, and
 its handlers at work: in order, a second attempt therefore handles nothing. It says that its queues
-are to wait until the first one begins no calls any more.
+are to wait until the first one begins no calls any more. What goes wrong in a task is therefore not
+left to Spark, which would try it again as well, and have the second attempt succeed: the first one
+tells it.
 """
 
 from __future__ import annotations
 
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
@@ -26,9 +30,12 @@ if TYPE_CHECKING:
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
     "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts MAP<BIGINT, INT>, "
-    "pause DOUBLE, error STRING, reset_to BIGINT"
+    "pause DOUBLE, error STRING, reset_to BIGINT, failed STRING, is_put_off BOOLEAN"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
+#: In order: how long the first task of a process may take to get handlers and connections ready. A
+#: lost attempt may begin calls for that much longer.
+_READY: Final = 10.0
 
 
 def run_batch(
@@ -39,7 +46,10 @@ def run_batch(
     *,
     is_ordered: bool = False,
 ) -> list[PieceReport]:
-    """Have the pieces of each task handled. Raises what Spark raises when the job fails."""
+    """Have the pieces of each task handled. Raises what Spark raises when the job fails.
+
+    In order, what went wrong in a task is in the reports of its pieces instead.
+    """
     numbers = spark.range(0, len(tasks), 1, len(tasks))
     rows = numbers.mapInArrow(
         _handling(packed, tasks, seconds, is_ordered=is_ordered), _SCHEMA
@@ -72,12 +82,39 @@ def _handling(
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                if is_ordered and _attempt() > 0:
-                    yield _rows(_put_off(tasks[number], seconds))
-                else:
+                if not is_ordered:
                     yield _rows(worker_for(packed).handle(tasks[number], seconds))
+                elif _attempt() > 0:
+                    yield _rows(_put_off(tasks[number], seconds + _READY))
+                else:
+                    yield _rows(_in_order(packed, tasks[number], seconds))
 
     return handle
+
+
+def _in_order(
+    packed: PackedDefinition, pieces: Sequence[tuple[int, Piece]], seconds: float
+) -> list[PieceReport]:
+    """Handle pieces, or say why not; what ends this process is all that Spark hears of."""
+    from orbitmq.spark.consuming.kept import worker_for  # noqa: PLC0415  # tasks only
+
+    latest = time.monotonic() + seconds + _READY
+    try:
+        worker = worker_for(packed)
+        left = latest - time.monotonic()
+        if left > 0:
+            return worker.handle(pieces, min(seconds, left))
+    except Exception as error:  # noqa: BLE001
+        # Whatever handlers raise when they are unpacked, and mistakes of ours.
+        return _failed(pieces, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    took = f"more than {seconds + _READY:g} s"
+    return _failed(pieces, f"it took {took} to get the handlers ready, and no call was begun")
+
+
+def _failed(pieces: Sequence[tuple[int, Piece]], why: str) -> list[PieceReport]:
+    return [
+        PieceReport(place=place, finished=piece.range.start, failed=why) for place, piece in pieces
+    ]
 
 
 def _attempt() -> int:
@@ -96,6 +133,7 @@ def _put_off(pieces: Sequence[tuple[int, Piece]], seconds: float) -> list[PieceR
             finished=piece.range.start,
             pause=seconds,
             error="an attempt to handle it was lost, and may still be at work",
+            is_put_off=True,
         )
         for place, piece in pieces
     ]
@@ -111,6 +149,8 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
         "attempts": pa.map_(pa.int64(), pa.int32()),
         "pause": pa.float64(),
         "error": pa.string(),
+        "failed": pa.string(),
+        "is_put_off": pa.bool_(),
     }
     schema = pa.schema([(name, types.get(name, pa.int64())) for name in _COLUMNS])
     rows = [

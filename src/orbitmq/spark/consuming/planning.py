@@ -29,6 +29,8 @@ class Piece:
     range: QueueRange
     #: In order: how often messages of it were tried before, by their offset.
     attempts: Mapping[int, int] = field(default_factory=dict, hash=False)
+    #: Where the group stands in the queue, which may be before the piece.
+    committed: int | None = None
 
 
 def deal(
@@ -85,4 +87,7 @@ def _cut(piece: Piece, most: int) -> list[Piece]:
     whole = piece.range
     count = -(-len(whole) // most)
     bounds = [whole.start + len(whole) * number // count for number in range(count + 1)]
-    return [Piece(QueueRange(whole.queue, start, end)) for start, end in pairwise(bounds)]
+    return [
+        Piece(QueueRange(whole.queue, start, end), committed=piece.committed)
+        for start, end in pairwise(bounds)
+    ]

@@ -8,10 +8,13 @@ a queue that was lost all the same does not count: the next owner has those mess
 One batch runs at a time. Results are taken, and progress is reported, before the next is planned.
 
 An administrator may reset the progress of the group. A pull is told so, once; a task passes it on,
-and what the batch did in that queue counts no more. Of a queue that nobody pulls, and after a job
-that failed, which may have swallowed the news, the broker is asked where the group stands. If that
-is not what it was told, somebody has moved it. A broker that was started anew is not believed: it
-may have lost the last reports.
+and what the batch did in that queue counts no more. Of a queue that nobody pulls, the broker is
+asked where the group stands. Another answer than what it was told is no more than a suspicion: it
+may have lost reports, and anybody may have reported something. A pull then brings the truth, and
+without a reset the broker is told once more.
+
+A broker that does not answer is left alone for a while, so that the others do not wait for it at
+every batch. What was last heard to be in its queues may still be had from a replica.
 """
 
 from __future__ import annotations
@@ -24,10 +27,14 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.progress import TrackedProgress
 from orbitmq.client.consumer.starting import end_offset, first_offset
+from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.ranges import QueueRange
+from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.spark.consuming.ledger import Ledger
 from orbitmq.spark.consuming.planning import Piece, fair_shares
+from orbitmq.spark.consuming.resets import reset_told
+from orbitmq.spark.heads import BrokerPauses
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
@@ -40,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two questions where the group stands in a queue.
 _COMPARED: Final = 3.0
+#: Seconds for which a broker that does not answer is left alone at least.
+_SILENCE: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -54,10 +63,11 @@ class Portion:
     #: they are tried again.
     attempts: dict[int, int] = field(default_factory=dict)
     not_before: float = float("-inf")
-    #: When the broker is next asked where the group stands, and the connection on which it last
-    #: said what we know.
+    #: When the broker is next asked where the group stands, what it said the last time if that was
+    #: something else, and whether this was told.
     compared_next: float = float("-inf")
-    agreed_on: object | None = None
+    doubted: int | None = None
+    is_contested: bool = False
 
     def attempts_in(self, start: int, end: int) -> dict[int, int]:
         return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
@@ -92,12 +102,17 @@ class Planned:
 class Portions:
     """Plans batches of owned queues. Belongs to the event loop."""
 
-    def __init__(self, engine: Engine, *, ordered: bool) -> None:
+    def __init__(self, engine: Engine, group: str, *, ordered: bool) -> None:
         self._engine = engine
+        self._group = group
         self._ordered = ordered
         self._monotonic = engine.clock.monotonic
         self._portions: dict[Queue, Portion] = {}
         self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
+        self._pauses = BrokerPauses(_SILENCE)
+        #: Why queues could not be looked at the last time, and what brokers were left alone for.
+        self._errors: dict[Queue, OrbitError] = {}
+        self._silent: dict[str, OrbitError] = {}
         #: Where the group's progress is kept; there before any queue is.
         self.progress: ProgressStore | None = None
 
@@ -113,6 +128,7 @@ class Portions:
         portion = self._portions.get(owned.queue)
         if portion is not None and portion.owned is owned:
             del self._portions[owned.queue]
+            self._errors.pop(owned.queue, None)
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         """Plan nothing more of a queue, and wait for the batch that it is in."""
@@ -140,7 +156,12 @@ class Portions:
         """Look for messages, and take at most `limit` of them into a batch."""
         planned = Planned()
         portions = [each for each in self._portions.values() if self._may_plan(each)]
-        await asyncio.gather(*(self._look(each, planned) for each in portions))
+        await self._look_at(portions)
+        planned.errors = {
+            each.owned.queue: self._errors[each.owned.queue]
+            for each in portions
+            if each.owned.queue in self._errors
+        }
         # Queues may have gone while brokers were asked.
         portions = [
             each
@@ -148,7 +169,7 @@ class Portions:
             if self._may_plan(each)
             and self._portions.get(each.owned.queue) is each
             # Its broker is away, perhaps for long: a task would wait for it in vain.
-            and each.owned.queue not in planned.errors
+            and (each.owned.queue not in planned.errors or self._has_replica(each.owned.queue))
         ]
         backlog = {each.owned.queue: each.ledger.backlog(each.end) for each in portions}
         shares = fair_shares({queue: size for queue, size in backlog.items() if size}, limit)
@@ -181,10 +202,8 @@ class Portions:
                     owned.queue, portion.ledger.committed, increase_only=not self._ordered
                 )
                 queues.append(owned.queue)
-        is_told = await self._persist(queues)
+        await self._persist(queues)
         for portion in planned.portions:
-            if not is_told:
-                portion.agreed_on = None
             ended = self._in_batch.pop(portion.owned, None)
             if ended is not None and not ended.done():
                 ended.set_result(None)
@@ -197,7 +216,34 @@ class Portions:
             return False
         return owned.lock is None or owned.lock.is_held(now)
 
-    async def _look(self, portion: Portion, planned: Planned) -> None:
+    def _has_replica(self, queue: Queue) -> bool:
+        return any(number != MASTER for number in self._engine.routes.brokers.get(queue.broker, ()))
+
+    async def _look_at(self, portions: Sequence[Portion]) -> None:
+        """Hear of the ends of queues, but for those of brokers that are left alone."""
+        by_broker: dict[str, list[Portion]] = {}
+        now = self._monotonic()
+        for each in portions:
+            queue = each.owned.queue
+            if self._pauses.is_over(queue.broker, now):
+                by_broker.setdefault(queue.broker, []).append(each)
+            else:
+                # A queue may have come since.
+                self._errors.setdefault(queue, self._silent[queue.broker])
+        await asyncio.gather(*(self._look_at_broker(*some) for some in by_broker.items()))
+
+    async def _look_at_broker(self, broker: str, portions: Sequence[Portion]) -> None:
+        began = self._monotonic()
+        errors = await asyncio.gather(*(self._look(each) for each in portions))
+        now = self._monotonic()
+        # One that refuses something of one queue is there for the others.
+        silence = [each for each in errors if each and not isinstance(each, BrokerRefused)]
+        if silence:
+            self._silent[broker] = silence[0]
+        self._pauses.note([broker], {broker: now - began} if silence else {}, now)
+
+    async def _look(self, portion: Portion) -> OrbitError | None:
+        """Hear of the end of a queue; why that was not possible, if it was not."""
         queue, ledger = portion.owned.queue, portion.ledger
         portion.owned.last_pull = self._monotonic()
         try:
@@ -209,32 +255,56 @@ class Portions:
                 await self._correct(portion, end)
             portion.end = portion.owned.max_offset = end
         except OrbitError as error:
-            planned.errors[queue] = error
+            self._errors[queue] = error
+            return error
+        self._errors.pop(queue, None)
+        return None
 
     async def _is_moved(self, portion: Portion) -> bool:
-        """Whether somebody has moved the group in a queue; it goes on there."""
+        """Whether an administrator has moved the group in a queue; it goes on there."""
         queue, progress, now = portion.owned.queue, self.progress, self._monotonic()
         if now < portion.compared_next or not isinstance(progress, TrackedProgress):
             return False
         portion.compared_next = now + _COMPARED
-        connection = self._connection(queue)
+        at = portion.ledger.committed
         try:
             held = await progress.stored(queue)
+            if held is None or held == at:
+                portion.doubted = None
+                return False
+            offset = await reset_told(self._engine, self._group, queue, at)
         except OrbitError as error:
             # No reason to leave its messages: what is done with them is reported later, too.
             log.debug("it is not known where the group stands in %s: %s", queue, error)
             return False
-        if self._portions.get(queue) is not portion or self._connection(queue) is not connection:
+        if self._portions.get(queue) is not portion or portion.owned.is_dropped:
             return False
-        if held is None or held == portion.ledger.committed:
-            portion.agreed_on = connection
-        elif connection is not None and portion.agreed_on is connection:
-            self._reset(portion, held)
+        if offset is not None:
+            self._reset(portion, offset)
             return True
+        await self._contest(portion, progress, held)
         return False
 
-    def _connection(self, queue: Queue) -> object | None:
-        return self._engine.open_connection(self._engine.routes.master(queue.broker))
+    async def _contest(self, portion: Portion, progress: TrackedProgress, held: int) -> None:
+        """Tell a broker again where the group stands, which has something else for it."""
+        queue, at = portion.owned.queue, portion.ledger.committed
+        if held != portion.doubted:
+            # Perhaps it goes on: the queue is somebody else's by now, and we have yet to hear it.
+            portion.doubted = held
+            return
+        if not portion.is_contested:
+            portion.is_contested = True
+            log.warning(
+                "the broker has %d as the progress of the group in %s, which is at %d: it has lost "
+                "a report, or somebody else reports for the group",
+                held,
+                queue,
+                at,
+                extra={"queue": str(queue), "offset": at},
+            )
+        progress.update(queue, at, increase_only=False)
+        progress.insist([queue])
+        await self._persist([queue])
 
     def _reset(self, portion: Portion, offset: int) -> None:
         queue = portion.owned.queue
@@ -260,8 +330,6 @@ class Portions:
             extra={"queue": str(queue), "offset": portion.ledger.committed, "end": end},
         )
         portion.move(offset)
-        # The broker has yet to be told.
-        portion.agreed_on = None
         if self.progress is not None:
             self.progress.update(queue, offset, increase_only=False)
 
@@ -269,16 +337,17 @@ class Portions:
         queue = portion.owned.queue
         stretches = portion.ledger.open(portion.end, share)
         for start, end in stretches[:1] if self._ordered else stretches:
-            yield Piece(QueueRange(queue, start, end), portion.attempts_in(start, end))
+            yield Piece(
+                QueueRange(queue, start, end),
+                portion.attempts_in(start, end),
+                portion.ledger.committed,
+            )
 
     # ---- settling
 
     def _take_all(
         self, portion: Portion, reports: Sequence[tuple[QueueRange, PieceReport]]
     ) -> None:
-        if not reports:
-            # The job failed. What its tasks were told of a reset is lost.
-            portion.compared_next = float("-inf")
         told = [report.reset_to for _, report in reports if report.reset_to is not None]
         if told and told[-1] != portion.ledger.committed:
             self._reset(portion, told[-1])
@@ -294,13 +363,11 @@ class Portions:
         if report.pause is not None:
             portion.not_before = self._monotonic() + report.pause
 
-    async def _persist(self, queues: list[Queue]) -> bool:
+    async def _persist(self, queues: list[Queue]) -> None:
         if self.progress is None or not queues:
-            return True
+            return
         try:
             await self.progress.persist(queues)
         except OrbitError as error:
             # It is in memory, and tried again: after the next batch, and every few seconds.
             log.warning("progress could not be reported: %s", error)
-            return False
-        return True

@@ -43,6 +43,10 @@ class PieceReport:
     error: str | None = None  #: the last thing that went wrong
     #: Where an administrator wants the group to go on in the queue, if the task was told so.
     reset_to: int | None = None
+    #: In order: what went wrong with the task as a whole, with its traceback.
+    failed: str | None = None
+    #: In order: whether nothing was done because an attempt before was lost, and may be at work.
+    is_put_off: bool = False
 
     @property
     def finished_beyond(self) -> int:

@@ -22,7 +22,8 @@ class BatchSettings:
     first_pause: float = 0.5  #: after a job that failed; doubles each time
     longest_pause: float = 30.0
     failures: int = 10  #: jobs that may fail one after the other before the pipeline is given up
-    patience: float = 20.0  #: how long a task waits for a broker that gives nothing
+    #: How long a task waits for a broker that gives nothing; no longer than it may begin calls.
+    patience: float = 20.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

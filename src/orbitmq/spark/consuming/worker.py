@@ -64,20 +64,25 @@ class Worker:
             raise NotRunning("this worker")
         task = self._thread.run(self._parts.begin(pieces, seconds))
         places = _by_topic_and_broker(task.works)
-        for number, works in enumerate(places):
-            topic = works[0].piece.range.queue.topic
-            patience = self._patience(task, len(places) - number)
-            self._read(task, self._parts.subscriptions[topic], works, patience)
+        try:
+            for number, works in enumerate(places):
+                topic = works[0].piece.range.queue.topic
+                patience = self._patience(task, len(places) - number)
+                self._read(task, self._parts.subscriptions[topic], works, patience)
+        except Exception:
+            # A mistake of ours. The process may live on: no handler is to be at work by then.
+            for work in task.works:
+                work.owned.is_draining = True
+            self._thread.run(self._parts.finish(task))
+            raise
         return self._thread.run(self._parts.finish(task))
 
     # ---- reading, in the thread of the task
 
     def _patience(self, task: Task, places: int) -> float:
         """How long a broker may be silent, when so many places are still to be read."""
-        patience = self._definition.patience
-        if places == 1:
-            return patience
-        return min(patience, max(_LEAST_PATIENCE, task.handling.time_left / places))
+        share = task.handling.time_left / places
+        return min(self._definition.patience, max(_LEAST_PATIENCE, share))
 
     def _read(
         self, task: Task, subscription: Subscription, works: list[Work], patience: float
@@ -170,7 +175,7 @@ def _note_reset(works: Sequence[Work], reset: ProgressReset, *, is_repeated: boo
     Unless it is there already: the driver may have seen the reset before a pull was told of it.
     """
     told = [work for work in works if work.piece.range.queue == reset.queue]
-    if not is_repeated and any(work.piece.range.start == reset.offset for work in told):
+    if not is_repeated and any(work.piece.committed == reset.offset for work in told):
         return
     for work in told:
         work.owned.is_draining = True
