@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,9 @@ from orbitmq.message.errors import RecordInvalid
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.sysflag import BATCH_MASK
 from orbitmq.spark.consuming.definition import Definition, Handled
+from orbitmq.spark.consuming.handling import Work
 from orbitmq.spark.consuming.planning import Piece
-from orbitmq.spark.consuming.worker import Worker
+from orbitmq.spark.consuming.worker import Worker, _by_topic_and_broker
 from orbitmq.spark.consuming.workerparts import Task
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
@@ -151,12 +153,13 @@ def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(
     assert (report.done, report.beyond, report.error) == (report.finished, (), None)
 
 
-def test_what_was_read_when_time_is_up_is_not_begun(
-    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_was_read_when_time_is_up_is_begun_only_without_order(
+    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
     sent(orbit_cluster, 10)
     seen: list[int] = []
-    busy = worker(lambda message: seen.append(message.queue_offset))
+    busy = worker(lambda message: seen.append(message.queue_offset), ordered=ordered)
     sound = busy._feed
 
     def feed(task: Task, *more: Any) -> None:
@@ -166,14 +169,39 @@ def test_what_was_read_when_time_is_up_is_not_begun(
     monkeypatch.setattr(busy, "_feed", feed)
     (report,) = busy.handle([(0, piece(0, 10))], 1.5)
 
-    assert (seen, report.finished, report.done, report.beyond) == ([], 0, 0, ())
+    # In order another attempt at the task may be at work. Otherwise a queue that is stuck would
+    # keep its neighbours from being handled, batch after batch.
+    count = 0 if ordered else 10
+    assert (sorted(seen), report.finished, report.done) == (list(range(count)), count, count)
+    assert report.beyond == ()
 
 
-def test_a_broker_is_waited_for_no_longer_than_the_batch_takes(worker: Made) -> None:
-    busy = worker(lambda message: None)
-    task: Any = SimpleNamespace(handling=SimpleNamespace(time_left=0.6))
+def test_in_order_a_broker_is_waited_for_a_part_of_the_batch(worker: Made) -> None:
+    busy = worker(lambda message: None, ordered=True)
+    task: Any = SimpleNamespace(handling=SimpleNamespace(time_left=1.2))
 
-    assert [busy._patience(task, places) for places in (3, 2, 1)] == [0.6 / 3, 0.3, 0.6]
+    assert [busy._patience(task, places) for places in (3, 2, 1)] == pytest.approx([0.2, 0.3, 0.6])
+
+
+def test_without_order_the_last_broker_is_waited_for_as_long_as_is_set(
+    orbit_cluster: EmbeddedCluster,
+) -> None:
+    patient = Worker(replace(definition(orbit_cluster, lambda message: None), patience=20.0))
+    task: Any = SimpleNamespace(handling=SimpleNamespace(time_left=10.0))
+
+    # The others long enough to find that a master is away, and to ask its replica.
+    assert [patient._patience(task, places) for places in (4, 2, 1)] == [4.0, 5.0, 20.0]
+
+
+def test_brokers_that_did_not_answer_the_driver_are_read_last() -> None:
+    def work(broker: str, *, is_doubtful: bool) -> Work:
+        whole = QueueRange(Queue("orders", broker, 0), 0, 1)
+        return Work(0, Piece(whole, is_doubtful=is_doubtful), now=0.0, lock=None)
+
+    works = [work("broker-a", is_doubtful=True), work("broker-b", is_doubtful=False)]
+
+    found = [some[0].piece.range.queue.broker for some in _by_topic_and_broker(works)]
+    assert found == ["broker-b", "broker-a"]
 
 
 def test_handlers_have_ended_when_a_task_fails(

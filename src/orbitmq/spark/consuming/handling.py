@@ -162,7 +162,8 @@ class Handling:
 
     async def feed(self, work: Work, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
         """Take messages of a piece; they are handled with the others of it, by `flush`."""
-        if not work.is_open or self.is_over:
+        # That there is nothing, as in a gap, is never news too late.
+        if not work.is_open or (messages and self.is_over):
             return
         work.waiting += messages
         work.waiting_bytes += sum(message.size for message in messages)
@@ -174,12 +175,15 @@ class Handling:
         """Have what was read of a piece handled, when what was before is.
 
         A piece is given to the handlers as a whole: they begin the messages of one giving in order,
-        so that when time is up nothing lies in front of something that is done.
+        so that when time is up nothing lies in front of something that is done. In order none is
+        begun late, when another attempt at the task may have begun; otherwise late is better than
+        read in vain.
         """
         window = work.owned.window
         while work.is_open and len(window) and await self._some_time():
             pass
-        if not work.is_open or len(window) or self.is_over:
+        is_too_late = self.is_over and isinstance(self._consumption, OrderlyInTask)
+        if not work.is_open or len(window) or is_too_late:
             return
         messages, work.waiting, work.waiting_bytes = work.waiting, [], 0
         if tried := work.piece.attempts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -31,6 +31,8 @@ class Piece:
     attempts: Mapping[int, int] = field(default_factory=dict, hash=False)
     #: Where the group stands in the queue, which may be before the piece.
     committed: int | None = None
+    #: Whether its broker did not answer the driver: then a replica may have it.
+    is_doubtful: bool = False
 
 
 def deal(
@@ -88,6 +90,6 @@ def _cut(piece: Piece, most: int) -> list[Piece]:
     count = -(-len(whole) // most)
     bounds = [whole.start + len(whole) * number // count for number in range(count + 1)]
     return [
-        Piece(QueueRange(whole.queue, start, end), committed=piece.committed)
+        replace(piece, range=QueueRange(whole.queue, start, end), attempts={})
         for start, end in pairwise(bounds)
     ]

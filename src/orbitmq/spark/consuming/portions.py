@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.progress import TrackedProgress
+from orbitmq.client.consumer.resetquestions import reset_told
 from orbitmq.client.consumer.starting import end_offset, first_offset
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.ranges import QueueRange
@@ -33,7 +34,6 @@ from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.spark.consuming.ledger import Ledger
 from orbitmq.spark.consuming.planning import Piece, fair_shares
-from orbitmq.spark.consuming.resets import reset_told
 from orbitmq.spark.heads import BrokerPauses
 
 if TYPE_CHECKING:
@@ -341,6 +341,7 @@ class Portions:
                 QueueRange(queue, start, end),
                 portion.attempts_in(start, end),
                 portion.ledger.committed,
+                is_doubtful=queue in self._errors,
             )
 
     # ---- settling

@@ -1,7 +1,8 @@
 """A Python worker of Spark that consumes: reads pieces of queues, and has them handled.
 
-Brokers are read one after the other, each for its share of the time: one that is silent keeps the
-messages of the others waiting, but not for the whole batch. What is wrong with one queue of a
+Brokers are read one after the other, those last that did not answer the driver, and each is waited
+for no longer than its share of the time: one that is silent keeps the messages of the others
+waiting, but not for the whole batch. What is wrong with one queue of a
 broker (a damaged record, a refusal) stops that queue alone.
 """
 
@@ -31,8 +32,12 @@ from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.reports import PieceReport
 from orbitmq.spark.consuming.workerparts import Task, WorkerParts
 
-#: A broker is waited for so long in any case.
-_LEAST_PATIENCE: Final = 0.1
+#: A broker is waited for so long in any case: the time to find that a master is away, and to ask a
+#: replica. In order, where a master has to be there for the locks, it is less.
+_LEAST_PATIENCE: Final = 4.0
+_LEAST_IN_ORDER: Final = 0.1
+#: In order, the part of its share that a silent broker gets; the rest is for what was read.
+_PART_IN_ORDER: Final = 0.5
 
 
 class Worker:
@@ -81,8 +86,11 @@ class Worker:
 
     def _patience(self, task: Task, places: int) -> float:
         """How long a broker may be silent, when so many places are still to be read."""
+        most = self._definition.patience
         share = task.handling.time_left / places
-        return min(self._definition.patience, max(_LEAST_PATIENCE, share))
+        if self._definition.ordered:
+            return min(most, max(_LEAST_IN_ORDER, share * _PART_IN_ORDER))
+        return min(most, max(_LEAST_PATIENCE, share)) if places > 1 else most
 
     def _read(
         self, task: Task, subscription: Subscription, works: list[Work], patience: float
@@ -156,13 +164,14 @@ def chunk_is_of(chunk: Chunk, work: Work) -> bool:
 
 
 def _by_topic_and_broker(works: Sequence[Work]) -> list[list[Work]]:
-    """Works that can be read together; they come in order."""
+    """Works that can be read together, in order, and those of doubtful brokers last."""
 
     def place(work: Work) -> tuple[str, str]:
         queue = work.piece.range.queue
         return queue.topic, queue.broker
 
-    return [list(some) for _, some in groupby(works, key=place)]
+    places = [list(some) for _, some in groupby(works, key=place)]
+    return sorted(places, key=lambda some: any(work.piece.is_doubtful for work in some))
 
 
 def _by_queue(works: Sequence[Work]) -> list[list[Work]]:
