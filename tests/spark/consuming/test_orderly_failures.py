@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -26,21 +27,28 @@ Handler = Callable[[ReceivedMessage], None]
 
 
 def dying_beside_a_slow_one(folder: Path) -> Handler:
-    """Queue 0 ends its process, once, in the middle of the slow work on queue 1."""
-    slow_began, has_died = str(folder / "slow-began"), str(folder / "has-died")
+    """Queue 0 ends its process, once, in the middle of the slow work on queue 1.
+
+    That takes longer than a batch, so that the two meet even if queue 0 is found later, and has
+    written something down by then.
+    """
+    slow_is_at_work, has_died = str(folder / "slow-is-at-work"), str(folder / "has-died")
 
     def touch(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
 
     def handle(message: ReceivedMessage) -> None:
         if message.queue.id == 1:
-            touch(slow_began)
-            threading.Event().wait(0.1)
-        elif not os.path.exists(has_died):  # noqa: PTH110  # travels alone
-            for _ in range(600):
-                if os.path.exists(slow_began):  # noqa: PTH110
+            if message.queue_offset > 0:
+                touch(slow_is_at_work)
+            threading.Event().wait(0.2)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(slow_is_at_work)  # noqa: PTH108  # travels alone
+        elif not os.path.exists(has_died):  # noqa: PTH110
+            for _ in range(6000):
+                if os.path.exists(slow_is_at_work):  # noqa: PTH110
                     break
-                threading.Event().wait(0.05)
+                threading.Event().wait(0.005)
             touch(has_died)
             os._exit(1)
 
