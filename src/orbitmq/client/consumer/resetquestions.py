@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.consumer.landmarks import look
 from orbitmq.client.consumer.pullanswers import PullStatus, read_pulled
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
 
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
@@ -23,23 +23,11 @@ _ANSWERS: Final = frozenset(int(status.value) for status in PullStatus)
 
 async def reset_told(engine: Engine, group: str, queue: Queue, at: int) -> int | None:
     """Where a group that is at `at` is to go on, if its broker says so. Raises when it cannot."""
-    header = PullMessageRequest(
-        consumer_group=group,
-        topic=queue.topic,
-        queue_id=queue.id,
-        queue_offset=at,
-        max_msg_nums=1,
-        # It neither waits nor reports, and needs no subscription that the broker knows.
-        sys_flag=int(PullFlag.SUBSCRIPTION),
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-        subscription="*",
-        max_msg_bytes=1,
-        broker_name=queue.broker,
-    )
     answer = await engine.ask(
-        engine.routes.master(queue.broker), RequestCode.PULL_MESSAGE, header, accept=_ANSWERS
+        engine.routes.master(queue.broker),
+        RequestCode.PULL_MESSAGE,
+        look(group, queue, at),
+        accept=_ANSWERS,
     )
     pulled = read_pulled(answer, at)
     return pulled.next_offset if pulled is not None and pulled.is_reset else None
