@@ -35,9 +35,9 @@ _MOST_BYTES: Final = 4 << 20
 #: What lies before the body when both hosts are IPv4.
 _HEAD: Final = np.dtype(
     {
-        "names": ["size", "magic", "crc", "number", "place", "sys_flag", "body_size"],
-        "formats": [">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i4"],
-        "offsets": [0, 4, 8, 20, 28, 36, 84],
+        "names": ["size", "magic", "crc", "queue", "number", "place", "sys_flag", "body_size"],
+        "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i4"],
+        "offsets": [0, 4, 8, 12, 20, 28, 36, 84],
         "itemsize": 88,
     }
 )
@@ -103,6 +103,7 @@ def _are_records(
         & ((heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2))
         & (heads["sys_flag"] & HOSTS_V6_MASK == 0)
         & (heads["place"] == at + base)
+        & (heads["queue"] == queue.queue_id)
         & (heads["number"] == numbers)
         & (body_sizes >= 0)
         & (properties_at <= ends)

@@ -395,7 +395,7 @@ class Reading:
             return True
         self._checked += len(record)
         try:
-            verify(record, offset, number, self._queue.topic_field)
+            verify(record, offset, number, self._queue)
         except DamagedRecord:
             log.exception("damaged message skipped", extra={"offset": number})
             return False

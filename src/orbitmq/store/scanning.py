@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orbitmq.message.scan import Int64s, RecordArrays
+    from orbitmq.store.consumequeue import ConsumeQueue
 
 _read_place = struct.Struct(">qq").unpack_from
 _read_time = struct.Struct(">q").unpack_from
@@ -47,6 +48,7 @@ _ROUNDS: Final = 12
 _TAG_LETTERS: Final = 32
 _VALUE_END: Final = 2
 _SIZE_FIELD: Final = 4
+_QUEUE_ID_AT: Final = 12
 
 
 # ---- many records
@@ -234,7 +236,7 @@ def verify(
     record: memoryview,
     physical_offset: int,
     queue_offset: int | None = None,
-    topic_field: bytes | None = None,
+    queue: ConsumeQueue | None = None,
 ) -> None:
     """Raise DamagedRecord unless these bytes are the record that was stored at this place."""
     size = check_record(record, 0, len(record))
@@ -245,9 +247,11 @@ def verify(
         raise DamagedRecord(physical_offset, "its head belongs to another place")
     if queue_offset is not None and number != queue_offset:
         raise DamagedRecord(physical_offset, "its head belongs to another place in the queue")
-    if topic_field is not None:
+    if queue is not None:
+        if _read_int(record, _QUEUE_ID_AT)[0] != queue.queue_id:
+            raise DamagedRecord(physical_offset, "its head names another queue")
         topic_at = _topic_at(record)
-        if record[topic_at : topic_at + len(topic_field)] != topic_field:
+        if record[topic_at : topic_at + queue.topic_size] != queue.topic_field:
             raise DamagedRecord(physical_offset, "its topic is another one")
 
 
