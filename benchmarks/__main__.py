@@ -13,8 +13,10 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -153,25 +155,54 @@ def _measured_or_absent(bench: Bench, scale: Scale) -> Result:
 
 def _measure_all(lines: Sequence[Bench | Curve], scale: Scale) -> _Measured:
     measured = _Measured()
-    columns = (
-        TextColumn("{task.description:<60}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     deadline = time.monotonic() + scale.longest
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(lines))
+    with _Advance(len(lines)) as advance:
         for stage, sharing in groupby(lines, key=lambda line: line.stage):
             with stage or nullcontext():
                 for line in sharing:
-                    progress.update(task, description=_title(line)[:60])
                     if time.monotonic() < deadline:
+                        advance.begin(_title(line))
                         measured.add(line, scale)
                     else:
                         measured.left_out.append(_title(line))
-                    progress.advance(task)
+                    advance.end()
     return measured
+
+
+class _Advance:
+    """How far it is: a bar in a terminal, and in a log a line for each line that begins."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._began = time.monotonic()
+        self._is_log = not sys.stderr.isatty()
+        columns = (
+            TextColumn("{task.description:<60}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=self._is_log)
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_log:  # where it would leave an empty line
+            self._bar.stop()
+
+    def begin(self, title: str) -> None:
+        self._bar.update(self._task, description=title[:60])
+        if self._is_log:
+            elapsed = timedelta(seconds=int(time.monotonic() - self._began))
+            print(f"{self._done + 1}/{self._total} {title}, {elapsed}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self._done += 1
+        self._bar.advance(self._task)
 
 
 def _write_docs(results: Path) -> int:

@@ -75,6 +75,11 @@ smaller sizes and at most twelve minutes; what it drops is named on its page, an
 published. Both write `build/bench.json`, which holds the figures of every round, and the same as a
 page with plots in `build/bench`. `make bench ARGS="--only growth"` measures a part.
 The data of this page: [bench.json](data/bench.json).
+
+`make profile` says where the time goes: it runs our side of the hot paths (sends, pulls, decoding,
+the hand-over to handlers, Spark) under a sampling profiler, shows which functions of which process
+have the largest shares, and leaves flame graphs in `build/profile`. To look at some of them for
+longer: `make profile ARGS="send decode --seconds 20"`.
 """
 
 _GROWTH = """\

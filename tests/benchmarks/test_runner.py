@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -428,3 +430,47 @@ def test_the_catalogue_names_every_bench_once_and_says_what_it_is_compared_with(
 
     assert len(set(titles)) == len(titles)
     assert all(line.compared_with for line in BENCHES)
+
+
+def test_a_log_shows_which_line_is_being_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def listening(_: Scale) -> Iterator[tuple[Work, Work]]:
+        told.append(capsys.readouterr().err)
+        yield lambda: Sample(1, 1.0, 1.0), lambda: Sample(1, 1.0, 1.0)
+
+    lines = [bench(listening, name="first"), bench(listening, name="second")]
+    once = [replace(line, rounds=1, once_per_round=True) for line in lines]
+
+    main(["--json", str(tmp_path / "bench.json")], benches=once, curves=[], scale=SMALL)
+
+    assert re.fullmatch(r"1/2 arithmetic: first, \d+:\d\d:\d\d\n", told[0])
+    assert re.fullmatch(r"2/2 arithmetic: second, \d+:\d\d:\d\d\n", told[1])
+
+
+def test_a_line_for_which_there_is_no_time_is_not_said_to_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    no_time = replace(SMALL, longest=0.0)
+
+    main(["--json", str(out)], benches=[bench(counting_to(10, 10))], curves=[], scale=no_time)
+
+    assert capsys.readouterr().err.startswith("left out, the time was up: arithmetic: counting\n")
+
+
+def test_a_terminal_has_a_bar_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    out = tmp_path / "bench.json"
+
+    main(["--json", str(out)], benches=[bench(counting_to(10, 10))], curves=[], scale=SMALL)
+
+    told = capsys.readouterr().err
+    assert "arithmetic: counting" in told
+    assert "1/1 arithmetic" not in told

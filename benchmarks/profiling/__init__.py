@@ -1,0 +1,1 @@
+"""Where the time goes on the hot paths: `make profile`."""

@@ -1,0 +1,227 @@
+"""Profiles of the hot paths: what a second of one of them says, and what is made of samples."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from benchmarks.profiling.__main__ import main
+from benchmarks.profiling.paths import PATHS, HotPath, role_of
+from benchmarks.profiling.shares import read_profile, short_name
+from benchmarks.profiling.speedscope import Frame, Shared, Speedscope, Thread
+from benchmarks.profiling.table import print_profile
+from benchmarks.profiling.tracing import py_spy, refusal
+from benchmarks.runner import Bench
+
+ROOT = Path(__file__).parents[2]
+BY_NAME = {path.name: path for path in PATHS}
+
+
+@pytest.fixture
+def profiler() -> str:
+    found = py_spy()
+    if reason := refusal(found):
+        pytest.skip(reason)
+    assert found is not None
+    return found
+
+
+def test_a_second_of_decoding_shows_the_functions_that_decode(
+    profiler: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["decode", "--seconds", "1", "--to", str(tmp_path)], profiler=profiler)
+
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    assert "client" in told.out
+    assert "src/orbitmq/message/" in told.out
+    written = (tmp_path / "decode.speedscope.json").read_bytes()
+    graph = msgspec.json.decode(written, type=Speedscope)
+    ours = {
+        place
+        for place, frame in enumerate(graph.shared.frames)
+        if (frame.file or "").startswith("src/orbitmq/message/")
+    }
+    stacks = [stack for thread in graph.profiles for stack in thread.samples]
+    assert any(stack[-1] in ours for stack in stacks)
+    # Setting up is over before samples are taken.
+    assert "<frozen importlib._bootstrap>" not in {frame.file for frame in graph.shared.frames}
+    assert str(ROOT) not in written.decode()
+
+
+def saying(folder: Path, *lines: str) -> str:
+    """A profiler that does what these lines of a shell say."""
+    program = folder / "profiler"
+    program.write_text("\n".join(("#!/bin/sh", *lines)))
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_where_nothing_may_be_traced_that_is_said_and_how_to_change_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = saying(tmp_path, "echo 'Permission Denied: try as root' >&2", "exit 1")
+
+    status = main(["decode", "--to", str(tmp_path)], profiler=refused)
+
+    assert status == 2
+    told = capsys.readouterr().err
+    assert "py-spy may not trace processes here (Permission Denied: try as root): " in told
+    assert "SYS_PTRACE" in told
+    assert "Traceback" not in told
+
+
+def test_a_profiler_that_fails_on_the_way_is_a_failure_of_that_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tired = saying(tmp_path, '[ "$1" = dump ] && exit 0', "echo 'too tired' >&2", "exit 1")
+
+    status = main(["decode", "--to", str(tmp_path / "made")], profiler=tired)
+
+    assert status == 1
+    assert "decode: failed: py-spy made no profile: too tired\n" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
+def test_without_the_profiler_it_is_said_how_to_get_it() -> None:
+    assert refusal(None) == "py-spy is not installed; run: make setup"
+
+
+def test_a_path_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["decode", "guess"])
+
+    assert "no path guess; there are: send, produce, pull" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_every_path_is_a_line_of_the_benches(path: HotPath) -> None:
+    assert isinstance(path.bench(), Bench)
+
+
+@pytest.mark.parametrize(
+    ("command", "role"),
+    [
+        ("/venv/bin/python -m orbitmq.cli broker --json --port 0", "broker"),
+        ("/venv/bin/python -m orbitmq.cli up --json", "broker"),
+        ("/venv/bin/python -m benchmarks.load.generator", "load generator"),
+        ("/venv/bin/python -m benchmarks.load.ourclient", "client"),
+        ("python3 -m orbitmq.spark.workerdaemon pyspark.worker", "Spark worker"),
+        ("python3 -m pyspark.daemon pyspark.worker", "Spark worker"),
+        (
+            "python3 -m pyspark.daemon pyspark.sql.worker.plan_data_source_read",
+            "Spark planner",
+        ),
+        ("/venv/bin/python -m benchmarks.profiling.workload spark out", "Spark driver"),
+        ("/usr/bin/top", "other"),
+    ],
+)
+def test_processes_are_named_by_what_they_do(command: str, role: str) -> None:
+    assert role_of(command, BY_NAME["spark"]) == role
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("/home/me/orbitmq/src/orbitmq/wire/frame.py", "src/orbitmq/wire/frame.py"),
+        ("/home/me/orbitmq/.venv/lib/python3.11/site-packages/pyarrow/ipc.py", "pyarrow/ipc.py"),
+        ("/usr/lib/python3.12/asyncio/events.py", "asyncio/events.py"),
+        ("/x/site-packages/pyspark/python/lib/pyspark.zip/pyspark/worker.py", "pyspark/worker.py"),
+        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
+    ],
+)
+def test_files_have_the_names_that_they_have_everywhere(file: str, name: str) -> None:
+    assert short_name(file, Path("/home/me/orbitmq")) == name
+
+
+#: As py-spy writes them: processes are frames outside of functions, the one that started the other
+#: first; and a function may be there twice.
+_FRAMES = [
+    Frame('process 7:"python -m benchmarks.profiling.workload pull out"', "", 0),
+    Frame('process 8:"python -m orbitmq.cli broker --json"', "", 0),
+    Frame("serve", "/p/src/orbitmq/broker/server.py", 10),
+    Frame("answer", "/p/src/orbitmq/broker/pulling.py", 20),
+    Frame("answer", "/p/src/orbitmq/broker/pulling.py", 20),
+    Frame("ask", "/p/benchmarks/load/processes.py", 30),
+]
+
+
+def sampled(name: str, *samples: list[int]) -> Thread:
+    count = len(samples)
+    return Thread(
+        name=name, end_value=count / 100, samples=list(samples), weights=[1 / 100] * count
+    )
+
+
+def recorded(*others: Thread) -> bytes:
+    broker = sampled(
+        'Process 8 Thread 81 "MainThread"',
+        [0, 1, 2],
+        [0, 1, 2, 3],
+        [0, 1, 2, 4],
+        # Recursion counts once, and a process that is in no function not at all.
+        [0, 1, 2, 3, 2, 4],
+        [0, 1],
+    )
+    bench = sampled('Process 7 Thread 71 ""', [0, 5])
+    threads = [bench, broker, *others]
+    return msgspec.json.encode(Speedscope(shared=Shared(_FRAMES), profiles=threads))
+
+
+def test_shares_are_of_the_samples_of_all_processes_with_a_role() -> None:
+    profile = read_profile(recorded(), BY_NAME["pull"], Path("/p"))
+
+    broker, bench = profile.roles
+    serve = Frame("serve", "src/orbitmq/broker/server.py", 10)
+    answer = Frame("answer", "src/orbitmq/broker/pulling.py", 20)
+    assert (broker.role, broker.samples) == ("broker", 4)
+    assert broker.largest_own(5) == [(answer, 0.75), (serve, 0.25)]
+    assert broker.largest_total(5) == [(serve, 1.0), (answer, 0.75)]
+    assert (bench.role, bench.samples) == ("bench", 1)
+
+
+def test_what_leads_to_all_the_others_is_not_among_the_largest() -> None:
+    # `serve` leads to `answer` and to `ask`, and does nothing by itself.
+    working = sampled('Process 8 Thread 82 "working"', [0, 1, 2, 3], [0, 1, 2, 5])
+    content = msgspec.json.encode(Speedscope(shared=Shared(_FRAMES), profiles=[working]))
+
+    (broker,) = read_profile(content, BY_NAME["pull"], Path("/p")).roles
+
+    assert {frame.name for frame, _ in broker.largest_total(5)} == {"answer", "ask"}
+    assert {frame.name: count for frame, count in broker.total.items()}["serve"] == 2
+
+
+def test_a_thread_that_only_ever_rests_is_left_out_and_one_that_seldom_works_is_not() -> None:
+    busy = sampled('Process 8 Thread 82 "busy"', *[[0, 1, 3]] * 20)
+    resting = sampled('Process 8 Thread 83 "resting"', [0, 1, 2], [0, 1, 2])
+    seldom = sampled('Process 8 Thread 84 "seldom"', [0, 1, 2], [0, 1, 3])
+
+    graph = read_profile(recorded(busy, resting, seldom), BY_NAME["pull"], Path("/p")).graph
+
+    names = [thread.name for thread in graph.profiles]
+    assert names == ["broker (8), busy", "broker (8), MainThread", "broker (8), seldom"]
+
+
+def test_the_flame_graph_begins_with_the_busiest_thread_and_has_every_function_once() -> None:
+    graph = read_profile(recorded(), BY_NAME["pull"], Path("/p")).graph
+
+    assert [thread.name for thread in graph.profiles] == ["broker (8), MainThread", "bench (7), 71"]
+    assert [frame.name for frame in graph.shared.frames] == ["serve", "answer", "ask"]
+    assert graph.profiles[0].samples == [[0], [0, 1], [0, 1], [0, 1, 0, 1]]
+
+
+def test_the_table_names_processes_and_functions_with_their_shares() -> None:
+    out = io.StringIO()
+    profile = read_profile(recorded(), BY_NAME["pull"], Path("/p"))
+
+    print_profile(BY_NAME["pull"], profile, 1, Console(width=160, file=out))
+
+    text = out.getvalue()
+    assert "pull: the broker answers pulls" in text
+    assert "broker, 4% busy" in text
+    assert "75.0%" in text
+    assert "answer src/orbitmq/broker/pulling.py:20" in text
