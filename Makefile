@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench features browser interop chaos soak docs lock clean
+.PHONY: help setup test lint format demo bench profile features browser interop chaos soak docs lock clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -22,7 +22,8 @@ $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -m tools.environment --venv $(VENV) --lock $(LOCK)
 	@touch $@
 
-APART := tests/interop tests/browser tests/chaos
+# What needs more than Python packages, or more time than there is: interop, browser, chaos run it.
+APART := tests/interop tests/browser tests/chaos tests/spark/test_moved_and_expired.py
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
 	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart=0 \
@@ -43,6 +44,9 @@ demo: $(READY) ## See it work
 
 bench: $(READY) ## Measure against floors and peers; QUICK=1 ends within 12 minutes
 	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
+
+profile: $(READY) ## Which functions take the time of the hot paths; flame graphs in build/profile
+	@$(BIN)/python -m benchmarks.profiling $(ARGS)
 
 features: $(READY) ## Which capabilities are proven by a passing test
 	@$(BIN)/python -m tools.features $(ARGS)

@@ -125,6 +125,7 @@ SUITES: tuple[Suite, ...] = (
         "Spark when queues, brokers and executors come and go",
         (
             "tests/spark/test_stream.py",
+            "tests/spark/test_moved_and_expired.py",
             "tests/chaos/test_spark_cluster.py",
             "tests/chaos/test_spark_settling.py",
         ),
