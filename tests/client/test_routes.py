@@ -268,6 +268,30 @@ async def test_a_producer_is_led_to_the_template_of_new_topics_until_they_exist(
             assert heard == ["new"]
 
 
+@pytest.mark.parametrize("has_template", [False, True])
+async def test_a_route_that_comes_while_the_template_is_asked_for_is_not_replaced_by_it(
+    has_template: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
+        if has_template:
+            names.routes["TBW102"] = topic_route({"broker-a": {0: A}}, queues=8)
+        look_up = engine.routes._lookup
+
+        async def overtaken(topic: str) -> TopicRouteData | None:
+            if topic == "TBW102":
+                names.routes["new"] = topic_route({"broker-a": {0: A}}, queues=6)
+                await engine.routes.get("new", refresh=True)
+            return await look_up(topic)
+
+        monkeypatch.setattr(engine.routes, "_lookup", overtaken)
+
+        route = await engine.routes.publish_route("new")
+
+        assert route is engine.routes.known("new")
+        assert not route.is_provisional
+        assert len(route.publish_queues) == 6
+
+
 async def test_where_topics_are_not_made_by_sending_there_is_no_route() -> None:
     async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
         with pytest.raises(NoRoute, match="'new'"):

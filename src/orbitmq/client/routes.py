@@ -136,6 +136,9 @@ class Routes:
             if topic == AUTO_CREATE_TOPIC:
                 raise
             template = await self._ask(AUTO_CREATE_TOPIC)
+            known = self.known(topic)
+            if known is not None and not known.is_provisional:
+                return known  # its own came while the template's was asked for
             if template is None:
                 raise
         return self._apply(provisional_route(topic, template, default_queues))

@@ -504,9 +504,10 @@ def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
     is_preparing, is_leaving = threading.Event(), asyncio.Event()
     stop = Engine.stop
 
-    async def find(*_: object) -> None:
+    async def find(*_: object) -> Exception:
         is_preparing.set()
         await is_leaving.wait()
+        return NotRunning("this producer")
 
     async def leave(engine: Engine) -> None:
         is_leaving.set()

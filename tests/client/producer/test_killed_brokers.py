@@ -102,30 +102,33 @@ async def _processes(folder: Path, *names: str) -> AsyncIterator[Processes]:
 class Load:
     """Sends without a pause, from tasks and from threads, and what came of it."""
 
-    #: When each send was acknowledged, and by which broker.
-    acknowledged: list[tuple[float, str]] = field(default_factory=list)
+    #: When each send began, when it was acknowledged, and by which broker.
+    acknowledged: list[tuple[float, float, str]] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
 
     async def by_tasks(self, producer: AsyncProducer) -> None:
         while not self.is_over.is_set():
+            began = time.monotonic()
             try:
-                self._note(await producer.send("orders", b"from a task"))
+                self._note(began, await producer.send("orders", b"from a task"))
             except ClientError as error:
                 self.errors.append(error)
 
     def by_thread(self, producer: Producer) -> None:
         while not self.is_over.is_set():
+            began = time.monotonic()
             try:
-                self._note(producer.send("orders", b"from a thread"))
+                self._note(began, producer.send("orders", b"from a thread"))
             except ClientError as error:
                 self.errors.append(error)
 
-    def _note(self, result: SendResult) -> None:
-        self.acknowledged.append((time.monotonic(), result.queue.broker))
+    def _note(self, began: float, result: SendResult) -> None:
+        self.acknowledged.append((began, time.monotonic(), result.queue.broker))
 
     def brokers(self, since: float = 0.0) -> set[str]:
-        return {broker for at, broker in self.acknowledged if at > since}
+        """Who took what was sent since then; an answer from before may be noted after it."""
+        return {broker for began, _, broker in self.acknowledged if began > since}
 
     async def goes_on(self) -> None:
         """Returns when a good number more was sent."""
@@ -210,6 +213,6 @@ async def test_producers_go_on_soon_after_the_only_broker_is_back(
         back = time.monotonic()
         await load.goes_on()
 
-        first = min(at for at, _ in load.acknowledged if at > ended)
+        first = min(at for began, at, _ in load.acknowledged if began > ended)
     assert first - back < RECOVERY
     assert load.errors == []

@@ -194,7 +194,7 @@ class Producer:
         """Send in the background: returns as soon as there is room for it, with its future.
 
         Messages of one thread to one queue are stored in the order of their submission, unless an
-        attempt fails.
+        attempt fails, or one that may go to any queue has waited too long for its broker.
         """
         self._core.check_running()
         sending = self._core.sending(message, body, options)

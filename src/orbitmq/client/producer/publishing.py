@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 #: Is given the result or the error of a send, once, on the loop.
 Done: TypeAlias = Callable[[SendResult | BaseException], None]
 
+#: The queue of a message, and whether its topic has other brokers.
+Found: TypeAlias = tuple[Queue, bool]
+
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 
 
@@ -151,16 +154,16 @@ class Publisher:
         elsewhere, if the broker cannot be reached.
         """
         found = await self.find(sending)
-        if found is not None:
+        if not isinstance(found, Exception):
             await self.connect(sending, *found)
 
-    async def find(self, sending: Sending) -> tuple[Queue, bool] | None:
-        """The first half of that: its queue, and whether its topic has other brokers."""
+    async def find(self, sending: Sending) -> Found | Exception:
+        """The first half of that; or what is in the way."""
         try:
             found = await self._targets.choose(sending)
         except Exception as error:  # noqa: BLE001  # also a selector's
             log.debug("a send cannot begin at once: %r", error)
-            return None
+            return error
         sending.first = found[0]
         return found
 
@@ -177,6 +180,7 @@ class Publisher:
             return True  # which says nothing about the broker
         if leaves_half and others:
             limit = min(limit, (sending.deadline - now) / 2)
+        end = now + limit
         try:
             await self._connected(queue, limit)
         except (RemotingError, BrokerUnavailable) as error:
@@ -185,10 +189,22 @@ class Publisher:
             sending.error, sending.first = error, None
             return False
         try:
-            await self._check_times(sending.draft, queue, limit)
+            await self._check_times(sending.draft, queue, end - self._monotonic())
         except Exception as error:  # noqa: BLE001  # told when it is sent
             log.debug("a send cannot begin at once: %r", error)
         return True
+
+    def pass_by(self, sending: Sending, broker: str) -> None:
+        """Choose anew for one that may go anywhere and has waited for this broker in vain."""
+        connection = self._connections.get(broker)
+        if connection is None or not connection.is_open:
+            self._faults.failed(broker)
+        sending.first = None
+        sending.tried[broker] = sending.tried.pop(broker, 0) + 1
+        with suppress(Exception):  # told when it is sent
+            chosen = self._targets.choose_known(sending)
+            if chosen is not None:
+                sending.first = chosen[0]
 
     def knows(self, topic: str) -> bool:
         """Whether the queues of a topic are known."""
@@ -256,6 +272,15 @@ class Publisher:
         except Exception as error:  # noqa: BLE001  # no frame can be made of it: the caller's to see
             done(error)
         return True
+
+    def expired(self, sending: Sending) -> SendFailed:
+        """The error of one whose time was up while it waited for others before it."""
+        queue = sending.queue or sending.first
+        if queue is not None and self.knows(sending.draft.topic):
+            return self._expired(sending, queue)
+        if sending.error is None:
+            sending.error = self._targets.unanswered(sending.timeout)
+        return sending.failed()
 
     def _expired(self, sending: Sending, queue: Queue) -> SendFailed:
         """The time was up before anything was sent, which is no fault of the broker."""

@@ -77,9 +77,7 @@ class Targets:
 
     async def _found(self, topic: str, within: float) -> Publication | OrbitError:
         """What is known of a topic, or what was in the way when the time was up."""
-        trouble: OrbitError = RequestTimedOut(
-            self._engine.name_servers[0], RequestCode.GET_ROUTEINFO_BY_TOPIC, within
-        )
+        trouble: OrbitError = self.unanswered(within)
         pause = _FIRST_PAUSE
         try:
             async with asyncio.timeout(max(0.0, within)):
@@ -96,6 +94,11 @@ class Targets:
                     pause = min(2 * pause, _LONGEST_PAUSE)
         except TimeoutError:
             return trouble
+
+    def unanswered(self, within: float) -> RequestTimedOut:
+        """The error of one whose queues were not found within the time."""
+        where = self._engine.name_servers[0]
+        return RequestTimedOut(where, RequestCode.GET_ROUTEINFO_BY_TOPIC, within)
 
     def choice(self, sending: Sending, publication: Publication) -> Queue:
         """Where the next attempt goes, of the queues of its topic. May be called by any thread."""
