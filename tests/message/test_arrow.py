@@ -336,6 +336,9 @@ def test_expanded_bodies_have_a_limit_each_and_all_together(
     nulls = messages_to_arrow(packed, broker_name="b", max_body=999, bad_body=BadBody.NULL)
     assert nulls.column("body").to_pylist() == [None]
 
+    assert len(messages_to_arrow(packed * 2, broker_name="b", max_expanded=2000)) == 2
+    with pytest.raises(ChunkTooLarge, match="the expanded bodies take more than 1999 bytes"):
+        messages_to_arrow(packed * 2, broker_name="b", bad_body=BadBody.NULL, max_expanded=1999)
     monkeypatch.setattr(arrow, "MAX_CHUNK", 3 * len(packed) + 2500)
     assert len(messages_to_arrow(packed * 2, broker_name="b")) == 2
     with pytest.raises(ChunkTooLarge, match="the expanded bodies take more than"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -17,18 +18,20 @@ from orbitmq.client.rangereading import RangeSettings, read_ranges
 from orbitmq.client.ranges import QueueRange
 from orbitmq.client.rangewindow import Chunk, WindowLimits
 from orbitmq.message.batch import encode_batch
+from orbitmq.message.compression import compress_body
 from orbitmq.message.errors import CodecMissing
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import BATCH_MASK, COMPRESSED, INNER_BATCH
+from orbitmq.message.sysflag import BATCH_MASK, COMPRESSED, COMPRESSION_ZLIB, INNER_BATCH
 from orbitmq.spark.errors import DataLost
 from orbitmq.spark.options import batch_options
-from orbitmq.spark.reading import _Decoder, _joined
+from orbitmq.spark.reading import BATCH_BYTES, _Decoder, _joined, _Stretch
 from orbitmq.spark.schema import full_schema
 from orbitmq.wire.command import Command
 from tests.support.scriptedbroker import ScriptedBroker, asked, brought
 
 QUEUE = Queue("orders", "broker-a", 0)
+MIB = 1024 * 1024
 
 
 def record(offset: int, body: bytes = b"", *, sys_flag: int = 0) -> bytes:
@@ -53,12 +56,27 @@ def batch_of(offset: int, count: int) -> bytes:
     )
 
 
+def made(**options: str) -> _Decoder:
+    given = {"nameServer": "localhost:9876", "subscribe": "orders"} | options
+    return _Decoder(batch_options(given, {}).read, full_schema())
+
+
+def record_batches(*chunks: Chunk, **options: str) -> list[pa.RecordBatch]:
+    """What a query gets."""
+    decoder = made(**options)
+    return [batch for stretch in _joined(iter(chunks)) for batch in decoder.batches(stretch)]
+
+
 def decoded(*chunks: Chunk, **options: str) -> pa.Table:
     """The rows that a query gets."""
-    given = {"nameServer": "localhost:9876", "subscribe": "orders"} | options
-    decoder = _Decoder(batch_options(given, {}).read, full_schema())
-    found = [batch for stretch in _joined(iter(chunks)) for batch in decoder.batches(stretch)]
-    return pa.Table.from_batches(found, decoder._schema)
+    return pa.Table.from_batches(record_batches(*chunks, **options), made(**options)._schema)
+
+
+def stretch_of(start: int, *records: bytes) -> _Stretch:
+    """Neighbours in one answer."""
+    chunk = Chunk(QUEUE, start, start + len(records), [b"".join(records)])
+    (found,) = _joined(iter([chunk]))
+    return found
 
 
 def offsets(table: pa.Table) -> list[int]:
@@ -138,6 +156,117 @@ def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once() -> None:
     ]
 
     assert offsets(decoded(*chunks, failOnDataLoss="false")) == [0, 1, 2, 3]
+
+
+def test_compressed_messages_become_batches_of_what_they_expand_to() -> None:
+    """Some KiB at the broker may be many MiB in a column."""
+    body = bytes(MIB)
+    packed = compress_body(body, COMPRESSION_ZLIB)
+    count = 48
+    pieces = [record(at, packed, sys_flag=COMPRESSED | COMPRESSION_ZLIB) for at in range(count)]
+    chunks = [
+        Chunk(QUEUE, 0, 20, [b"".join(pieces[:20])]),
+        Chunk(QUEUE, 20, 21, [pieces[20]]),
+        Chunk(QUEUE, 21, count, [b"".join(pieces[21:])]),
+    ]
+
+    found = record_batches(*chunks)
+
+    assert max(batch.column("body").nbytes for batch in found) <= 2 * BATCH_BYTES
+    # A batch for each message would cost too much.
+    assert len(found) <= count // 2
+    table = pa.Table.from_batches(found)
+    assert offsets(table) == list(range(count))
+    assert all(each.as_py() == body for each in table.column("body"))
+
+
+def test_messages_that_grow_more_than_those_before_are_parted() -> None:
+    """What was learned from others says nothing about them."""
+    flag, mild = COMPRESSED | COMPRESSION_ZLIB, random.Random(7).randbytes(512 * 1024)
+    packed = [compress_body(mild + bytes(len(mild)), COMPRESSION_ZLIB)] * 24
+    packed += [compress_body(bytes(MIB), COMPRESSION_ZLIB)] * 60
+    records = [record(at, body, sys_flag=flag) for at, body in enumerate(packed)]
+    decoder = made()
+    list(decoder.batches(stretch_of(0, *records[:24])))
+
+    found = list(decoder.batches(stretch_of(24, *records[24:])))
+
+    assert max(batch.column("body").nbytes for batch in found) <= 2 * BATCH_BYTES + MIB
+    assert len(found) <= 60 // 4
+    table = pa.Table.from_batches(found)
+    assert offsets(table) == list(range(24, 84))
+    assert all(each.as_py() == bytes(MIB) for each in table.column("body"))
+
+
+def test_a_message_that_is_larger_than_a_batch_comes_by_itself() -> None:
+    flag, sizes = COMPRESSED | COMPRESSION_ZLIB, [MIB, 3 * BATCH_BYTES, MIB]
+    bodies = [compress_body(bytes(size), COMPRESSION_ZLIB) for size in sizes]
+    pieces = [record(at, body, sys_flag=flag) for at, body in enumerate(bodies)]
+    decoder = made()
+    decoder._growth = 4.0
+
+    found = list(decoder.batches(stretch_of(0, *pieces)))
+
+    assert [batch.column("queueOffset").to_pylist() for batch in found] == [[0], [1], [2]]
+    assert [len(each.as_py()) for batch in found for each in batch.column("body")] == sizes
+
+
+def test_batches_that_were_stored_compressed_are_taken_apart_a_few_at_a_time() -> None:
+    flag = COMPRESSED | COMPRESSION_ZLIB | BATCH_MASK
+    packed = compress_body(encode_batch([(bytes(MIB), 0, b"")] * 3), COMPRESSION_ZLIB)
+    pieces = [record(at, packed, sys_flag=flag) for at in range(0, 60, 3)]
+    decoder = made()
+    decoder._growth = 4.0
+
+    (stretch,) = _joined(iter([Chunk(QUEUE, 0, 60, [b"".join(pieces)])]))
+    found = list(decoder.batches(stretch))
+
+    assert max(batch.column("body").nbytes for batch in found) <= 2 * BATCH_BYTES
+    assert offsets(pa.Table.from_batches(found)) == list(range(60))
+
+
+def test_messages_that_are_not_compressed_stay_in_one_batch_also_after_others_that_are() -> None:
+    packed = compress_body(bytes(MIB), COMPRESSION_ZLIB)
+    plain = [record(at, bytes(1024)) for at in range(1, 3001)]
+    decoder = made()
+    list(decoder.batches(stretch_of(0, record(0, packed, sys_flag=COMPRESSED | COMPRESSION_ZLIB))))
+    list(decoder.batches(stretch_of(1, *plain[:1])))
+
+    found = list(decoder.batches(stretch_of(2, *plain[1:])))
+
+    assert [batch.num_rows for batch in found] == [2999]
+
+
+def test_a_body_that_does_not_expand_is_null_among_those_that_do() -> None:
+    packed = compress_body(b"good", COMPRESSION_ZLIB)
+    bodies = [packed, b"no zlib stream", packed]
+    flag = COMPRESSED | COMPRESSION_ZLIB
+    pieces = [record(at, body, sys_flag=flag) for at, body in enumerate(bodies)]
+
+    found = decoded(Chunk(QUEUE, 0, 3, [b"".join(pieces)]))
+
+    assert found.column("body").to_pylist() == [b"good", None, b"good"]
+
+
+def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    packed = compress_body(bytes(MIB), COMPRESSION_ZLIB)
+    flag = COMPRESSED | COMPRESSION_ZLIB
+    chunks = [
+        Chunk(QUEUE, 0, 1, [record(0, packed, sys_flag=flag)]),
+        Chunk(QUEUE, 1, 2, [b"\x00" * 120]),
+        Chunk(QUEUE, 2, 3, [b"\x7f\xff\xff"]),
+        Chunk(QUEUE, 3, 4, [record(3, packed, sys_flag=flag)]),
+    ]
+
+    with caplog.at_level(logging.WARNING):
+        found = decoded(*chunks, failOnDataLoss="false")
+
+    assert offsets(found) == [0, 3]
+    assert caplog.text.count("a damaged answer of the broker is left out") == 2
+    with pytest.raises(DataLost, match="damaged"):
+        decoded(*chunks)
 
 
 def test_gaps_are_a_loss_or_left_out_as_in_a_compacted_topic() -> None:

@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from orbitmq.client.checks import Fields
 from orbitmq.client.errors import (
@@ -83,6 +83,98 @@ class ProgressReset(ClientError):
         super().__init__(f"the progress of the group in {queue} was reset to {offset}")
 
 
+class Gap(NamedTuple):
+    """Offsets of a queue at which its master has said for so long that it has no entries."""
+
+    start: int
+    end: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Saying:
+    """For how many seconds a gap was said to be there, and when it was last, if that goes on."""
+
+    seconds: float = 0.0
+    last: float | None = None
+
+
+class RangeNotes:
+    """What readings find out beside messages.
+
+    A gap has to be said for a while before it is believed. Whoever reads for a short time, and then
+    again, keeps the notes of one reading for the next, or a gap would stop each of them anew. Only
+    the time between two words of a master on one connection counts: when nobody asks it, it says
+    nothing, and one that was out of reach may have restarted, and have to be waited for again.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._monotonic = (clock or SystemClock()).monotonic
+        #: What is said about gaps, by their start and end.
+        self._gaps: dict[Queue, dict[tuple[int, int], _Saying]] = {}
+        self._left_out: dict[Queue, list[tuple[int, int]]] = {}
+
+    def know(self, queue: Queue, gap: Gap) -> None:
+        """Take what an earlier reading has found."""
+        saying = _Saying(gap.seconds)
+        self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), saying)
+
+    def said(self, queue: Queue, at: int, end: int) -> float:
+        """A master says now that it has nothing from `at` to `end`; for how long it has done so."""
+        now = self._monotonic()
+        gaps = self._gaps.setdefault(queue, {})
+        known = [saying for (start, stop), saying in gaps.items() if start <= at < stop]
+        if not known:
+            known = [gaps.setdefault((at, end), _Saying())]
+        for saying in known:
+            if saying.last is not None:
+                saying.seconds += now - saying.last
+            saying.last = now
+        return max(saying.seconds for saying in known)
+
+    def pause(self) -> None:
+        """A reading ends: nothing is said before the next one."""
+        for gaps in self._gaps.values():
+            for saying in gaps.values():
+                saying.last = None
+
+    def lose(self, broker: str) -> None:
+        """A master was out of reach. What it said before it may not say any more."""
+        for queue in [each for each in self._gaps if each.broker == broker]:
+            del self._gaps[queue]
+
+    def found(self, queue: Queue, start: int, end: int) -> None:
+        """There are messages between two offsets: what was said of them does not hold."""
+        gaps = self._gaps.get(queue)
+        if not gaps:
+            return
+        for gap in [each for each in gaps if start < each[1] and each[0] < end]:
+            del gaps[gap]
+
+    def gaps(self, within: QueueRange) -> list[Gap]:
+        """The gaps that reach into a range."""
+        return [
+            Gap(start, end, saying.seconds)
+            for (start, end), saying in sorted(self._gaps.get(within.queue, {}).items())
+            if start < within.end and within.start < end
+        ]
+
+    def leave_out(self, queue: Queue, start: int, end: int) -> None:
+        """There is nothing between two offsets, and nobody waits for it any more."""
+        stretches = self._left_out.setdefault(queue, [])
+        if stretches and stretches[-1][1] == start:
+            start = stretches.pop()[0]
+        stretches.append((start, end))
+
+    def left_out(self, within: QueueRange) -> int:
+        """How many offsets of a range were left out."""
+        count, upto = 0, within.start
+        for start, end in sorted(self._left_out.get(within.queue, ())):
+            count += max(0, min(end, within.end) - max(start, upto))
+            upto = max(upto, end)
+        return count
+
+
 class NextStep(enum.Enum):
     """What an answer to a pull leads to."""
 
@@ -131,12 +223,14 @@ def read_ranges(
     memory: AnswerMemory | None = None,
     clock: Clock | None = None,
     wait: Callable[[float], object] | None = None,
+    notes: RangeNotes | None = None,
 ) -> Iterator[Chunk]:
     """The messages of `ranges`, one range after the other, in chunks of a few each.
 
     `group` is the name under which the broker is asked; its progress is neither read nor changed.
     Messages of a tag filter still have to be compared by text: brokers compare hashes. Chunks are
     received into `memory`, to which the caller gives them back, or into memory of their own.
+    What is found out beside messages is in `notes`, which a later reading may be given as well.
     Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`, and `ProgressReset` if wanted.
     """
     reading = _Reading(
@@ -148,6 +242,7 @@ def read_ranges(
         memory,
         clock or SystemClock(),
         wait or threading.Event().wait,
+        notes,
     )
     try:
         while (chunk := reading.next_chunk()) is not None:
@@ -169,6 +264,7 @@ class _Reading:
         memory: AnswerMemory | None,
         clock: Clock,
         wait: Callable[[float], object],
+        notes: RangeNotes | None,
     ) -> None:
         self._links = links
         self._ranges = ranges
@@ -185,10 +281,9 @@ class _Reading:
             ranges, is_filtered=not wanted.passes_all, limits=settings.window
         )
         self._peers: dict[str, _Peer] = {}
-        #: Slots at which their queue has nothing, and since when that is known.
+        #: Slots beyond the end of their queue, and since when that is known.
         self._beyond: dict[Slot, float] = {}
-        #: Where the last gap of a queue ends that counts as missing.
-        self._gap_ends: dict[Queue, int] = {}
+        self._notes = RangeNotes(clock) if notes is None else notes
         #: Queues of which it was said that something is missing.
         self._incomplete: set[Queue] = set()
 
@@ -215,6 +310,7 @@ class _Reading:
             if peer.connection is not None:
                 self._links.give_back(peer.connection)
         self._peers.clear()
+        self._notes.pause()
 
     # Asking
 
@@ -285,6 +381,7 @@ class _Reading:
             case NextStep.GO_ON:
                 self._progress(peer)
                 following = answer.header(PullMessageResponse).next_begin_offset
+                self._notes.found(slot.queue, slot.at, following)
                 if self._window.answered(slot, answer.body, following) and self._loose:
                     # The last one: before it there may have been what was no answer.
                     self._loose.pop()
@@ -320,14 +417,14 @@ class _Reading:
         elif not peer.is_at_master and not self._is_unmatched(answer):
             # It may call any of its gaps by any code, and none of them is a gap of the master.
             self._ask_again(peer, slot, _refusal(answer, peer.connection))
-        elif answer.remark == _NO_ENTRY and self._may_still_close(slot):
+        elif answer.remark == _NO_ENTRY and self._may_still_close(slot, min(following, high)):
             self._ask_again(peer, slot, OffsetsGone(self._range_of(slot), low, high))
         elif answer.remark in {_REMOVED, _NO_ENTRY}:
             # With a filter, too: it has let pass what is not there.
-            self._gap_ends[slot.queue] = following
             self._miss(peer, slot, following, following, high)
         else:
             self._progress(peer)
+            self._notes.found(slot.queue, slot.at, following)
             self._window.answered(slot, b"", following)
 
     def _is_unmatched(self, answer: Command) -> bool:
@@ -335,13 +432,13 @@ class _Reading:
         return answer.remark == _UNMATCHED and not self._filter.passes_all
 
     def _may_still_come(self, slot: Slot) -> bool:
-        """Whether a slot has not been beyond the end of its queue, or in a gap of it, for long."""
+        """Whether a slot has not been beyond the end of its queue for long."""
         since = self._beyond.setdefault(slot, self._monotonic())
         return self._monotonic() - since < self._settings.lag_patience
 
-    def _may_still_close(self, slot: Slot) -> bool:
+    def _may_still_close(self, slot: Slot, end: int) -> bool:
         """Whether a slot is in a gap that is not known for long, from this slot or another."""
-        return slot.at >= self._gap_ends.get(slot.queue, 0) and self._may_still_come(slot)
+        return self._notes.said(slot.queue, slot.at, end) < self._settings.lag_patience
 
     def _miss(self, peer: _Peer, slot: Slot, resume_at: int, low: int, high: int) -> None:
         gone = OffsetsGone(self._range_of(slot), low, high)
@@ -357,7 +454,9 @@ class _Reading:
                 gone,
                 extra={"queue": str(slot.queue), "offset": slot.at},
             )
-        self._window.skip(slot, min(resume_at, slot.end))
+        resume_at = min(resume_at, slot.end)
+        self._notes.leave_out(slot.queue, slot.at, resume_at)
+        self._window.skip(slot, resume_at)
 
     def _range_of(self, slot: Slot) -> QueueRange:
         return next(
@@ -388,6 +487,9 @@ class _Reading:
             self._links.forget(slot.queue.topic)
         peer.slots.clear()
         peer.unsent.clear()
+        if peer.connection is None or peer.is_at_master:
+            # The master is the first to be asked: when nobody could be, it could not.
+            self._notes.lose(peer.broker)
         if peer.connection is not None:
             peer.connection.close()
             peer.connection = None

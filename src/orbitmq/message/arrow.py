@@ -105,16 +105,17 @@ def messages_to_arrow(
     bad_body: BadBody = BadBody.RAISE,
     check_crc: bool = True,
     max_body: int = MAX_EXPANDED_BODY,
+    max_expanded: int = MAX_CHUNK,
     refuse_batches: bool = False,
 ) -> pa.RecordBatch:
     """The messages of one or several pulls as one record batch.
 
     `columns` chooses names of `MESSAGE_SCHEMA`, in the order given. Rows whose queue offset is not
     within `first_offset` and `end_offset` (exclusive) are left out: a pull may return more than
-    was asked for. `max_body` bounds one expanded body. A record that holds a batch of messages is
-    one row, or with `refuse_batches` raises `BatchInside`. Positions in errors count through all
-    buffers. Chunks of a thousand messages and more are what this is made for: join small pulls by
-    giving several.
+    was asked for. `max_body` bounds one expanded body, `max_expanded` all of them together: beyond
+    it `ChunkTooLarge` is raised. A record that holds a batch of messages is one row, or with
+    `refuse_batches` raises `BatchInside`. Positions in errors count through all buffers. Chunks of
+    a thousand messages and more are what this is made for: join small pulls by giving several.
     """
     schema = MESSAGE_SCHEMA if columns is None else _chosen(tuple(columns))
     data = _joined(buffers)
@@ -126,7 +127,7 @@ def messages_to_arrow(
         return pa.RecordBatch.from_struct_array(
             pa.Array.from_buffers(pa.struct([]), len(records), [None])
         )
-    chunk = _Chunk(data, records, broker_name, bad_body, check_crc, max_body)
+    chunk = _Chunk(data, records, broker_name, bad_body, check_crc, max_body, max_expanded)
     return pa.RecordBatch.from_arrays([_COLUMNS[n](chunk) for n in schema.names], schema=schema)
 
 
@@ -201,6 +202,7 @@ class _Chunk:
     bad_body: BadBody
     check_crc: bool
     max_body: int
+    max_expanded: int
 
     @cached_property
     def items(self) -> PropertyItems | UniformItems:
@@ -272,7 +274,7 @@ def _match_sums(bodies: pa.BinaryArray, chunk: _Chunk) -> Bools:
 def _expanded(chunk: _Chunk, changed: Bools, bad: Bools) -> pa.BinaryArray:
     """The bodies of the `changed` rows: null if they are bad, else expanded."""
     # All of it must fit into one column beside what is not compressed.
-    room = MAX_CHUNK - len(chunk.data)
+    room = min(MAX_CHUNK - len(chunk.data), chunk.max_expanded)
     expanded: list[bytes | None] = []
     for row in np.flatnonzero(changed).tolist():
         body = None if bad[row] else _expand(chunk, row, room)
@@ -291,7 +293,8 @@ def _expand(chunk: _Chunk, row: int, room: int) -> bytes | None:
         raise
     except CompressionFailed as error:
         if isinstance(error, BodyTooLarge) and limit < chunk.max_body:
-            raise ChunkTooLarge("the expanded bodies", MAX_CHUNK) from error
+            most = min(MAX_CHUNK, chunk.max_expanded)
+            raise ChunkTooLarge("the expanded bodies", most) from error
         if chunk.bad_body is BadBody.NULL:
             return None
         if isinstance(error, BodyTooLarge):

@@ -4,6 +4,10 @@ One bad message never fails a task, or its query would fail at it again after ev
 that is damaged or cannot be expanded is null, in a row that has everything else. Messages that
 should be there and are not are another matter: that is what `failOnDataLoss` decides.
 
+Compressed messages are decoded a few at a time: what they become, and not what they take at the
+broker, is to fit into a record batch. How many these are is learned from those before; where they
+are too many all the same, they are parted. One message alone may be larger, up to its own limit.
+
 A record may hold several messages, in topics of RocketMQ 5 that keep batches as they were sent. It
 then comes once for every pull that begins inside of it. Such records are taken apart, and of their
 messages each chunk has those of its own offsets.
@@ -12,7 +16,8 @@ messages each chunk has those of its own offsets.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -30,10 +35,13 @@ from orbitmq.client.ranges import OffsetsGone, QueueRange
 from orbitmq.client.rangewindow import Bytes, Chunk, WindowLimits
 from orbitmq.filter.tags import parse_tags
 from orbitmq.message.arrow import BadBody, messages_to_arrow
+from orbitmq.message.compression import MAX_EXPANDED_BODY
 from orbitmq.message.errors import (
     BatchInside,
+    BodyCorrupt,
     ChunkTooLarge,
     CodecMissing,
+    CompressionFailed,
     MessageError,
     RecordInvalid,
 )
@@ -55,6 +63,15 @@ log = logging.getLogger(__name__)
 #: Bytes of messages that become one record batch. Spark's best size is 4 to 16 MiB; to decode a
 #: batch costs half a millisecond whatever its size, which is a tenth of all at 4 MiB.
 BATCH_BYTES: Final = 8 * 1024 * 1024
+#: Compressed bodies are taken to grow so much before any was seen, which is what zlib can do, and
+#: at least so much later: other messages may follow.
+_FIRST_GROWTH: Final = 1024.0
+_LEAST_GROWTH: Final = 4.0
+#: What compressed bodies may take in a batch that has several of them.
+_MOST_EXPANDED: Final = 2 * BATCH_BYTES
+
+_SIZE_BYTES: Final = 4
+_read_size = struct.Struct(">i").unpack_from
 
 
 def read_partition(
@@ -66,10 +83,9 @@ def read_partition(
     try:
         with answer_memory(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
             for stretch in _joined(_chunks(ranges, options, memory)):
-                # What is decoded is a copy.
-                batches = decoder.batches(stretch)
+                yield from decoder.batches(stretch)
+                # What was decoded is a copy.
                 memory.give_back(stretch.pieces)
-                yield from batches
     except OffsetsGone as gone:
         raise DataLost.of(gone) from gone
     except BrokerRefused as refused:
@@ -124,6 +140,35 @@ class _Stretch:
     def with_pieces(self, pieces: list[Bytes], bounds: list[tuple[int, int]]) -> _Stretch:
         return _Stretch(self.queue, self.start, self.end, pieces, bounds, sum(map(len, pieces)))
 
+    def first(self, most: int) -> tuple[_Stretch, _Stretch]:
+        """As many records from the beginning as have `most` bytes, one at least; and the rest."""
+        count, room = 0, most
+        while count < len(self.pieces) and len(self.pieces[count]) <= room:
+            room -= len(self.pieces[count])
+            count += 1
+        pieces, bounds = self.pieces[:count], self.bounds[:count]
+        rest, rest_bounds = self.pieces[count:], self.bounds[count:]
+        if rest and (cut := _whole_records(rest[0], room, at_least_one=not count)):
+            pieces, bounds = [*pieces, rest[0][:cut]], [*bounds, rest_bounds[0]]
+            if cut < len(rest[0]):
+                rest = [rest[0][cut:], *rest[1:]]
+            else:
+                rest, rest_bounds = rest[1:], rest_bounds[1:]
+        return self.with_pieces(pieces, bounds), self.with_pieces(rest, rest_bounds)
+
+
+def _whole_records(piece: Bytes, most: int, *, at_least_one: bool) -> int:
+    """Where the last record ends that is within so many bytes. What is no record is not cut."""
+    at = 0
+    while len(piece) - at >= _SIZE_BYTES:
+        end = at + _read_size(piece, at)[0]
+        if not at < end <= len(piece):
+            return len(piece) if at_least_one and not at else at
+        if end > most and (at or not at_least_one):
+            return at
+        at = end
+    return len(piece) if at_least_one and not at else at
+
 
 def _joined(chunks: Iterator[Chunk]) -> Iterator[_Stretch]:
     """Chunks put together until they are worth a record batch."""
@@ -156,38 +201,78 @@ class _Decoder:
             # Brokers compare hashes of tags; different tags may share one.
             tags = sorted(parse_tags(wanted.expression).tags)
             self._tags = listed([tag.encode() for tag in tags], pa.string())
+        #: How much bodies grow, and whether the last ones have.
+        self._growth = _FIRST_GROWTH
+        self._are_packed = False
         #: Columns that are decoded; `tags` at the end when it is only needed for the filter.
         self._columns = list(self._schema.names)
         if self._tags is not None and "tags" not in self._columns:
             self._columns.append("tags")
 
-    def batches(self, stretch: _Stretch) -> list[pa.RecordBatch]:
+    def batches(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
         """One batch with everything, as a rule; nothing in it refers to the bytes any more."""
-        found = self._decoded(stretch)
+        count = 0
+        for batch in self._bounded(stretch):
+            count += batch.num_rows
+            chosen = self._chosen(batch)
+            if chosen.num_rows:
+                yield self._shaped(chosen)
         if self._options.fail_on_data_loss and self._options.wanted.passes_all:
-            self._check_count(stretch, sum(batch.num_rows for batch in found))
-        chosen = map(self._chosen, found)
-        return [self._shaped(batch) for batch in chosen if batch.num_rows]
+            self._check_count(stretch, count)
 
-    def _decoded(self, stretch: _Stretch) -> list[pa.RecordBatch]:
+    def _bounded(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
+        """Record batches that are small enough when their bodies are expanded."""
+        if not self._are_packed and (plain := self._plain(stretch)) is not None:
+            yield plain
+            return
+        expanded, left = 0, stretch
+        while left.pieces:
+            some, left = left.first(int(BATCH_BYTES / self._growth))
+            grown = 0
+            for batch in self._decoded(some):
+                if "body" in self._columns:
+                    grown += batch.column("body").nbytes
+                yield batch
+            expanded += grown
+            self._growth = max(_LEAST_GROWTH, self._growth / 4, grown / max(1, some.size))
+        # Else they are plain by now, and all decoded at once again.
+        self._are_packed = expanded > stretch.size
+
+    def _plain(self, stretch: _Stretch) -> pa.RecordBatch | None:
+        """All messages in one batch, if none of them has to be expanded, and none is bad."""
         if not stretch.pieces:
-            return []
+            return None
         try:
-            return [
-                messages_to_arrow(
-                    stretch.pieces,
-                    broker_name=stretch.queue.broker,
-                    columns=self._columns,
-                    bad_body=BadBody.NULL,
-                    refuse_batches=True,
-                )
-            ]
+            return self._converted(stretch, BadBody.RAISE, max_expanded=0)
+        except CodecMissing:
+            raise
+        except (BatchInside, BodyCorrupt, CompressionFailed, ChunkTooLarge, RecordInvalid):
+            return None
+
+    def _converted(self, stretch: _Stretch, bad_body: BadBody, max_expanded: int) -> pa.RecordBatch:
+        return messages_to_arrow(
+            stretch.pieces,
+            broker_name=stretch.queue.broker,
+            columns=self._columns,
+            bad_body=bad_body,
+            max_expanded=max_expanded,
+            refuse_batches=True,
+        )
+
+    def _decoded(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
+        """The messages in batches of which each has a bounded size; as a rule it is one."""
+        if not stretch.pieces:
+            return
+        try:
+            batch = self._converted(stretch, BadBody.NULL, _MOST_EXPANDED)
         except BatchInside:
-            return self._decoded(self._taken_apart(stretch))
+            parts: Iterable[_Stretch] = self._taken_apart(stretch)
         except ChunkTooLarge:
-            # Compressed bodies that grow beyond what one column can hold.
-            if len(stretch.pieces) == 1:
-                raise
+            parts = stretch.first(stretch.size // 2)
+            if not parts[1].pieces:
+                # One message, that is so large alone.
+                yield self._converted(stretch, BadBody.NULL, MAX_EXPANDED_BODY)
+                return
         except RecordInvalid as error:
             if self._options.fail_on_data_loss:
                 raise DataLost(
@@ -199,21 +284,31 @@ class _Decoder:
                     error,
                     extra={"queue": str(stretch.queue), "offset": stretch.start},
                 )
-                return []
-        first, second = stretch.halves()
-        return self._decoded(first) + self._decoded(second)
+                return
+            parts = stretch.halves()
+        else:
+            yield batch
+            return
+        for part in parts:
+            yield from self._decoded(part)
 
-    def _taken_apart(self, stretch: _Stretch) -> _Stretch:
-        """The same with a record for each message."""
+    def _taken_apart(self, stretch: _Stretch) -> Iterator[_Stretch]:
+        """The same with a record for each message, as many at a time as make a batch."""
         pieces: list[Bytes] = []
+        bounds: list[tuple[int, int]] = []
+        size = 0
         for piece, (start, end) in zip(stretch.pieces, stretch.bounds, strict=True):
-            singles = [
-                each for record in decode_messages(piece) for each in self._singles(stretch, record)
-            ]
-            pieces.append(
-                b"".join(each.encode() for each in singles if start <= each.queue_offset < end)
-            )
-        return stretch.with_pieces(pieces, stretch.bounds)
+            for record in decode_messages(piece):
+                singles = self._singles(stretch, record)
+                pieces.append(
+                    b"".join(each.encode() for each in singles if start <= each.queue_offset < end)
+                )
+                bounds.append((start, end))
+                size += len(pieces[-1])
+                if size >= BATCH_BYTES:
+                    yield stretch.with_pieces(pieces, bounds)
+                    pieces, bounds, size = [], [], 0
+        yield stretch.with_pieces(pieces, bounds)
 
     def _singles(self, stretch: _Stretch, record: StoredMessage) -> list[StoredMessage]:
         try:

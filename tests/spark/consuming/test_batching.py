@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,12 +24,14 @@ class Group:
     """Batches whose jobs end as they are told to."""
 
     def __init__(self) -> None:
+        self.failed_in_a_row = 0
         driver: Any = SimpleNamespace(
             batch=BatchSettings(first_pause=0.001, longest_pause=0.001, idle=0.001),
             group="billing",
             client_id="1",
             options=SimpleNamespace(ordered=False),
             lag=dict,
+            failed_in_a_row=lambda: self.failed_in_a_row,
             settle=lambda planned, reports: self.settled.append(reports),
         )
         self.settled: list[list[PieceReport]] = []
@@ -106,20 +109,122 @@ def test_a_job_that_fails_once_makes_no_group_ill_and_several_in_a_row_do(group:
     assert not group.progress().is_failing
 
 
-def test_tasks_that_say_that_they_failed_are_failed_jobs(group: Group) -> None:
+def test_jobs_of_which_every_task_failed_are_failed_jobs(group: Group) -> None:
     failed = PieceReport(place=0, finished=0, failed="ModuleNotFoundError: billing\nTraceback ...")
     seen = []
     for _ in range(3):
-        group.batch(failed, PieceReport(place=1, finished=10, done=10))
+        group.batch(failed, PieceReport(place=1, finished=0, is_put_off=True))
         seen.append(group.progress().is_failing)
 
     last = group.progress().last_batch
     assert last is not None
     assert (last.error or "").startswith("ModuleNotFoundError: billing")
     assert seen == [False, False, True]
-    # What other tasks did in the same job counts.
-    assert [report.finished for report in group.settled[-1]] == [0, 10]
-    assert group.progress().done == 30
+
+
+def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group: Group) -> None:
+    batching, driver = group._batching, group._batching._driver
+    batches = 0
+
+    def plan(limit: int) -> Planned:
+        nonlocal batches
+        batches += 1
+        if batches > 3 * driver.batch.failures:
+            batching._stopping.set()
+        queues = (Queue("orders", "broker-a", number) for number in range(2))
+        return Planned(pieces=tuple(Piece(QueueRange(queue, 0, 5000)) for queue in queues))
+
+    stub: Any = driver
+    stub.plan, stub.is_settled = plan, lambda: True
+    group._outcome = [
+        PieceReport(place=0, finished=0, failed="ModuleNotFoundError: billing\nTraceback ..."),
+        PieceReport(place=1, finished=5000, done=5000),
+    ]
+    batching._run()
+
+    last = group.progress().last_batch
+    assert last is not None
+    assert (last.error or "").startswith("ModuleNotFoundError: billing")
+    assert batching.failure is None
+    assert not group.progress().is_failing
+    assert group.progress().done == 5000 * batches
+    # What the others did in the same job counts, and the batches do not shrink.
+    assert [report.finished for report in group.settled[-1]] == [0, 5000]
+    assert batching._pace.size >= 5000
+
+
+def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
+    group: Group,
+) -> None:
+    """A queue whose task fails waits between, with batches of one whose broker gives nothing."""
+    batching, driver = group._batching, group._batching._driver
+    failed = PieceReport(place=0, finished=0, failed="ModuleNotFoundError: billing")
+    unread = PieceReport(place=1, finished=0, error="BrokerUnavailable: broker-b")
+    batches = 0
+
+    def plan(limit: int) -> Planned:
+        nonlocal batches
+        batches += 1
+        if batches > 200:
+            batching._stopping.set()
+        queues = [Queue("orders", f"broker-{name}", 0) for name in "ab"]
+        pieces = [Piece(QueueRange(queue, 0, 10)) for queue in queues]
+        if batches % 3:
+            group._outcome = [replace(unread, place=0)]
+            return Planned(pieces=tuple(pieces[1:]))
+        group._outcome = [failed, unread]
+        return Planned(pieces=tuple(pieces))
+
+    stub: Any = driver
+    stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: None
+    batching._run()
+
+    assert batching.failure is not None
+    assert (batching.failure.failures, batches) == (10, 30)
+
+
+def test_brokers_that_give_nothing_end_no_pipeline(group: Group) -> None:
+    for _ in range(50):
+        group.batch(PieceReport(place=0, finished=0, error="BrokerUnavailable: broker-b"))
+
+    assert not group.progress().is_failing
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        PieceReport(place=1, finished=1, done=1, error="BrokerUnavailable: broker-b"),
+        PieceReport(place=1, finished=0, beyond=(3, 4), error="BrokerUnavailable: broker-b"),
+        PieceReport(place=1, finished=0, pause=1.0, failures={0: 1}, error="ValueError: order 7"),
+        PieceReport(place=1, finished=0, pause=1.0, held=1),
+    ],
+)
+def test_a_job_in_which_handlers_were_called_has_not_failed(
+    group: Group, work: PieceReport
+) -> None:
+    failed = PieceReport(place=0, finished=0, failed="ModuleNotFoundError: billing")
+    for _ in range(5):
+        group.batch(failed, work)
+
+    assert group._batching._lost_jobs == 0
+
+
+def test_a_queue_with_which_tasks_fail_again_and_again_makes_a_group_ill(group: Group) -> None:
+    seen = []
+    for failures in range(4):
+        group.failed_in_a_row = failures
+        seen.append(group.progress().is_failing)
+
+    assert seen == [False, False, False, True]
+
+
+def test_what_was_passed_over_is_counted(group: Group) -> None:
+    group.batch(PieceReport(place=0, finished=10, missing=7))
+    group.batch(PieceReport(place=0, finished=10, missing=3))
+
+    last = group.progress().last_batch
+    assert last is not None
+    assert (last.missing, group.progress().missing) == (3, 10)
 
 
 def test_batches_in_which_everything_was_put_off_are_failed_jobs(group: Group) -> None:

@@ -17,14 +17,17 @@ from orbitmq.client.consumer.starting import end_offset
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.queue import Queue
+from orbitmq.client.ranges import QueueRange
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.address import Address
+from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.portions import Planned, Portions
 from orbitmq.spark.consuming.reports import PieceReport
 from orbitmq.testing.embedded import AsyncEmbeddedCluster
 from tests.support.consuming import LockStub
 from tests.support.filling import fill, numbered
+from tests.support.store import HandClock
 
 QUEUE = Queue("orders", "broker-a", 0)
 OTHER = Queue("orders", "broker-a", 1)
@@ -384,3 +387,162 @@ async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(
 
     assert [(each.range.start, each.range.end) for each in planned.pieces] == [(10, 30)]
     assert list(planned.errors) == [away]
+
+
+async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do_not(
+    bench: Bench,
+) -> None:
+    clock = HandClock()
+    portions = bench.portions(ordered=True)
+    portions._monotonic = clock.monotonic
+    for queue in (QUEUE, OTHER):
+        bench.own(portions, queue, lock=LockStub())
+    waited, at = [], 0.0
+
+    for _ in range(3):
+        planned = await portions.plan(10)
+        await portions.settle(
+            planned,
+            [
+                PieceReport(place=place, finished=piece.range.start, failed="no such module")
+                if piece.range.queue == QUEUE
+                else PieceReport(place=place, finished=piece.range.end)
+                for place, piece in enumerate(planned.pieces)
+            ],
+        )
+        at = clock.monotonic()
+        while QUEUE not in {piece.range.queue for piece in (await portions.plan(10)).pieces}:
+            clock.advance(0.25)
+        waited.append(clock.monotonic() - at)
+    failed = portions.failed_in_a_row
+    planned = await portions.plan(10)
+    await portions.settle(
+        planned,
+        [
+            PieceReport(place=place, finished=piece.range.end)
+            for place, piece in enumerate(planned.pieces)
+        ],
+    )
+
+    assert waited == [0.5, 1.0, 2.0]
+    assert (failed, portions.failed_in_a_row) == (3, 0)
+    assert bench.progress.kept[OTHER] > 15
+
+
+async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench: Bench) -> None:
+    """The seconds for which it was said; those in which nobody asked are none of them."""
+    clock = HandClock()
+    portions = bench.portions(ordered=True)
+    portions._monotonic = clock.monotonic
+    bench.own(portions, lock=LockStub())
+    first = await portions.plan(50)
+
+    await portions.settle(first, finished(first, 10, gaps=(10, 60), gap_seconds=(2.0,)))
+    clock.advance(1.5)
+    second = await portions.plan(20)
+    clock.advance(1.0)
+    await portions.settle(second, finished(second, 10, gaps=(10, 60), gap_seconds=(3.75,)))
+    third = await portions.plan(20)
+    # It is passed, as far as it was planned.
+    await portions.settle(third, finished(third, 30, gaps=(10, 60), gap_seconds=(5.0,)))
+    fourth = await portions.plan(20)
+    # There are messages after all.
+    await portions.settle(fourth, finished(fourth, 40))
+    fifth = await portions.plan(20)
+
+    gaps = [[piece.gaps for piece in each.pieces] for each in (first, second, third, fourth, fifth)]
+    assert gaps == [[()], [((10, 60, 2.0),)], [((10, 60, 3.75),)], [((10, 60, 5.0),)], [()]]
+
+
+async def test_tasks_that_fail_make_no_gap_older(bench: Bench) -> None:
+    clock = HandClock()
+    portions = bench.portions(ordered=True)
+    portions._monotonic = clock.monotonic
+    bench.own(portions, lock=LockStub())
+    planned = await portions.plan(50)
+    await portions.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(2.0,)))
+
+    for _ in range(3):
+        planned = await portions.plan(20)
+        await portions.settle(planned, finished(planned, 10, failed="no such module"))
+        clock.advance(60.0)
+
+    assert [piece.gaps for piece in (await portions.plan(20)).pieces] == [((10, 60, 2.0),)]
+
+
+async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have restarted, and be catching up."""
+    clock = HandClock()
+    portions = bench.portions(ordered=True)
+    portions._monotonic = clock.monotonic
+    bench.own(portions, lock=LockStub())
+    planned = await portions.plan(50)
+    await portions.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
+
+    async def away(engine: Engine, queue: Queue) -> int:
+        raise OrbitError("the broker is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("orbitmq.spark.consuming.portions.end_offset", away)
+        missed = await portions.plan(20)
+    clock.advance(60.0)
+
+    assert list(missed.errors) == [QUEUE]
+    assert [piece.gaps for piece in (await portions.plan(20)).pieces] == [()]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([(10, 60, 2.0)], [(30, 60, 1.5)], {(10, 30): 2.0, (30, 60): 1.5}),
+        # There are messages in one of them.
+        ([(10, 60, 2.0)], [], {(10, 30): 2.0}),
+        ([], [(10, 60, 1.5)], {(30, 60): 1.5}),
+        # The gap goes on where nobody has read.
+        ([(10, 90, 2.0)], [(10, 90, 1.5)], {(10, 30): 2.0, (30, 90): 1.5}),
+    ],
+)
+async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
+    bench: Bench,
+    first: list[tuple[int, int, float]],
+    second: list[tuple[int, int, float]],
+    expected: dict[tuple[int, int], float],
+    is_reversed: bool,
+) -> None:
+    portions = bench.portions()
+    bench.own(portions)
+    portions._portions[QUEUE].gaps = {(10, 60): 1.0}
+    planned = await portions.plan(60)
+    planned.pieces = tuple(Piece(QueueRange(QUEUE, at, at + 30)) for at in (0, 30))
+
+    reports = [
+        PieceReport(
+            place=place,
+            finished=30 * place,
+            gaps=tuple(bound for gap in gaps for bound in gap[:2]),
+            gap_seconds=tuple(gap[2] for gap in gaps),
+        )
+        for place, gaps in enumerate((first, second))
+    ]
+    await portions.settle(planned, reports[::-1] if is_reversed else reports)
+
+    assert portions._portions[QUEUE].gaps == expected
+
+
+async def test_a_job_that_fails_changes_nothing_about_a_gap_and_one_that_is_passed_is_forgotten(
+    bench: Bench,
+) -> None:
+    portions = bench.portions(ordered=True)
+    bench.own(portions, lock=LockStub())
+    first = await portions.plan(50)
+    await portions.settle(first, finished(first, 10, gaps=(10, 30), gap_seconds=(2.0,)))
+
+    await portions.settle(await portions.plan(20), [])
+    second = await portions.plan(30)
+    await portions.settle(second, finished(second, 40, gaps=(10, 30), gap_seconds=(5.0,)))
+
+    assert [gap[:2] for piece in second.pieces for gap in piece.gaps] == [(10, 30)]
+    assert portions._portions[QUEUE].gaps == {}

@@ -35,9 +35,11 @@ log = logging.getLogger(__name__)
 
 #: How long a cancelled batch has to end.
 _CANCELLED: Final = 10.0
-#: So many jobs that fail one after the other make a pipeline ill, whatever becomes of messages.
-#: One alone does not: its messages come again at once.
+#: So many jobs that fail one after the other make a pipeline ill, whatever becomes of messages, and
+#: so do as many tasks with the same queue. One alone does not: its messages come again at once.
 _ILL: Final = 3
+#: Pauses have long reached their limit by then.
+_MOST_DOUBLINGS: Final = 16
 #: Of what Spark says about a failed job; the rest is stacks of the JVM.
 _SHOWN: Final = 500
 
@@ -70,9 +72,9 @@ class Batching:
         self._news = threading.Condition()
         self._looks = 0
         self._idle_look = 0
-        self._counts = {"batches": 0, "done": 0, "retried": 0, "dead": 0}
+        self._counts = {"batches": 0, "done": 0, "retried": 0, "dead": 0, "missing": 0}
         self._failures = FailureWatch()
-        self._lost_jobs = 0  #: jobs that failed one after the other, up to now
+        self._lost_jobs = 0  #: jobs that failed since something got done
         self._last: BatchReport | None = None
         self._last_error: str | None = None
         self.failure: PipelineFailed | None = None
@@ -133,7 +135,9 @@ class Batching:
             return self._idle_look > after
 
     def progress(self, state: PipelineState) -> PipelineProgress:
-        lag = self._driver.lag() if state is PipelineState.RUNNING else {}
+        is_running = state is PipelineState.RUNNING
+        lag = self._driver.lag() if is_running else {}
+        failed_in_a_row = self._driver.failed_in_a_row() if is_running else 0
         now = self._clock.monotonic()
         with self._news:
             return PipelineProgress(
@@ -144,8 +148,10 @@ class Batching:
                 last_batch=self._last,
                 last_error=self._last_error,
                 failed_share=self._failures.share(now),
-                is_failing=state is PipelineState.RUNNING
-                and (self._lost_jobs >= _ILL or self._failures.is_failing(now)),
+                is_failing=is_running
+                and (
+                    max(self._lost_jobs, failed_in_a_row) >= _ILL or self._failures.is_failing(now)
+                ),
                 **self._counts,
             )
 
@@ -162,7 +168,7 @@ class Batching:
                 if failures >= self._settings.failures:
                     self._give_up(failures, error)
                     return
-                pause = self._settings.first_pause * 2 ** (failures - 1)
+                pause = self._settings.first_pause * 2 ** min(failures - 1, _MOST_DOUBLINGS)
                 self._stopping.wait(min(pause, self._settings.longest_pause))
         except OrbitError as error:
             # Only a driver that was stopped under us says so.
@@ -208,7 +214,7 @@ class Batching:
         planned.pieces = tuple(piece for some in tasks for piece in some)
         try:
             reports = self._run_job(planned, [len(some) for some in tasks])
-            failure = self._failure(reports)
+            failure = self._failure(planned, reports)
         except Exception as error:  # noqa: BLE001
             # A job fails in many ways, all of which are the same to us: it comes again.
             failure = f"{type(error).__name__}: {error}"[:_SHOWN]
@@ -219,12 +225,13 @@ class Batching:
                 self._jobs.until_over()
         finally:
             self._driver.settle(planned, reports)
-        errors = [report.error for report in reports if report.error]
+        errors = [told for report in reports if (told := report.failed or report.error)]
         failures: Counter[int] = Counter()
         for report in reports:
             failures.update(report.failures)
         self._tell(
             is_lost=failure is not None,
+            got_on=any(_got_on(planned, report) for report in reports),
             report=BatchReport(
                 number=self._counts["batches"] + 1,
                 began_at=began_at,
@@ -235,25 +242,32 @@ class Batching:
                 dead=sum(report.dead for report in reports),
                 kept=sum(report.kept for report in reports),
                 held=sum(report.held for report in reports),
+                missing=sum(report.missing for report in reports),
                 failures=dict(failures),
                 tasks=len(tasks),
                 lag=self._driver.lag(),
-                error=failure or (errors[-1] if errors else None),
+                error=failure or (errors[-1][:_SHOWN] if errors else None),
             ),
         )
         if failure is None:
             self._learn(planned, reports)
         return failure
 
-    def _failure(self, reports: list[PieceReport]) -> str | None:
-        """Why a job is as good as lost that Spark is content with, if it is."""
-        told = next((report.failed for report in reports if report.failed), None)
-        if told is not None:
-            log.warning("a task failed: %s", told, extra={"group": self._driver.group})
-            return told[:_SHOWN]
-        if reports and all(report.is_put_off for report in reports):
-            return reports[-1].error
-        return None
+    def _failure(self, planned: Planned, reports: list[PieceReport]) -> str | None:
+        """Why a job is as good as lost that Spark is content with, if it is.
+
+        One in which all tasks ran is not, whatever became of messages and brokers. Nor is one in
+        which something got done: what is wrong may be of one executor, or of one queue, and is no
+        reason to keep the other queues from being consumed.
+        """
+        failed = [report.failed for report in reports if report.failed]
+        if failed:
+            log.warning("a task failed: %s", failed[0], extra={"group": self._driver.group})
+        if all(map(_has_run, reports)) or any(_got_on(planned, report) for report in reports):
+            return None
+        if failed:
+            return failed[0][:_SHOWN]
+        return next((each.error for each in reports if each.is_put_off), None) or "tasks were lost"
 
     def _tasks_now(self) -> int:
         """How many tasks a batch may have: executors come late, and come and go."""
@@ -268,11 +282,14 @@ class Batching:
             return self._tasks
 
     def _learn(self, planned: Planned, reports: list[PieceReport]) -> None:
+        # What a task that failed did not do says nothing about the handlers.
+        reports = [report for report in reports if _has_run(report)]
+        given = sum(len(planned.pieces[report.place].range) for report in reports)
         finished = sum(
             report.finished - planned.pieces[report.place].range.start + report.finished_beyond
             for report in reports
         )
-        self._pace.learn(planned.messages, finished)
+        self._pace.learn(given, finished)
         if not finished and not any(report.pause for report in reports):
             # Brokers or locks are not as they should be, and will not be so the next instant.
             self._stopping.wait(self._settings.first_pause)
@@ -286,14 +303,18 @@ class Batching:
         is_ordered = self._driver.options.ordered
         return run_batch(self._spark, packed, tasks, self._settings.seconds, is_ordered=is_ordered)
 
-    def _tell(self, report: BatchReport, *, is_lost: bool) -> None:
+    def _tell(self, report: BatchReport, *, is_lost: bool, got_on: bool) -> None:
         """Take in what became of a batch; one whose job failed is lost, and comes again."""
         with self._news:
             self._last = report
             self._counts["batches"] += 1
-            for name in ("done", "retried", "dead"):
+            for name in ("done", "retried", "dead", "missing"):
                 self._counts[name] += getattr(report, name)
-            self._lost_jobs = self._lost_jobs + 1 if is_lost else 0
+            if is_lost:
+                self._lost_jobs += 1
+            elif got_on:
+                # Else queues whose tasks fail are only waiting, and nothing gets done meanwhile.
+                self._lost_jobs = 0
             self._failures.add(self._clock.monotonic(), report.done, report.failures)
         if report.error is not None:
             self._note(report.error)
@@ -306,3 +327,15 @@ class Batching:
     def _note(self, error: str) -> None:
         with self._news:
             self._last_error = error
+
+
+def _has_run(report: PieceReport) -> bool:
+    """Whether a task came to the piece, whatever it did with it."""
+    return not report.failed and not report.is_put_off
+
+
+def _got_on(planned: Planned, report: PieceReport) -> bool:
+    """Whether handlers were called for the piece, well or badly, or nothing has prevented it."""
+    start = planned.pieces[report.place].range.start
+    is_further = report.finished > start or report.finished_beyond > 0
+    return is_further or bool(report.failures) or (_has_run(report) and not report.error)

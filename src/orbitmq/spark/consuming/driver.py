@@ -75,7 +75,13 @@ class Driver:
         definition = self._definition(handled, engine.client_id)
         packed = PackedDefinition.of(definition)
         await engine.start()
-        portions = Portions(engine, definition.wire_group, ordered=self.options.ordered)
+        portions = Portions(
+            engine,
+            definition.wire_group,
+            ordered=self.options.ordered,
+            first_pause=self.batch.first_pause,
+            longest_pause=self.batch.longest_pause,
+        )
         try:
             member = DelegatedMember(
                 engine, definition.wire_group, definition.registrations(), self.options, portions
@@ -141,6 +147,11 @@ class Driver:
         """Messages that wait in each queue."""
         portions = self._portions
         return {} if portions is None else self._look(lambda: dict(portions.lag))
+
+    def failed_in_a_row(self) -> int:
+        """How many tasks in a row have failed with the same queue."""
+        portions = self._portions
+        return 0 if portions is None else self._look(lambda: portions.failed_in_a_row)
 
     def queues(self) -> frozenset[Queue]:
         """The owned queues."""

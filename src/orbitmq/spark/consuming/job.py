@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
     "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts MAP<BIGINT, INT>, "
-    "pause DOUBLE, error STRING, reset_to BIGINT, failed STRING, is_put_off BOOLEAN"
+    "pause DOUBLE, error STRING, reset_to BIGINT, failed STRING, is_put_off BOOLEAN, "
+    "missing BIGINT, gaps ARRAY<BIGINT>, gap_seconds ARRAY<DOUBLE>"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 #: In order: how long the first task of a process may take to get handlers and connections ready. A
@@ -151,6 +152,8 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
         "error": pa.string(),
         "failed": pa.string(),
         "is_put_off": pa.bool_(),
+        "gaps": pa.list_(pa.int64()),
+        "gap_seconds": pa.list_(pa.float64()),
     }
     schema = pa.schema([(name, types.get(name, pa.int64())) for name in _COLUMNS])
     rows = [

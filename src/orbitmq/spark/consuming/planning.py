@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from orbitmq.client.queue import Queue
+from orbitmq.client.rangereading import Gap
 from orbitmq.client.ranges import QueueRange
 
 #: Messages that are worth a task of their own: it takes some 40 ms to start one.
@@ -33,6 +34,8 @@ class Piece:
     committed: int | None = None
     #: Whether its broker did not answer the driver: then a replica may have it.
     is_doubtful: bool = False
+    #: What a master was heard to lack in the queue, and for how long.
+    gaps: tuple[Gap, ...] = ()
 
 
 def deal(

@@ -13,6 +13,10 @@ asked where the group stands. Another answer than what it was told is no more th
 may have lost reports, and anybody may have reported something. A pull then brings the truth, and
 without a reset the broker is told once more.
 
+A master that says for long enough that a queue has a gap is believed, and the gap is passed. A task
+is too short for that: for how long it has heard so is given to the next one. When the master is out
+of reach, this begins anew: one that has restarted may still be catching up.
+
 A broker that does not answer is left alone for a while, so that the others do not wait for it at
 every batch. What was last heard to be in its queues may still be had from a replica.
 """
@@ -34,6 +38,7 @@ from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.spark.consuming.ledger import Ledger
 from orbitmq.spark.consuming.planning import Piece, fair_shares
+from orbitmq.spark.consuming.portion import Portion
 from orbitmq.spark.heads import BrokerPauses
 
 if TYPE_CHECKING:
@@ -49,40 +54,8 @@ log = logging.getLogger(__name__)
 _COMPARED: Final = 3.0
 #: Seconds for which a broker that does not answer is left alone at least.
 _SILENCE: Final = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class Portion:
-    """An owned queue, as far as batches are concerned."""
-
-    owned: OwnedQueue
-    ledger: Ledger
-    #: The offset that the next message will get, as was last heard.
-    end: int
-    #: In order: how often messages that are not done with were tried, by their offset, and when
-    #: they are tried again.
-    attempts: dict[int, int] = field(default_factory=dict)
-    not_before: float = float("-inf")
-    #: When the broker is next asked where the group stands, what it said the last time if that was
-    #: something else, and whether this was told.
-    compared_next: float = float("-inf")
-    doubted: int | None = None
-    is_contested: bool = False
-
-    def attempts_in(self, start: int, end: int) -> dict[int, int]:
-        return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
-
-    def remember(self, attempts: Mapping[int, int]) -> None:
-        """Take what a task says; of messages that it did not come to, what was known stays."""
-        known = {**self.attempts, **attempts}
-        first = self.ledger.committed
-        self.attempts = {offset: tried for offset, tried in known.items() if offset >= first}
-
-    def move(self, offset: int) -> None:
-        """Go on from another offset; those beyond it will be other messages."""
-        self.ledger.move(offset)
-        self.attempts.clear()
-        self.not_before = float("-inf")
+#: Pauses have long reached their limit by then.
+_MOST_DOUBLINGS: Final = 16
 
 
 @dataclass(slots=True)
@@ -102,10 +75,20 @@ class Planned:
 class Portions:
     """Plans batches of owned queues. Belongs to the event loop."""
 
-    def __init__(self, engine: Engine, group: str, *, ordered: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        *,
+        ordered: bool,
+        first_pause: float = 0.5,
+        longest_pause: float = 30.0,
+    ) -> None:
+        """A queue whose task fails is left alone for `first_pause`, and longer each time."""
         self._engine = engine
         self._group = group
         self._ordered = ordered
+        self._first_pause, self._longest_pause = first_pause, longest_pause
         self._monotonic = engine.clock.monotonic
         self._portions: dict[Queue, Portion] = {}
         self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
@@ -151,6 +134,11 @@ class Portions:
         return {
             queue: portion.ledger.backlog(portion.end) for queue, portion in self._portions.items()
         }
+
+    @property
+    def failed_in_a_row(self) -> int:
+        """How many tasks in a row have failed with the same queue; of all queues, the most."""
+        return max((each.failures for each in self._portions.values()), default=0)
 
     async def plan(self, limit: int) -> Planned:
         """Look for messages, and take at most `limit` of them into a batch."""
@@ -240,6 +228,10 @@ class Portions:
         silence = [each for each in errors if each and not isinstance(each, BrokerRefused)]
         if silence:
             self._silent[broker] = silence[0]
+            for each in self._portions.values():
+                if each.owned.queue.broker == broker:
+                    # It may have restarted when it is next heard of, and be catching up.
+                    each.gaps.clear()
         self._pauses.note([broker], {broker: now - began} if silence else {}, now)
 
     async def _look(self, portion: Portion) -> OrbitError | None:
@@ -342,6 +334,7 @@ class Portions:
                 portion.attempts_in(start, end),
                 portion.ledger.committed,
                 is_doubtful=queue in self._errors,
+                gaps=portion.gaps_in(start, end),
             )
 
     # ---- settling
@@ -355,14 +348,29 @@ class Portions:
             return
         for whole, report in reports:
             self._take(portion, whole, report)
+        portion.hear_of(
+            [
+                (whole, report.known_gaps)
+                for whole, report in reports
+                if report.failed is None and not report.is_put_off
+            ]
+        )
+        portion.forget_gaps()
 
     def _take(self, portion: Portion, whole: QueueRange, report: PieceReport) -> None:
         portion.ledger.finish(whole.start, min(report.finished, whole.end))
         for start, end in zip(report.beyond[::2], report.beyond[1::2], strict=True):
             portion.ledger.finish(start, end)
         portion.remember(report.attempts)
-        if report.pause is not None:
-            portion.not_before = self._monotonic() + report.pause
+        pause = report.pause
+        if report.failed is not None:
+            portion.failures += 1
+            doublings = min(portion.failures - 1, _MOST_DOUBLINGS)
+            pause = min(self._first_pause * 2**doublings, self._longest_pause)
+        elif not report.is_put_off:
+            portion.failures = 0
+        if pause is not None:
+            portion.not_before = self._monotonic() + pause
 
     async def _persist(self, queues: list[Queue]) -> None:
         if self.progress is None or not queues:

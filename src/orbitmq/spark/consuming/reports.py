@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orbitmq.client.queue import Queue
+from orbitmq.client.rangereading import Gap
 
 
 class PipelineState(enum.Enum):
@@ -47,6 +48,17 @@ class PieceReport:
     failed: str | None = None
     #: In order: whether nothing was done because an attempt before was lost, and may be at work.
     is_put_off: bool = False
+    #: Offsets that were passed over: the broker has had no messages there for long enough.
+    missing: int = 0
+    #: Where its master says that it has none, one after the other: start, end, start, end; and for
+    #: how many seconds it has said so of each.
+    gaps: tuple[int, ...] = ()
+    gap_seconds: tuple[float, ...] = ()
+
+    @property
+    def known_gaps(self) -> list[Gap]:
+        bounds = zip(self.gaps[::2], self.gaps[1::2], self.gap_seconds, strict=True)
+        return [Gap(start, end, seconds) for start, end, seconds in bounds]
 
     @property
     def finished_beyond(self) -> int:
@@ -67,6 +79,7 @@ class BatchReport:
     dead: int = 0
     kept: int = 0
     held: int = 0  #: times that middleware kept a message from its handler, which is no failure
+    missing: int = 0  #: offsets passed over, at which brokers have no messages any more
     #: Messages that failed, by the attempts that were before; those of a job that failed are not
     #: known one by one.
     failures: Mapping[int, int] = field(default_factory=dict)
@@ -96,6 +109,7 @@ class PipelineProgress:
     done: int = 0
     retried: int = 0
     dead: int = 0
+    missing: int = 0  #: offsets passed over, at which brokers have no messages any more
     #: The queues that are consumed here, and how many messages wait in each.
     lag: Mapping[Queue, int] = field(default_factory=dict)
     last_batch: BatchReport | None = None

@@ -21,7 +21,9 @@ class BatchSettings:
     stop: float = 30.0  #: how long a stop waits for the running batch before it is cancelled
     first_pause: float = 0.5  #: after a job that failed; doubles each time
     longest_pause: float = 30.0
-    failures: int = 10  #: jobs that may fail one after the other before the pipeline is given up
+    #: Jobs that may fail, with nothing done between them, before the pipeline is given up. One in
+    #: which a task failed has not, as long as another got something done.
+    failures: int = 10
     #: How long a task waits for a broker that gives nothing; no longer than it may begin calls.
     patience: float = 20.0
 

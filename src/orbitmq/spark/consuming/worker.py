@@ -18,7 +18,13 @@ from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.errors import BrokerUnavailable, NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangereading import Missing, ProgressReset, RangeSettings, read_ranges
+from orbitmq.client.rangereading import (
+    Missing,
+    ProgressReset,
+    RangeNotes,
+    RangeSettings,
+    read_ranges,
+)
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage
@@ -120,7 +126,7 @@ class Worker:
     def _feed(
         self, task: Task, subscription: Subscription, works: list[Work], patience: float
     ) -> None:
-        for chunk in self._chunks(subscription, works, patience):
+        for chunk in self._chunks(subscription, works, patience, task.notes):
             work = next(each for each in works if chunk_is_of(chunk, each))
             messages = self._messages(chunk, subscription)
             work.error = None
@@ -129,7 +135,7 @@ class Worker:
                 break
 
     def _chunks(
-        self, subscription: Subscription, works: list[Work], patience: float
+        self, subscription: Subscription, works: list[Work], patience: float, notes: RangeNotes
     ) -> Iterator[Chunk]:
         return read_ranges(
             links_to(self._definition.access),
@@ -138,6 +144,7 @@ class Worker:
             wanted=RangeFilter(subscription.expression, subscription.type),
             # What has expired is passed over, as every consumer does.
             settings=RangeSettings(missing=Missing.SKIP, patience=patience, tells_resets=True),
+            notes=notes,
         )
 
     def _messages(self, chunk: Chunk, subscription: Subscription) -> Sequence[ReceivedMessage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
 from orbitmq.client.consumer.consuming import Bindings, Parts
@@ -16,6 +16,8 @@ from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.engine import Engine
 from orbitmq.client.names import retry_topic
 from orbitmq.client.queue import Queue
+from orbitmq.client.rangereading import RangeNotes
+from orbitmq.client.ranges import QueueRange
 from orbitmq.errors import OrbitError
 from orbitmq.spark.consuming.handling import ConcurrentInTask, Handling, OrderlyInTask, Work
 from orbitmq.spark.consuming.returning import Returns
@@ -38,6 +40,7 @@ class Task:
     handling: Handling
     works: list[Work]
     locks: QueueLocks | None
+    notes: RangeNotes = field(default_factory=RangeNotes)
 
 
 class WorkerParts:
@@ -113,12 +116,18 @@ class WorkerParts:
             most_bytes=self._definition.bytes_in_task,
             drain=self._definition.consume.timeout + _GRACE,
         )
-        return Task(handling, works, locks)
+        task = Task(handling, works, locks)
+        for _, piece in pieces:
+            for gap in piece.gaps:
+                task.notes.know(piece.range.queue, gap)
+        return task
 
     async def finish(self, task: Task) -> list[PieceReport]:
         """Wait for the handlers, and say what came of it."""
         try:
-            return await task.handling.finish(task.works)
+            reports = await task.handling.finish(task.works)
+            works = {work.place: work for work in task.works}
+            return [_with_notes(report, works[report.place], task.notes) for report in reports]
         finally:
             if task.locks is not None:
                 # Not given back: they are the driver's, which goes on with the queues.
@@ -149,3 +158,16 @@ class WorkerParts:
         held = await locks.acquire(queues)
         locks.start()
         return locks, held
+
+
+def _with_notes(report: PieceReport, work: Work, notes: RangeNotes) -> PieceReport:
+    """A report with what was found out beside the messages of its piece."""
+    whole = work.piece.range
+    gaps = notes.gaps(whole)
+    return replace(
+        report,
+        # What was not given to the handlers is read again, and counted then.
+        missing=notes.left_out(QueueRange(whole.queue, whole.start, work.given)),
+        gaps=tuple(bound for gap in gaps for bound in (gap.start, gap.end)),
+        gap_seconds=tuple(gap.seconds for gap in gaps),
+    )

@@ -1,0 +1,158 @@
+"""What one reading of a range leaves to the next."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from orbitmq.client.queue import Queue
+from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangereading import Gap, Missing, RangeNotes, RangeSettings, read_ranges
+from orbitmq.client.ranges import OffsetsGone, QueueRange
+from orbitmq.client.rangewindow import Chunk
+from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.remoting import ManualClock
+from tests.support.scriptedbroker import ScriptedBroker, asked, brought, told
+
+QUEUE = Queue("orders", "broker-a", 0)
+COUNT = 100
+WHOLE = QueueRange(QUEUE, 0, COUNT)
+LAG = 5.0
+
+
+class Master:
+    """A broker with a gap, or without, that is read for a short time again and again."""
+
+    def __init__(self, gap: range) -> None:
+        self.gap = gap
+        self.clock = ManualClock()
+        #: How many pulls at its gap are left until it restarts.
+        self.restarts_after: int | None = None
+
+    def read(self, notes: RangeNotes, *, patience: float = 2.0) -> list[int]:
+        """The offsets that come; an error when the time for it is over."""
+        with ScriptedBroker(self._answers) as broker:
+            links = RangeLinks(RangeAccess(name_servers=(broker.address,), timeout=5.0))
+            try:
+                return [
+                    struct.unpack_from(">q", data, at + 20)[0]
+                    for chunk in self._chunks(links, notes, patience)
+                    for data in map(bytes, chunk.pieces)
+                    for at in range(0, len(data), 40)
+                ]
+            finally:
+                links.close()
+
+    def _chunks(self, links: RangeLinks, notes: RangeNotes, patience: float) -> Iterator[Chunk]:
+        return read_ranges(
+            links,
+            [WHOLE],
+            group="readers",
+            settings=RangeSettings(missing=Missing.SKIP, patience=patience, lag_patience=LAG),
+            clock=self.clock,
+            wait=self._pause,
+            notes=notes,
+        )
+
+    def _pause(self, seconds: float) -> None:
+        self.clock.time += seconds
+
+    def _answers(self, pulls: list[Command]) -> list[bytes] | None:
+        if self.restarts_after is not None and any(asked(each)[0] in self.gap for each in pulls):
+            if not self.restarts_after:
+                self.restarts_after = None
+                return None
+            self.restarts_after -= 1
+        return [self._answer(pull) for pull in pulls]
+
+    def _answer(self, pull: Command) -> bytes:
+        at, count = asked(pull)
+        if at in self.gap:
+            code, remark = ResponseCode.PULL_NOT_FOUND, "OFFSET_FOUND_NULL"
+            return told(pull, code, self.gap.stop, high=COUNT, remark=remark)
+        end = min(at + count, COUNT)
+        if at < self.gap.start:
+            end = min(end, self.gap.start)
+        records = b"".join(struct.pack(">i16xq", 40, n).ljust(40, b"x") for n in range(at, end))
+        return brought(pull, records, end, high=COUNT)
+
+
+def test_a_gap_that_is_said_for_long_enough_is_passed_by_readings_that_are_shorter() -> None:
+    master = Master(range(30, 50))
+    notes = RangeNotes(master.clock)
+    began = master.clock.time
+
+    while master.clock.time - began < LAG - 2.5:
+        with pytest.raises(OffsetsGone):
+            master.read(notes)
+    before = notes.left_out(WHOLE)
+    found = master.read(notes, patience=LAG - 1.0)
+
+    assert before == 0
+    assert found == [*range(30), *range(50, COUNT)]
+    assert notes.left_out(WHOLE) == 20
+    assert notes.left_out(QueueRange(QUEUE, 0, 35)) == 5
+
+
+def test_time_in_which_nobody_asks_makes_no_gap_older() -> None:
+    master = Master(range(30, 50))
+    notes = RangeNotes(master.clock)
+
+    said = []
+    for _ in range(2):
+        with pytest.raises(OffsetsGone):
+            master.read(notes, patience=1.0)
+        (gap,) = notes.gaps(WHOLE)
+        said.append(gap.seconds)
+        master.clock.time += 3600.0
+
+    assert 0 < said[0] < LAG / 2
+    assert said[1] == pytest.approx(2 * said[0])
+
+
+def test_a_master_whose_connection_is_lost_has_to_say_it_anew() -> None:
+    """It has restarted, and its first word is not believed."""
+    master = Master(range(30, 50))
+    notes = RangeNotes(master.clock)
+    notes.know(QUEUE, Gap(30, 50, LAG - 0.01))
+
+    master.restarts_after = 0
+    with pytest.raises(OffsetsGone):
+        master.read(notes)
+    (gap,) = notes.gaps(WHOLE)
+
+    assert (gap.start, gap.end) == (30, 50)
+    assert 0 < gap.seconds < LAG - 1.0
+
+
+def test_what_was_heard_elsewhere_counts() -> None:
+    master = Master(range(30, 50))
+    notes = RangeNotes(master.clock)
+    notes.know(QUEUE, Gap(30, 50, LAG))
+
+    assert master.read(notes) == [*range(30), *range(50, COUNT)]
+
+
+def test_a_gap_that_has_closed_is_waited_for_again_when_it_opens() -> None:
+    master = Master(range(30, 50))
+    notes = RangeNotes(master.clock)
+    notes.know(QUEUE, Gap(30, 50, LAG))
+
+    master.gap = range(0)
+    assert master.read(notes) == list(range(COUNT))
+    assert notes.gaps(WHOLE) == []
+    master.gap = range(30, 50)
+    with pytest.raises(OffsetsGone):
+        master.read(notes)
+
+
+def test_stretches_that_were_left_out_twice_count_once() -> None:
+    notes = RangeNotes()
+    for start, end in ((10, 20), (15, 30), (10, 20), (40, 50)):
+        notes.leave_out(QUEUE, start, end)
+
+    assert notes.left_out(WHOLE) == 30
