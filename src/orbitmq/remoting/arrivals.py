@@ -10,12 +10,17 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
+import sys
 from collections.abc import Callable
 
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.errors import ListenFailed
 from orbitmq.remoting.tls import TLS_HANDSHAKE
+
+if sys.platform != "win32":
+    import resource
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +29,11 @@ _AT_ONCE = 64
 
 #: No more handles or memory: what is open goes on, new connections wait in the backlog.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+#: Handles that connections do not get: who is connected sends on only as long as there are some for
+#: new files of the log, for queues and for what is saved. Fewer where there are few: one in eight.
+_LEFT_TO_FILES = 32
+_SHARE = 8
 
 
 class Listener:
@@ -76,6 +86,7 @@ class Listener:
             if self._socket is None:
                 return
             try:
+                _leave_some_to_files(self._socket)
                 accepted, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
@@ -100,6 +111,20 @@ class Listener:
         self._timer = None
         if self._socket is not None:
             self._loop.add_reader(self._socket, self._accept)
+
+
+def _leave_some_to_files(listening: socket.socket) -> None:
+    """Raise an OSError, as if there were no handles, when only those of files are left."""
+    if sys.platform == "win32":
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return
+    # The next handle is the lowest number that is free.
+    lowest = os.dup(listening.fileno())
+    os.close(lowest)
+    if lowest >= limit - min(_LEFT_TO_FILES, limit // _SHARE):
+        raise OSError(errno.EMFILE, "too many open files; the last ones are for files")
 
 
 async def speaks_tls(accepted: socket.socket) -> bool | None:
