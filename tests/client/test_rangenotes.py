@@ -10,7 +10,8 @@ import pytest
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangereading import Gap, Missing, RangeNotes, RangeSettings, read_ranges
+from orbitmq.client.rangenotes import Gap, RangeNotes
+from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
 from orbitmq.client.ranges import OffsetsGone, QueueRange
 from orbitmq.client.rangewindow import Chunk
 from orbitmq.wire.codes import ResponseCode

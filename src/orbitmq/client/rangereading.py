@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from orbitmq.client.checks import Fields
 from orbitmq.client.errors import (
@@ -32,6 +32,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangeconnection import RangeConnection
 from orbitmq.client.rangelinks import RangeLinks
 from orbitmq.client.rangememory import AnswerMemory
+from orbitmq.client.rangenotes import RangeNotes
 from orbitmq.client.rangepulls import Pulls
 from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
 from orbitmq.client.rangewindow import Chunk, RangeWindow, Slot, WindowLimits
@@ -81,98 +82,6 @@ class ProgressReset(ClientError):
         self.queue = queue
         self.offset = offset
         super().__init__(f"the progress of the group in {queue} was reset to {offset}")
-
-
-class Gap(NamedTuple):
-    """Offsets of a queue at which its master has said for so long that it has no entries."""
-
-    start: int
-    end: int
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Saying:
-    """For how many seconds a gap was said to be there, and when it was last, if that goes on."""
-
-    seconds: float = 0.0
-    last: float | None = None
-
-
-class RangeNotes:
-    """What readings find out beside messages.
-
-    A gap has to be said for a while before it is believed. Whoever reads for a short time, and then
-    again, keeps the notes of one reading for the next, or a gap would stop each of them anew. Only
-    the time between two words of a master on one connection counts: when nobody asks it, it says
-    nothing, and one that was out of reach may have restarted, and have to be waited for again.
-    """
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._monotonic = (clock or SystemClock()).monotonic
-        #: What is said about gaps, by their start and end.
-        self._gaps: dict[Queue, dict[tuple[int, int], _Saying]] = {}
-        self._left_out: dict[Queue, list[tuple[int, int]]] = {}
-
-    def know(self, queue: Queue, gap: Gap) -> None:
-        """Take what an earlier reading has found."""
-        saying = _Saying(gap.seconds)
-        self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), saying)
-
-    def said(self, queue: Queue, at: int, end: int) -> float:
-        """A master says now that it has nothing from `at` to `end`; for how long it has done so."""
-        now = self._monotonic()
-        gaps = self._gaps.setdefault(queue, {})
-        known = [saying for (start, stop), saying in gaps.items() if start <= at < stop]
-        if not known:
-            known = [gaps.setdefault((at, end), _Saying())]
-        for saying in known:
-            if saying.last is not None:
-                saying.seconds += now - saying.last
-            saying.last = now
-        return max(saying.seconds for saying in known)
-
-    def pause(self) -> None:
-        """A reading ends: nothing is said before the next one."""
-        for gaps in self._gaps.values():
-            for saying in gaps.values():
-                saying.last = None
-
-    def lose(self, broker: str) -> None:
-        """A master was out of reach. What it said before it may not say any more."""
-        for queue in [each for each in self._gaps if each.broker == broker]:
-            del self._gaps[queue]
-
-    def found(self, queue: Queue, start: int, end: int) -> None:
-        """There are messages between two offsets: what was said of them does not hold."""
-        gaps = self._gaps.get(queue)
-        if not gaps:
-            return
-        for gap in [each for each in gaps if start < each[1] and each[0] < end]:
-            del gaps[gap]
-
-    def gaps(self, within: QueueRange) -> list[Gap]:
-        """The gaps that reach into a range."""
-        return [
-            Gap(start, end, saying.seconds)
-            for (start, end), saying in sorted(self._gaps.get(within.queue, {}).items())
-            if start < within.end and within.start < end
-        ]
-
-    def leave_out(self, queue: Queue, start: int, end: int) -> None:
-        """There is nothing between two offsets, and nobody waits for it any more."""
-        stretches = self._left_out.setdefault(queue, [])
-        if stretches and stretches[-1][1] == start:
-            start = stretches.pop()[0]
-        stretches.append((start, end))
-
-    def left_out(self, within: QueueRange) -> int:
-        """How many offsets of a range were left out."""
-        count, upto = 0, within.start
-        for start, end in sorted(self._left_out.get(within.queue, ())):
-            count += max(0, min(end, within.end) - max(start, upto))
-            upto = max(upto, end)
-        return count
 
 
 class NextStep(enum.Enum):

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangereading import Gap
+from orbitmq.client.rangenotes import Gap
 from orbitmq.client.ranges import QueueRange
 
 #: Messages that are worth a task of their own: it takes some 40 ms to start one.

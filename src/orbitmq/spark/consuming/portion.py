@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orbitmq.client.rangereading import Gap
+from orbitmq.client.rangenotes import Gap
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue

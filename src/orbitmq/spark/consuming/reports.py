@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangereading import Gap
+from orbitmq.client.rangenotes import Gap
 
 
 class PipelineState(enum.Enum):

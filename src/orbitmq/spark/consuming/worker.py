@@ -18,13 +18,8 @@ from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.errors import BrokerUnavailable, NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangereading import (
-    Missing,
-    ProgressReset,
-    RangeNotes,
-    RangeSettings,
-    read_ranges,
-)
+from orbitmq.client.rangenotes import RangeNotes
+from orbitmq.client.rangereading import Missing, ProgressReset, RangeSettings, read_ranges
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage

@@ -16,7 +16,7 @@ from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.engine import Engine
 from orbitmq.client.names import retry_topic
 from orbitmq.client.queue import Queue
-from orbitmq.client.rangereading import RangeNotes
+from orbitmq.client.rangenotes import RangeNotes
 from orbitmq.client.ranges import QueueRange
 from orbitmq.errors import OrbitError
 from orbitmq.spark.consuming.handling import ConcurrentInTask, Handling, OrderlyInTask, Work
