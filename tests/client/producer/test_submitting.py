@@ -17,6 +17,7 @@ from orbitmq.client.errors import NoRoute, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.names import AUTO_CREATE_TOPIC
 from orbitmq.client.producer import lines
+from orbitmq.client.producer.brokerlinks import BrokerLinks
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.faults import Faults
 from orbitmq.client.producer.producer import Producer
@@ -169,10 +170,10 @@ async def test_who_waits_with_others_behind_it_leaves_them_half_of_the_time(
 ) -> None:
     limits: list[float] = []
 
-    async def connected(_publisher: Publisher, _queue: Queue, limit: float) -> None:
+    async def connected(_links: BrokerLinks, _queue: Queue, limit: float) -> None:
         limits.append(limit)
 
-    monkeypatch.setattr(Publisher, "_connected", connected)
+    monkeypatch.setattr(BrokerLinks, "connected", connected)
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
         queue = Queue("orders", "a", 0)
         sending = producer._core.sending("orders", b"x", {"queue": queue})
@@ -191,18 +192,16 @@ async def test_what_a_connection_took_is_not_spent_again_on_the_version_of_the_b
 ) -> None:
     now, spent, limits = 1000.0, 3.0, list[float]()
 
-    async def connected(_publisher: Publisher, _queue: Queue, limit: float) -> None:
+    async def connected(_links: BrokerLinks, _queue: Queue, limit: float) -> None:
         nonlocal now
         limits.append(limit)
         now += spent
 
-    async def check_times(
-        _publisher: Publisher, _draft: Draft, _queue: Queue, limit: float
-    ) -> None:
+    async def check_times(_links: BrokerLinks, _draft: Draft, _queue: Queue, limit: float) -> None:
         limits.append(limit)
 
-    monkeypatch.setattr(Publisher, "_connected", connected)
-    monkeypatch.setattr(Publisher, "_check_times", check_times)
+    monkeypatch.setattr(BrokerLinks, "connected", connected)
+    monkeypatch.setattr(BrokerLinks, "check_times", check_times)
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
         queue = Queue("orders", "a", 0)
         sending = producer._core.sending("orders", b"x", {"queue": queue})

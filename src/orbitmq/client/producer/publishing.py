@@ -1,4 +1,4 @@
-"""Carries sends out: finds queues and connections, makes attempts, judges and repeats them.
+"""Carries sends out: finds queues, makes attempts, judges and repeats them.
 
 Everything here belongs to the loop of the engine, except what says that threads may call it. Those
 only read tables whose entries are replaced as a whole, and never wait for the loop.
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, SendFailed
-from orbitmq.client.producer.brokerversions import BrokerVersions
+from orbitmq.client.producer.brokerlinks import BrokerLinks
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.errors import TimesUnsupported
 from orbitmq.client.producer.faults import Faults
@@ -32,10 +32,7 @@ from orbitmq.client.producer.sending import (
 from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.producer.targets import Targets
 from orbitmq.client.queue import Queue
-from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.blocking import BlockingSide
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import RemotingError, RequestTimedOut
 from orbitmq.remoting.pending import settling
@@ -69,7 +66,6 @@ class Publisher:
     ) -> None:
         """`for_threads` lets threads other than the loop's write to connections and read them."""
         self._engine = engine
-        self._for_threads = for_threads
         self._settings = settings
         self._monotonic = engine.clock.monotonic
         self._faults = Faults(
@@ -78,24 +74,21 @@ class Publisher:
         self.frames = SendFrames(
             group, settings, engine.clock.now, engine.settings.channel.connection.limits
         )
+        self._links = BrokerLinks(engine, self._faults, for_threads=for_threads)
+        # Looked at for every send.
+        self._connections, self._sides = self._links.connections, self._links.sides
         self._targets = Targets(
             engine,
             self._faults,
             default_queues=settings.auto_create_queues,
-            changed=self._route_changed,
+            changed=self._links.forget,
         )
         self._known = self._targets.publications.get
-        self._versions = BrokerVersions(engine)
-        self._connections: dict[str, Connection] = {}
-        self._sides: dict[str, BlockingSide] = {}
-        self._end_watch = engine.on_connected(self._reached)
 
     def close(self) -> None:
         """Let go of what was kept; what is still under way ends with an error."""
-        self._end_watch()
+        self._links.close()
         self._targets.publications.close()
-        self._connections.clear()
-        self._sides.clear()
 
     # ---- sending
 
@@ -182,22 +175,21 @@ class Publisher:
             limit = min(limit, (sending.deadline - now) / 2)
         end = now + limit
         try:
-            await self._connected(queue, limit)
+            await self._links.connected(queue, limit)
         except (RemotingError, BrokerUnavailable) as error:
             log.debug("a send cannot begin at once: %r", error)
             self._faults.failed(queue.broker)
             sending.error, sending.first = error, None
             return False
         try:
-            await self._check_times(sending.draft, queue, end - self._monotonic())
+            await self._links.check_times(sending.draft, queue, end - self._monotonic())
         except Exception as error:  # noqa: BLE001  # told when it is sent
             log.debug("a send cannot begin at once: %r", error)
         return True
 
     def pass_by(self, sending: Sending, broker: str) -> None:
         """Choose anew for one that may go anywhere and has waited for this broker in vain."""
-        connection = self._connections.get(broker)
-        if connection is None or not connection.is_open:
+        if not self._links.is_open(broker):
             self._faults.failed(broker)
         sending.first = None
         sending.tried[broker] = sending.tried.pop(broker, 0) + 1
@@ -219,10 +211,9 @@ class Publisher:
         if chosen is None:
             return False
         queue = sending.first = chosen[0]
-        if self._is_unsure_of(queue, sending.draft):
+        if self._links.is_unsure_of(queue, sending.draft):
             return False
-        connection = self._connections.get(queue.broker)
-        return connection is not None and connection.is_open
+        return self._links.is_open(queue.broker)
 
     def begin(self, sending: Sending, done: Done) -> None:
         """Send without a task of its own, unless something goes wrong; `done` is told."""
@@ -286,7 +277,7 @@ class Publisher:
         """The time was up before anything was sent, which is no fault of the broker."""
         if sending.error is None:
             try:
-                where = self._address(queue)
+                where = self._links.address(queue)
             except BrokerUnavailable as error:
                 sending.error = error
             else:
@@ -349,7 +340,7 @@ class Publisher:
             queue = publication.rotation.next_queue(publication.queues)
         else:
             queue = self._targets.choice(sending, publication)
-            if draft.wish is not None and self._is_unsure_of(queue, draft):
+            if draft.wish is not None and self._links.is_unsure_of(queue, draft):
                 sending.first = queue
                 return None
         sending.began = now = self._monotonic()
@@ -370,8 +361,8 @@ class Publisher:
 
     async def _tell(self, sending: Sending, queue: Queue) -> None:
         try:
-            connection = await self._connected(queue, sending.timeout)
-            await self._check_times(sending.draft, queue, sending.timeout)
+            connection = await self._links.connected(queue, sending.timeout)
+            await self._links.check_times(sending.draft, queue, sending.timeout)
             header = self.frames.header(sending.draft, queue)
             connection.notify(sending.draft.code, header, body=sending.draft.body)
         except (RemotingError, BrokerUnavailable) as error:
@@ -420,22 +411,9 @@ class Publisher:
             # Half of the time, at most, is for the question: the rest is for sending.
             async with asyncio.timeout(max(0.0, timeout / 2)):
                 brokers = {queue.broker for queue in await self.queues(topic)}
-                return await self._versions.any_before_5(brokers)
+                return await self._links.versions.any_before_5(brokers)
         except (OrbitError, TimeoutError):
             return False
-
-    def _route_changed(self) -> None:
-        # Masters may have changed as well; connections that are still right are found again.
-        self._connections.clear()
-        self._sides.clear()
-
-    def _reached(self, where: Address) -> None:
-        """A broker is there, or there again: no reason to avoid it any longer."""
-        if self._faults.is_empty:
-            return
-        for broker, addresses in self._engine.routes.brokers.items():
-            if addresses.get(MASTER) == where:
-                self._faults.forgive(broker)
 
     # ---- attempts
 
@@ -450,10 +428,10 @@ class Publisher:
         try:
             connection = self._connections.get(queue.broker)
             if connection is None or not connection.is_open:
-                connection = await self._connected(queue, limit)
+                connection = await self._links.connected(queue, limit)
                 limit = end - self._monotonic()
-            if self._is_unsure_of(queue, draft):
-                await self._check_times(draft, queue, limit)
+            if self._links.is_unsure_of(queue, draft):
+                await self._links.check_times(draft, queue, limit)
                 limit = end - self._monotonic()
             answer = await self._ask(connection, draft, queue, limit)
         except (RemotingError, BrokerUnavailable, TimesUnsupported) as error:
@@ -490,7 +468,7 @@ class Publisher:
         if isinstance(outcome, OrbitError):
             self._targets.publications.refresh_soon(sending.draft.topic)
         elif outcome.code == _GO_AWAY and connection is not None:
-            self._went_away(queue, connection)
+            self._links.went_away(queue, connection)
         return settle(
             sending,
             queue,
@@ -499,33 +477,3 @@ class Publisher:
             settings=self._settings,
             faults=self._faults,
         )
-
-    def _went_away(self, queue: Queue, connection: Connection) -> None:
-        """Use another connection for what follows, unless there is one already."""
-        broker = queue.broker
-        if self._connections.get(broker) is connection:
-            del self._connections[broker]
-            self._sides.pop(broker, None)
-        with suppress(BrokerUnavailable):
-            where = self._address(queue)
-            if self._engine.open_connection(where) is connection:
-                self._engine.went_away(where, connection)
-
-    async def _check_times(self, draft: Draft, queue: Queue, within: float) -> None:
-        """Raises `TimesUnsupported` where the broker would deliver at once what is for later."""
-        if draft.wish is not None and not self._versions.keeps_times(queue.broker):
-            await self._versions.check_times(queue.broker, draft.wish, within)
-
-    def _is_unsure_of(self, queue: Queue, draft: Draft) -> bool:
-        """Whether the loop has to find out, or to say, that a broker cannot do what is wished."""
-        return draft.wish is not None and not self._versions.keeps_times(queue.broker)
-
-    async def _connected(self, queue: Queue, timeout: float) -> Connection:  # noqa: ASYNC109
-        connection = await self._engine.connection(self._address(queue), timeout)
-        self._connections[queue.broker] = connection
-        if self._for_threads:
-            self._sides[queue.broker] = connection.for_threads()
-        return connection
-
-    def _address(self, queue: Queue) -> Address:
-        return self._engine.routes.master(queue.broker)
