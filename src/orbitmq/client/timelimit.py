@@ -15,6 +15,10 @@ that a thread does gets round that, as it can only end by leaving; but as long a
 a call into C, the interruption waits, and CPython 3.11 looks for it as above. That cannot be helped
 from outside: nobody can see whether it has struck, so it cannot be asked for once more later.
 
+Limits can be around each other, and then the outer one may strike in the very lines by which the
+inner one is entered or left. That is why leaving is begun again until it has got through, and why
+the end of the delivery does it once more: a call that nobody left would strike whatever comes next.
+
 A fork takes the limit along but not its thread, and locks in whatever state that thread had them:
 there the watch begins anew. A call in the middle of which a process forks has no limit in the fork.
 """
@@ -67,7 +71,9 @@ class TimeLimit:
     def __call__(self, delivery: Delivery) -> Surrounding:
         if delivery.is_async:
             return asyncio.timeout(self.limit)
-        return _Interruptible(self._watch)
+        call = _Interruptible(self._watch)
+        delivery.at_end(call.end)
+        return call
 
 
 class _Interruptible:
@@ -92,19 +98,29 @@ class _Interruptible:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            with self._lock:
-                self._is_over = True
-                if self._was_interrupted:
-                    _be_struck(self._thread)
-        except TimeLimitExceeded:
-            # Here, or on the way here: the same as in the handler's last line.
-            self._is_over = True
-        self._watch.remove(self)
+        self._leave()
         if self._was_interrupted:
             raise TimeLimitExceeded(
                 f"the handler took longer than {self._watch.limit:g} s"
             ) from error
+
+    def end(self, _: Delivery) -> None:
+        """The delivery is over, whether or not this was entered, or left."""
+        if not self._is_over:
+            self._leave()
+
+    def _leave(self) -> None:
+        while not self._is_over:
+            try:
+                with self._lock:
+                    self._is_over = True
+                    if self._was_interrupted:
+                        _be_struck(self._thread)
+            except TimeLimitExceeded:
+                # Here, or on the way here: the same as in the handler's last line. Unless the lock
+                # was not taken yet: then it may be another limit's, and this one is yet to come.
+                continue
+        self._watch.remove(self)
 
     def interrupt(self) -> None:
         """Called by the watch when the time is up."""

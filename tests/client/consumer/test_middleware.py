@@ -30,7 +30,7 @@ from orbitmq.client.consumer.verdict import (
 from orbitmq.client.errors import SettingError
 from orbitmq.client.middleware import Delivery, LogDeliveries
 from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded, _Interruptible
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
 from tests.support.forking import in_a_fork
 from tests.support.scarcethreads import refuse_threads
@@ -515,6 +515,7 @@ from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
 
 class Delivery:
     is_async = False
+    def at_end(self, _): pass
 
 def called(): pass
 
@@ -688,6 +689,55 @@ class TestTimeLimit:
         while limit._watch._calls and time.monotonic() < deadline:
             time.sleep(0.001)
         assert not limit._watch._calls
+
+    @pytest.mark.parametrize("step", ["entered", "left"])
+    def test_a_call_that_another_limit_struck_at_its_edge_does_not_strike_later(
+        self, step: str
+    ) -> None:
+        limit = TimeLimit(DEADLINE)
+        calls: list[_Interruptible] = []
+
+        @contextmanager
+        def struck_at_its_edge(delivery: Delivery) -> Iterator[None]:
+            surrounding: Any = limit(delivery)
+            calls.append(surrounding)
+            surrounding.__enter__()
+            if step == "left":
+                yield
+            raise TimeLimitExceeded  # as by the outer one: before the first line of the exit
+
+        outcome = call(bound(lambda _: None, struck_at_its_edge, is_async=False))
+
+        assert outcome.failure is not None
+        assert not limit._watch._calls
+        calls[0].interrupt()
+        assert not calls[0]._was_interrupted
+
+    def test_a_call_that_another_limit_strikes_as_it_is_left_waits_for_its_own(self) -> None:
+        """The watch has its lock then, and is about to interrupt it."""
+
+        class StruckOnce:
+            is_taken = False
+            has_struck = False
+
+            def __enter__(self) -> None:
+                if not self.has_struck:
+                    self.has_struck = True
+                    raise TimeLimitExceeded
+                self.is_taken = True
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+        surrounding: Any = TimeLimit(DEADLINE)(
+            Delivery(GROUP, QUEUE, "bill", MESSAGES, is_async=False)
+        )
+        surrounding.__enter__()
+        surrounding._lock = lock = StruckOnce()
+
+        surrounding.__exit__(None, None, None)
+
+        assert lock.is_taken
 
     def test_it_works_again_once_the_system_has_threads_again(
         self, monkeypatch: pytest.MonkeyPatch
