@@ -15,6 +15,14 @@ that a thread does gets round that, as it can only end by leaving; but as long a
 a call into C, the interruption waits, and CPython 3.11 looks for it as above. That cannot be helped
 from outside: nobody can see whether it has struck, so it cannot be asked for once more later.
 
+Nor is it sure whom it strikes. CPython finds a thread by its ident, and in 3.11 a thread that is
+being started has the ident of the one that starts it, until the system has it run for the first
+time. An interruption in between is the new thread's: it dies before it says that it has begun, and
+`Thread.start` waits for that for ever. So a handler that is in the middle of starting a thread is
+not interrupted, but looked at again in a moment; while it is looked at, nobody comes further into
+`Thread.start` than a lock of `threading`, which the watch has. What goes round `Thread`, by
+`_thread.start_new_thread`, can still lose a thread; the handler then feels it when it leaves.
+
 Limits can be around each other, and then the outer one may strike in the very lines by which the
 inner one is entered or left. That is why leaving is begun again until it has got through, and why
 the end of the delivery does it once more: a call that nobody left would strike whatever comes next.
@@ -27,9 +35,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
 import threading
 import time
-from collections import OrderedDict
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -42,6 +51,8 @@ if TYPE_CHECKING:
 
 #: How long the thread that watches stays without anything to watch.
 _IDLE: Final = 10.0
+#: After how long it looks again at a call that could not be interrupted just then.
+_MOMENT: Final = 0.001
 
 
 class TimeLimitExceeded(Exception):
@@ -122,12 +133,13 @@ class _Interruptible:
                 continue
         self._watch.remove(self)
 
-    def interrupt(self) -> None:
-        """Called by the watch when the time is up."""
+    def interrupt(self) -> bool:
+        """Called by the watch when the time is up. False: it cannot be now, but in a moment."""
         with self._lock:
-            if not self._is_over:
-                self._was_interrupted = True
-                _raise_in(self._thread)
+            if self._is_over:
+                return True
+            self._was_interrupted = _strike(self._thread)
+            return self._was_interrupted
 
     def forked(self) -> None:
         """Its thread has forked, and this is the fork: nobody else is here to hold the lock."""
@@ -143,8 +155,8 @@ class _Watch:
         # condition can be interrupted when it has taken its lock and does not hold it yet.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # When each call is due. All have the same limit, so the first one is due first.
-        self._due: OrderedDict[_Interruptible, float] = OrderedDict()
+        # When each call is due: not many, as each has a thread at work.
+        self._due: dict[_Interruptible, float] = {}
         # All calls, also one that is being interrupted: nobody else has its lock after that.
         self._calls: set[_Interruptible] = set()
         self._thread: threading.Thread | None = None
@@ -185,9 +197,16 @@ class _Watch:
 
     def _watch(self) -> None:
         while (call := self._next()) is not None:
-            call.interrupt()
-            # It may never come to leave: the error can strike before the first line of its exit.
-            self.remove(call)
+            if call.interrupt():
+                # It may never come to leave: the error can strike before its exit's first line.
+                self.remove(call)
+            else:
+                self._look_again(call)
+
+    def _look_again(self, call: _Interruptible) -> None:
+        with self._lock:
+            if call in self._calls:  # it may have left meanwhile
+                self._due[call] = time.monotonic() + _MOMENT
 
     def _next(self) -> _Interruptible | None:
         """The next call whose time is up, when it is; None after some time without any call."""
@@ -198,10 +217,43 @@ class _Watch:
                     return None
                 if not self._due:
                     continue
-                left = next(iter(self._due.values())) - time.monotonic()
+                call, due = min(self._due.items(), key=itemgetter(1))
+                left = due - time.monotonic()
                 if left <= 0:
-                    return self._due.popitem(last=False)[0]
+                    del self._due[call]
+                    return call
                 self._changed.wait(left)
+
+
+if sys.version_info < (3, 12):
+
+    def _strike(thread: int) -> bool:
+        """Have the error raised in a thread; False: another one might get it, so nobody did."""
+        # The lock is the interpreter's own; that of 3.11 does not change any more.
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            if _is_starting_another(thread):
+                return False
+            _raise_in(thread)
+            return True
+
+    def _is_starting_another(thread: int) -> bool:
+        """Whether a thread is in `Thread.start`, with one that has not got as far as its ident."""
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            # By its name: applications put functions of their own into the place of this one.
+            if frame.f_code.co_name == "start" and frame.f_globals is vars(threading):
+                started: threading.Thread = frame.f_locals["self"]
+                if started.ident is None:
+                    return True
+            frame = frame.f_back
+        return False
+
+else:
+
+    def _strike(thread: int) -> bool:
+        """Have the error raised in a thread."""
+        _raise_in(thread)
+        return True
 
 
 def _raise_in(thread: int) -> None:
@@ -213,6 +265,5 @@ def _raise_in(thread: int) -> None:
 
 def _be_struck(thread: int) -> NoReturn:
     """Use up an error that may wait for this thread: it has one at most, and it comes now."""
-    _raise_in(thread)
-    while True:  # the error comes at one of the next steps, at the latest at the end of a loop
-        pass
+    while True:  # again, if a thread that it has just started got it
+        _raise_in(thread)

@@ -536,6 +536,31 @@ except TimeLimitExceeded:
     print("went on")
 """
 
+LEFT_WITH_A_THREAD_BEING_STARTED = """
+import _thread, sys, time
+from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+
+class Delivery:
+    is_async = False
+    def at_end(self, _): pass
+
+sys.unraisablehook = lambda _: None  # of the new threads, which may be struck
+limit = TimeLimit(0.001)
+felt = 0
+for _ in range(20):
+    call = limit(Delivery())
+    try:
+        call.__enter__()
+        while True: time.monotonic()
+    except TimeLimitExceeded:
+        _thread.start_new_thread(time.monotonic, ())
+    try:
+        call.__exit__(None, None, None)
+    except TimeLimitExceeded:
+        felt += 1
+print(felt)
+"""
+
 
 class TestTimeLimit:
     @both
@@ -632,6 +657,72 @@ class TestTimeLimit:
 
         assert ended.stdout == b"went on\n"
 
+    def test_a_thread_that_the_handler_starts_is_never_struck_in_its_place(self) -> None:
+        """CPython 3.11 gives a new thread the ident of the one that starts it, for a moment."""
+        outcomes: list[Outcome] = []
+
+        def start_threads(_: object) -> None:
+            end = time.monotonic() + DEADLINE
+            while time.monotonic() < end:
+                threading.Thread(target=int).start()
+
+        binding = bound(start_threads, TimeLimit(0.003), is_async=False)
+
+        def work() -> None:
+            outcomes.extend(call(binding) for _ in range(100))
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        worker.join(DEADLINE)
+
+        assert not worker.is_alive()
+        assert len(outcomes) == 100
+        assert all("longer than 0.003 s" in str(outcome.failure) for outcome in outcomes)
+
+    @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the fault is of CPython 3.11")
+    def test_the_start_of_a_thread_is_done_before_the_handler_is_struck(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started, is_looked_at = threading.Thread(target=int), threading.Event()
+        start_new_thread: Any = threading._start_new_thread  # type: ignore[attr-defined]
+        interrupt = _Interruptible.interrupt
+
+        def start_slowly(bootstrap: Any, arguments: tuple[()]) -> Any:
+            if bootstrap.__self__ is started:
+                is_looked_at.wait(DEADLINE)
+            return start_new_thread(bootstrap, arguments)
+
+        def interrupt_noticed(interruptible: _Interruptible) -> bool:
+            try:
+                return interrupt(interruptible)
+            finally:
+                is_looked_at.set()
+
+        def start_one(_: object) -> None:
+            started.start()
+            end = time.monotonic() + DEADLINE
+            while time.monotonic() < end:
+                pass
+
+        monkeypatch.setattr(threading, "_start_new_thread", start_slowly)
+        monkeypatch.setattr(_Interruptible, "interrupt", interrupt_noticed)
+
+        outcome = call(bound(start_one, TimeLimit(0.01), is_async=False))
+
+        assert started.ident is not None
+        assert "longer than 0.01 s" in str(outcome.failure)
+
+    def test_a_handler_is_left_although_it_is_just_starting_a_thread(self) -> None:
+        """By hand: nobody waits for the new thread then, and it may be struck instead."""
+        ended = subprocess.run(
+            [sys.executable, "-c", LEFT_WITH_A_THREAD_BEING_STARTED],
+            timeout=DEADLINE,
+            check=True,
+            capture_output=True,
+        )
+
+        assert ended.stdout == b"20\n"
+
     def test_it_works_in_a_fork_of_a_process_that_has_used_it(self) -> None:
         limit = TimeLimit(0.05)
         taken, may_go = threading.Event(), threading.Event()
@@ -710,7 +801,7 @@ class TestTimeLimit:
 
         assert outcome.failure is not None
         assert not limit._watch._calls
-        calls[0].interrupt()
+        assert calls[0].interrupt()
         assert not calls[0]._was_interrupted
 
     def test_a_call_that_another_limit_strikes_as_it_is_left_waits_for_its_own(self) -> None:
