@@ -1,4 +1,4 @@
-"""A system that has no thread left for a while, in the hands of a test."""
+"""The start of threads in the hands of a test: refused for a while, or cut short."""
 
 from __future__ import annotations
 
@@ -28,6 +28,27 @@ def refuse_threads(
 
     monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
     return refused
+
+
+def cut_first_start_short(
+    monkeypatch: pytest.MonkeyPatch, prefix: str, error: type[Exception]
+) -> list[str]:
+    """Raise an error when the first thread of this name was just started; the names come in time.
+
+    As a limit of time does that strikes there.
+    """
+    start = threading.Thread.start
+    started: list[str] = []
+
+    def start_and_raise(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith(prefix):
+            started.append(thread.name)
+            if len(started) == 1:
+                raise error
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_raise)
+    return started
 
 
 def threads_of(prefix: str) -> list[str]:

@@ -288,13 +288,13 @@ class _Renewal:
         """These are being worked on."""
         with self._lock:
             new = set(keys)
-            if new and self._thread is None:
-                thread = threading.Thread(
+            if new and (self._thread is None or self._thread.ident is None):
+                # Noted first, as a limit of time may strike when it has just been started. One that
+                # the system had no thread for is without an ident: the next one tries it again.
+                self._thread = threading.Thread(
                     target=self._renew_all, name="orbitmq idempotence", daemon=True
                 )
-                # May raise, when the system has no thread left: then the next one tries it again.
-                thread.start()
-                self._thread = thread
+                self._thread.start()
             self._keys |= new
 
     def remove(self, keys: Iterable[str]) -> None:

@@ -178,13 +178,13 @@ class _Watch:
 
     def add(self, call: _Interruptible) -> None:
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(
+            if self._thread is None or self._thread.ident is None:
+                # Noted first, as another limit may strike when it has just been started. One that
+                # the system had no thread for is without an ident: the next call tries it again.
+                self._thread = threading.Thread(
                     target=self._watch, name="orbitmq-time-limit", daemon=True
                 )
-                # May raise, when the system has no thread left: then the next call tries it again.
-                thread.start()
-                self._thread = thread
+                self._thread.start()
             elif not self._due:
                 self._changed.notify()
             self._calls.add(call)

@@ -28,10 +28,11 @@ from orbitmq.client.namespaces import wrap_topic
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.seenstores import Claim, SeenInMemory, SeenInSqlite, SeenStore
+from orbitmq.client.timelimit import TimeLimitExceeded
 from orbitmq.message.wellknown import KEYS
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
 from tests.support.forking import in_a_fork
-from tests.support.scarcethreads import refuse_threads
+from tests.support.scarcethreads import cut_first_start_short, refuse_threads
 
 
 class Time:
@@ -456,6 +457,19 @@ async def test_claims_are_renewed_again_once_the_system_has_threads_again(
         opened.set()
         assert await working is DONE
     await until(lambda: idempotence._renewal._thread is None)
+
+
+def test_a_renewal_whose_start_was_cut_short_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    binding = bind_handler(lambda _: None, group=GROUP, middleware=[Idempotence()])
+    started = cut_first_start_short(monkeypatch, "orbitmq idempotence", TimeLimitExceeded)
+
+    failed = binding.call(QUEUE, [received(1)])
+
+    assert failed.failure is not None
+    assert binding.call(QUEUE, [received(1)]) == DONE
+    assert len(started) == 1
 
 
 def test_only_claims_that_are_still_held_can_be_renewed(store: SeenStore) -> None:

@@ -33,7 +33,7 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded, _Interruptible
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
 from tests.support.forking import in_a_fork
-from tests.support.scarcethreads import refuse_threads
+from tests.support.scarcethreads import cut_first_start_short, refuse_threads
 
 MESSAGES = [received(offset) for offset in range(3)]
 
@@ -847,6 +847,16 @@ class TestTimeLimit:
         assert not limit._watch._calls
 
         assert "longer than 0.05 s" in str(call(binding).failure)
+
+    def test_a_watch_whose_start_another_limit_cut_short_is_the_only_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        binding = bound(lambda _: None, TimeLimit(DEADLINE), is_async=False)
+        started = cut_first_start_short(monkeypatch, "orbitmq-time-limit", TimeLimitExceeded)
+
+        assert call(binding).failure is not None
+        assert call(binding) == DONE
+        assert len(started) == 1
 
     def test_it_can_be_sent_to_another_process(self) -> None:
         copy = pickle.loads(pickle.dumps(TimeLimit(0.05)))  # noqa: S301  # our own
