@@ -306,7 +306,7 @@ class _Renewal:
         """The life of the thread. Two renewals may come late before a claim lapses."""
         never = threading.Event()
         while True:
-            never.wait(self._lease / 3)
+            never.wait(min(self._lease / 3, threading.TIMEOUT_MAX))
             with self._lock:
                 keys = tuple(self._keys)
                 if not keys:

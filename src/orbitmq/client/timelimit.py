@@ -222,7 +222,7 @@ class _Watch:
                 if left <= 0:
                     del self._due[call]
                     return call
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
 
 
 if sys.version_info < (3, 12):

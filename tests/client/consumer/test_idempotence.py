@@ -472,6 +472,20 @@ def test_a_renewal_whose_start_was_cut_short_is_the_only_one(
     assert len(started) == 1
 
 
+def test_a_lease_may_be_longer_than_a_thread_can_wait() -> None:
+    idempotence = Idempotence(lease=timedelta.max)
+
+    def outlive_the_renewal(_: ReceivedMessage) -> bool:
+        renewing = idempotence._renewal._thread
+        assert renewing is not None
+        renewing.join(0.05)
+        return renewing.is_alive()
+
+    binding = bind_handler(outlive_the_renewal, group=GROUP, middleware=[idempotence])
+
+    assert binding.call(QUEUE, [received(1)]) == DONE
+
+
 def test_only_claims_that_are_still_held_can_be_renewed(store: SeenStore) -> None:
     store.claim("k", 0, lease=10)
     assert store.renew("k", 8, lease=10)

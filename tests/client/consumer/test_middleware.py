@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -857,6 +858,17 @@ class TestTimeLimit:
         assert call(binding).failure is not None
         assert call(binding) == DONE
         assert len(started) == 1
+
+    def test_a_limit_may_be_longer_than_a_thread_can_wait(self) -> None:
+        limit = TimeLimit(timedelta.max)
+
+        def outlive_the_watch(_: object) -> bool:
+            watching = limit._watch._thread
+            assert watching is not None
+            watching.join(0.05)
+            return watching.is_alive()
+
+        assert call(bound(outlive_the_watch, limit, is_async=False)) == DONE
 
     def test_it_can_be_sent_to_another_process(self) -> None:
         copy = pickle.loads(pickle.dumps(TimeLimit(0.05)))  # noqa: S301  # our own
