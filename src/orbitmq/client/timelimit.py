@@ -13,7 +13,9 @@ the process lives: in every thread, and for ever at the first call of a thread t
 So an interruption that was asked for always strikes: in the handler, or when it is left. Nothing
 that a thread does gets round that, as it can only end by leaving; but as long as the handler is in
 a call into C, the interruption waits, and CPython 3.11 looks for it as above. That cannot be helped
-from outside: nobody can see whether it has struck, so it cannot be asked for once more later.
+from outside: nobody can see whether it has struck, so it cannot be asked for once more later. Code
+that the interpreter lets raise nothing, a `__del__` or the callback of a weak reference, swallows
+what strikes there; the handler then feels it when it leaves.
 
 Nor is it sure whom it strikes. CPython finds a thread by its ident, and in 3.11 a thread that is
 being started has the ident of the one that starts it, until the system has it run for the first
