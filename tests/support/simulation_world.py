@@ -30,7 +30,7 @@ from orbitmq.client.consumer.options import ConsumerOptions
 from orbitmq.client.consumer.registering import Registrations
 from orbitmq.client.consumer.starting import ConsumeFrom
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import MessageRefused, NoRoute
+from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
@@ -311,7 +311,7 @@ class World:
         level = dice.choice((1, 2)) if dice.random() < DELAYED else 0
         try:
             result = await producer.send(TOPIC, body, keys=body.decode(), delay_level=level)
-        except (NoRoute, MessageRefused):
+        except (NoRoute, MessageRefused, BrokerRefused):
             history.end_send(body, Outcome.REFUSED)
         except OrbitError:
             history.end_send(body, Outcome.OPEN)

@@ -14,6 +14,7 @@ from orbitmq import (
     BrokerRefused,
     ClientSettings,
     MessageRefused,
+    NoRoute,
     ReceivedMessage,
     SendFailed,
     SendResult,
@@ -133,10 +134,10 @@ def _set_on_signal(event: threading.Event) -> None:
 
 
 def _is_certain(error: Exception) -> bool:
-    """Whether the message is certainly not stored: refused, at the only attempt."""
+    """Whether the message is certainly not stored: every error but `SendFailed` says so."""
     if isinstance(error, SendFailed):
         return error.attempts <= 1 and isinstance(error.cause, BrokerRefused)
-    return isinstance(error, BrokerRefused | MessageRefused)
+    return isinstance(error, BrokerRefused | MessageRefused | NoRoute)
 
 
 def _set_date_by(path: Path) -> None:

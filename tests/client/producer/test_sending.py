@@ -316,6 +316,37 @@ async def test_a_refusal_that_others_would_repeat_is_raised_at_once(code: Respon
     assert len(cluster.sent) == 1
 
 
+async def test_what_may_be_stored_is_not_told_as_refused_when_a_later_attempt_is() -> None:
+    async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
+        _only_the_first_fails(cluster, HANG_UP)
+        for answers in cluster.script.values():
+            answers.append(ResponseCode.MESSAGE_ILLEGAL)
+
+        with pytest.raises(SendFailed) as caught:
+            await producer.send("orders", b"x")
+
+    assert caught.value.attempts == 2
+    assert isinstance(caught.value.cause, BrokerRefused)
+
+
+async def test_what_may_be_stored_is_not_told_as_unsent_when_nobody_has_the_topic_after_that() -> (
+    None
+):
+    settings = SendSettings(timeout=DEADLINE, attempt_timeout=1.0)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.publish("TBW102")  # the broker makes topics
+        cluster.script = {"a": [SILENCE]}
+        sending = asyncio.create_task(producer.send("new", b"x"))
+        await until(lambda: bool(cluster.sent))
+        cluster.name_server.routes.clear()  # it has noticed that the broker is gone
+
+        with pytest.raises(SendFailed) as caught:
+            await sending
+
+    assert caught.value.attempts == 1
+    assert isinstance(caught.value.cause, NoRoute)
+
+
 async def test_three_attempts_are_made_and_the_last_error_is_told() -> None:
     async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
         cluster.script = dict.fromkeys("ab", [ResponseCode.SYSTEM_BUSY] * 9)

@@ -96,13 +96,18 @@ class Publisher:
         """Make attempts until one has an outcome that counts. Raises what `settle` raises.
 
         But what was stored, though not as safely as wanted, has not failed, whatever comes after.
+        And what may have been stored by an attempt whose answer was lost was not refused, whatever
+        comes after that: no error but `SendFailed` leaves this open.
         """
         try:
             return await self._send(sending)
-        except OrbitError:
-            if sending.result is None:
-                raise
-            return sending.result
+        except OrbitError as error:
+            if sending.result is not None:
+                return sending.result
+            if sending.is_open and not isinstance(error, SendFailed):
+                sending.error = error
+                raise sending.failed() from error
+            raise
 
     async def _send(self, sending: Sending) -> SendResult:
         while True:

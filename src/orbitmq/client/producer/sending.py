@@ -72,6 +72,8 @@ class Sending(msgspec.Struct, eq=False):
     #: Attempts made, and those of them that may have stored the message.
     attempts: int = 0
     counted: int = 0
+    #: Whether the answer to one of them was lost: nobody knows then whether the message is stored.
+    is_open: bool = False
     #: How often each broker was tried, in the order of the last times.
     tried: dict[str, int] = {}
     #: Brokers that cannot do what the message wishes, and how they said so: passed over.
@@ -202,6 +204,7 @@ def _note_failure(sending: Sending, queue: Queue, error: OrbitError, faults: Fau
     faults.failed(queue.broker)
     if not isinstance(error, ConnectFailed | BrokerUnavailable):
         sending.counted += 1
+        sending.is_open = True
     sending.error = error
 
 
