@@ -11,7 +11,7 @@ with certainty is refused as a whole, before anything of it is stored.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from orbitmq.message.errors import BatchInvalid, RecordRefused
 
@@ -26,9 +26,9 @@ MIN_ELEMENT_SIZE = 22
 #: An element of this size, and a batch that begins with it, is not copied.
 _VIEW_FROM = 16 * 1024
 
-_element_head = struct.Struct(">iiIii")
-_pack_head = _element_head.pack
-_read_head = _element_head.unpack_from
+_pack_head = struct.Struct(">iiIii").pack
+#: Without magic and checksum, which mean nothing: size, flag, length of the body.
+_read_head = struct.Struct(">i8xii").unpack_from
 _pack_short = struct.Struct(">h").pack
 _read_short = struct.Struct(">h").unpack_from
 
@@ -73,21 +73,38 @@ def batch_fields(batch: Buffer) -> list[tuple[Buffer, int, bytes]]:
     if end >= MIN_ELEMENT_SIZE and _read_head(whole, 0)[0] < _VIEW_FROM:
         whole = bytes(batch)
     at = 0
-    elements: list[tuple[Buffer, int, bytes]] = []
+    elements: list[tuple[Buffer, int, Buffer]] = []
     add, read_head, read_short = elements.append, _read_head, _read_short
-    while at < end:
-        if end - at < MIN_ELEMENT_SIZE:
-            raise BatchInvalid(at, f"{end - at} bytes are left, an element has {MIN_ELEMENT_SIZE}")
-        size, _, _, flag, body_size = read_head(whole, at)
-        if not MIN_ELEMENT_SIZE <= size <= end - at:
-            raise BatchInvalid(at, f"its size says {size}, {end - at} bytes are left")
-        if not 0 <= body_size <= size - MIN_ELEMENT_SIZE:
-            raise BatchInvalid(at, f"a body of {body_size} bytes in an element of {size}")
-        body_end = at + 20 + body_size
-        (properties_size,) = read_short(whole, body_end)
-        next_at = at + size
-        if properties_size < 0 or body_end + 2 + properties_size != next_at:
-            raise BatchInvalid(at, f"its parts do not add up to its size of {size}")
-        add((whole[at + 20 : body_end], flag, bytes(whole[body_end + 2 : next_at])))
-        at = next_at
-    return elements
+    try:
+        while at < end:
+            size, flag, body_size = read_head(whole, at)
+            body_end = at + 20 + body_size
+            (properties_size,) = read_short(whole, body_end)
+            next_at = at + size
+            if (
+                body_end + 2 + properties_size != next_at
+                or body_size < 0
+                or properties_size < 0
+                or next_at > end
+            ):
+                raise _invalid(whole, at)
+            add((whole[at + 20 : body_end], flag, whole[body_end + 2 : next_at]))
+            at = next_at
+    except struct.error:
+        raise _invalid(whole, at) from None
+    if isinstance(whole, bytes):
+        return cast("list[tuple[Buffer, int, bytes]]", elements)
+    return [(body, flag, bytes(properties)) for body, flag, properties in elements]
+
+
+def _invalid(batch: Buffer, at: int) -> BatchInvalid:
+    """What is wrong with the element at `at`, of which something is."""
+    left = len(batch) - at
+    if left < MIN_ELEMENT_SIZE:
+        return BatchInvalid(at, f"{left} bytes are left, an element has {MIN_ELEMENT_SIZE}")
+    size, _, body_size = _read_head(batch, at)
+    if not MIN_ELEMENT_SIZE <= size <= left:
+        return BatchInvalid(at, f"its size says {size}, {left} bytes are left")
+    if not 0 <= body_size <= size - MIN_ELEMENT_SIZE:
+        return BatchInvalid(at, f"a body of {body_size} bytes in an element of {size}")
+    return BatchInvalid(at, f"its parts do not add up to its size of {size}")
