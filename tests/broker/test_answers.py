@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.answers import SendAnswers
+from orbitmq.broker.answers import BatchPlace, SendAnswers
 from orbitmq.message.hosts import pack_host
 from orbitmq.wire.codes import RequestCode, Serialization
-from orbitmq.wire.command import Command, decode_command
+from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers.send import SendMessageResponse
 
@@ -47,3 +47,32 @@ def test_the_quick_way_the_template_and_the_encoder_say_the_same(
             region="DefaultRegion",
             trace_on=True,
         )
+
+
+@given(
+    opaque=int31,
+    offsets=st.lists(int63, min_size=1),
+    queue_id=int31,
+    number=int63,
+    unique_id=st.none() | unique_ids,
+)
+def test_the_answer_to_a_batch_names_all_its_messages_whichever_way_it_is_made(
+    opaque: int, offsets: list[int], queue_id: int, number: int, unique_id: str | None
+) -> None:
+    place = BatchPlace(offsets, queue_id, number, unique_id)
+    wanted = SendMessageResponse(
+        msg_id=",".join(f"7F00000100002A9F{at:016X}" for at in offsets),
+        queue_id=queue_id,
+        queue_offset=number,
+        transaction_id=unique_id,
+        region="DefaultRegion",
+        trace_on=True,
+    )
+
+    for serialization in Serialization:
+        request = Command.request(
+            RequestCode.SEND_BATCH_MESSAGE, opaque=opaque, serialization=serialization
+        )
+        told = b"".join(ANSWERS.stored(0, request, place))
+
+        assert told == b"".join(command_pieces(request.answer(0, wanted)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from orbitmq.wire.codes import ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces
-from orbitmq.wire.frame import Bytes, pack_prefix
+from orbitmq.wire.frame import Bytes, frame_head, pack_prefix
 from orbitmq.wire.headers.send import SendMessageResponse
 from orbitmq.wire.templates import AnswerTemplate
 
@@ -27,6 +28,16 @@ _STORED = (
     ResponseCode.SLAVE_NOT_AVAILABLE,
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlace:
+    """What the answer to a batch says."""
+
+    offsets: list[int]  #: in the log, of all its messages
+    queue_id: int
+    number: int  #: in the queue, of the first message
+    unique_id: str | None
 
 
 class SendAnswers:
@@ -52,6 +63,7 @@ class SendAnswers:
             for code in _STORED
         }
         self._success = self._templates[0].text
+        self._batch_success = AnswerTemplate(SendMessageResponse, varying, constant=constant).text
         #: By the size of the header. Numbers have up to 20 letters each.
         longest = len(self._success) + _USUAL_ID + 4 * 20
         self._prefixes = [pack_prefix(4 + size, size) for size in range(longest)]
@@ -66,12 +78,39 @@ class SendAnswers:
         return self._prefixes[len(header)] + header
 
     def stored(
-        self, code: int, request: Command, place: Place | SendMessageResponse
+        self, code: int, request: Command, place: Place | BatchPlace | SendMessageResponse
     ) -> Sequence[Bytes]:
-        """The answer to a send whose message is in the log."""
+        """The answer to a send whose message, or messages, are in the log."""
+        if isinstance(place, BatchPlace):
+            return self._stored_batch(code, request, place)
         if request.serialization is _JSON and isinstance(place, tuple):
             return (self._templates[code].head(request.opaque, *place),)
         header = place if isinstance(place, SendMessageResponse) else self.header(place)
+        return self._encoded(code, request, header)
+
+    def _stored_batch(self, code: int, request: Command, place: BatchPlace) -> Sequence[Bytes]:
+        offsets, unique_id = place.offsets, place.unique_id or ""
+        ids = b",".join([self._offset_id.encode()] * len(offsets)) % tuple(offsets)
+        # The encoder would search a thousand letters of ids for what has to be escaped.
+        is_usual = code == ResponseCode.SUCCESS and request.serialization is _JSON
+        if is_usual and unique_id.isascii() and unique_id.isalnum():
+            header = self._batch_success % (
+                ids,
+                place.queue_id,
+                place.number,
+                unique_id.encode(),
+                request.opaque,
+            )
+            return (frame_head(int(_JSON), header),)
+        fields = SendMessageResponse(
+            msg_id=ids.decode(),
+            queue_id=place.queue_id,
+            queue_offset=place.number,
+            transaction_id=place.unique_id,
+        )
+        return self._encoded(code, request, fields)
+
+    def _encoded(self, code: int, request: Command, header: SendMessageResponse) -> list[Bytes]:
         remark = None if code == ResponseCode.SUCCESS else ResponseCode(code).name
         return command_pieces(request.answer(code, self._marked(header), remark=remark))
 

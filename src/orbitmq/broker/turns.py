@@ -31,7 +31,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
-from orbitmq.broker.answers import Place, SendAnswers
+from orbitmq.broker.answers import BatchPlace, Place, SendAnswers
 from orbitmq.broker.counters import Counters, TopicCounts
 from orbitmq.broker.drafts import Draft, Transformations
 from orbitmq.broker.errors import BrokerError
@@ -61,7 +61,7 @@ Done: TypeAlias = Callable[[PutResult], None]
 WhenCopied: TypeAlias = Callable[[int, Callable[[PutStatus], None]], None]
 
 #: A sender to be answered: its request, and where its message is.
-Sender: TypeAlias = tuple[Connection, Command, Place | SendMessageResponse]
+Sender: TypeAlias = tuple[Connection, Command, Place | BatchPlace | SendMessageResponse]
 #: Somebody of ours to be told, and where the message is.
 _Putter: TypeAlias = tuple[Done, tuple[int, int]]
 
@@ -185,7 +185,7 @@ class Turns:
         self,
         connection: Connection,
         request: Command,
-        place: Place | SendMessageResponse,
+        place: Place | BatchPlace | SendMessageResponse,
         *,
         waits: bool = True,
     ) -> None:

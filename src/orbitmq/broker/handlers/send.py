@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orbitmq.broker import names
-from orbitmq.broker.answers import SendAnswers
+from orbitmq.broker.answers import BatchPlace, SendAnswers
 from orbitmq.broker.counters import TopicCounts
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.errors import Refused
@@ -282,16 +282,10 @@ class Sending:
         )
         turns.count(course.counts, [len(element[0]) for element in elements])
         properties = header.properties or ""
-        prefix = self._id_prefix
         turns.answer_later(
             connection,
             request,
-            SendMessageResponse(
-                msg_id=",".join([f"{prefix}{at:016X}" for at in offsets]),
-                queue_id=queue_id,
-                queue_offset=number,
-                transaction_id=unique_id_of(properties),
-            ),
+            BatchPlace(offsets, queue_id, number, unique_id_of(properties)),
             waits=not turns.is_slow or waits_for_flush(properties),
         )
 
