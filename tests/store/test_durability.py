@@ -86,6 +86,46 @@ def test_a_step_does_not_write_queues_for_long(open_store: OpenStore, clock: Han
     assert store.statistics().durable == end
 
 
+def test_a_busy_log_does_not_have_its_index_flushed_with_every_round(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    settings = replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0))
+    store = open_store(settings)
+    indexing = store._indexing
+    assert indexing is not None
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            fill(store, 1, 110_000)
+            for _ in range(4):
+                store.tick()
+            assert store.statistics().durable == store.statistics().log_end
+
+    rounds(3)
+    assert indexing.durable_position == 0
+
+    clock.advance(10.0)
+    rounds(2)
+    assert 0 < indexing.durable_position < store.statistics().log_end
+
+
+def test_what_is_indexed_is_flushed_though_nothing_new_comes(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    settings = replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0))
+    store = open_store(settings)
+    fill(store, 1, 110_000)
+    for _ in range(4):
+        store.tick()
+
+    clock.advance(10.0)
+    for _ in range(4):
+        store.tick()
+
+    assert store._indexing is not None
+    assert store._indexing.durable_position == store.statistics().log_end
+
+
 class FullFiles(QuickFiles):
     """A disk that takes nothing for one file, and notes which folders it was told to keep."""
 

@@ -10,6 +10,10 @@ What a round costs grows with the queues that have something new, each of which 
 flushed, and what it saves grows with the log. So the more queues there are, the more log a round
 waits for: a thousand queues would otherwise make every message half as dear again.
 
+The index takes part in a round only if it did not for `durable_interval`, because its slots are
+scattered over a whole file: a busy log would have all of them written several times a second. What
+a crash takes from the index is made again from the log in the background, and nobody waits for it.
+
 A queue file that cannot be flushed ends the store's writing life as a log file does.
 """
 
@@ -81,7 +85,7 @@ class Durability:
         self._checkpoint = checkpoint
         self._written = checkpoint
         self._round: _Round | None = None
-        self._round_ended = self._checkpoint_begun = clock.monotonic()
+        self._round_ended = self._checkpoint_begun = self._index_flushed = clock.monotonic()
         self._checkpoint_job: Job | None = None
         self._is_checkpoint_wanted = False
         # A point in the log and its time, to be told when the log is flushed beyond it.
@@ -128,12 +132,19 @@ class Durability:
         grown = self._appender.dispatched - self.durable
         dirty = len(self._queues.dirty)
         if grown <= 0 and not dirty:
-            return self.is_wanted
+            return self.is_wanted or self._is_index_due(now)
         return (
             self.is_wanted
             or grown >= self._settings.durable_bytes * (1 + dirty / _QUEUES_TO_DOUBLE)
             or now - self._round_ended >= self._settings.durable_interval
             or (self._queues.write_error is not None and now - self._round_ended >= _RETRY)
+        )
+
+    def _is_index_due(self, now: float) -> bool:
+        return (
+            self._indexing is not None
+            and self._indexing.position > self._indexing.durable_position
+            and now - self._index_flushed >= self._settings.durable_interval
         )
 
     def _begin_round(self) -> None:
@@ -151,7 +162,9 @@ class Durability:
             return self._write_queues(current, queue_count)
         if current.job is None:
             self._flusher.ask(current.target)
-            if self._indexing is not None:
+            now = self._clock.monotonic()
+            if self._indexing is not None and (wait or self._is_index_due(now)):
+                self._index_flushed = now
                 self._indexing.begin_flush()
             current.job = self._worker.submit(self._sync, current)
         if wait:
