@@ -469,7 +469,8 @@ async def test_a_reset_moves_a_queue_and_what_runs_does_not_count(
 
     for _ in range(5):
         await client.stored(TOPIC)
-    consumer = await group.join(handler=sometimes_waits)
+    hasty = replace(QUICK, handover=0.1)
+    consumer = await group.join(handler=sometimes_waits, settings=hasty)
     await until(lambda: len(group.ledger.consumed) == 5, DEADLINE)
     held = True
     await client.stored(TOPIC)

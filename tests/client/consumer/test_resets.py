@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,9 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import ResetOffsetRequest
 from tests.support.consumers import consumer_of, own_queues, send
 from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group
+from tests.support.rebalancing import GROUP, QUICK, TOPIC, Group
+from tests.support.slow_progress import FIRST, SECOND, Slow, consumed_five, repeated
 
-FIRST, SECOND = (Queue(TOPIC, "broker-a", number) for number in range(2))
 #: Nothing is reported but what is told to be: progress goes along with pulls.
 ONLY_PULLS = replace(QUICK, persist=3600.0, persist_idle=0.0)
 
@@ -130,7 +130,7 @@ class Gated(MemoryProgress):
         return await super().store(changed)
 
 
-async def test_a_reset_that_waits_for_its_turn_while_its_queue_is_let_go_is_not_lost(
+async def test_a_queue_whose_reset_waits_for_its_turn_is_not_let_go_before(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
     progress = Gated()
@@ -149,7 +149,8 @@ async def test_a_reset_that_waits_for_its_turn_while_its_queue_is_let_go_is_not_
         reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
         await until(lambda: progress.read(FIRST) == 2)
         member.rebalancer.rebuild(before)
-        await until(lambda: member.rebalancer.owned.get(FIRST) not in (None, before))
+        await until(lambda: before.is_dropped)
+        assert member.rebalancer.owned[FIRST] is before
         progress.gate.set()
         await asyncio.gather(busy, reset)
 
@@ -157,7 +158,7 @@ async def test_a_reset_that_waits_for_its_turn_while_its_queue_is_let_go_is_not_
     assert sorted(offset for _, offset in group.ledger.duplicates) == [2, 3, 4]
 
 
-async def test_a_reset_of_a_queue_that_is_nobodys_by_then_is_put_by_for_its_next_owner(
+async def test_a_reset_of_a_queue_that_is_not_subscribed_to_by_then_is_put_by_for_its_next_owner(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
     progress = Gated()
@@ -175,10 +176,11 @@ async def test_a_reset_of_a_queue_that_is_nobodys_by_then_is_put_by_for_its_next
         reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
         await until(lambda: progress.read(FIRST) == 2)
         member.subscriptions.remove(TOPIC)
-        member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
-        await until(lambda: FIRST not in member.owned)
+        member.rebalancer.wake()
+        await until(lambda: member.rebalancer.owned[SECOND].is_draining)
         progress.gate.set()
         await asyncio.gather(busy, reset)
+        await until(lambda: not member.owned)
 
         assert progress.kept[FIRST] == 2
         assert progress.read(FIRST) is None
@@ -187,78 +189,24 @@ async def test_a_reset_of_a_queue_that_is_nobodys_by_then_is_put_by_for_its_next
 # ---- queues that come and go meanwhile
 
 
-class Slow(MemoryProgress):
-    """Puts by, and says, where the first queue is when the test lets it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept.update({FIRST: 0, SECOND: 0})
-        #: One for each time that the first queue is to be put by, as long as there are any.
-        self.turns: list[asyncio.Event] = []
-        self.waiting = 0
-        #: Holds answers back that were found already.
-        self.answers: asyncio.Event | None = None
-        self.has_read = False
-        self.refuses: set[Queue] = set()
-
-    async def persist(self, queues: Iterable[Queue]) -> None:
-        queues = list(queues)
-        if FIRST in queues and self.turns:
-            turn = self.turns.pop(0)
-            self.waiting += 1
-            await turn.wait()
-        await super().persist(queues)
-
-    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
-        taken = {queue: at for queue, at in changed.items() if queue not in self.refuses}
-        await super().store(taken)
-        return {queue: BrokerUnavailable(queue.broker, "no") for queue in changed.keys() - taken}
-
-    async def stored(self, queue: Queue) -> int | None:
-        found = await super().stored(queue)
-        if queue == FIRST and self.answers is not None:
-            self.has_read = True
-            await self.answers.wait()
-        return found
-
-
-async def consumed_five(cluster: AsyncEmbeddedCluster, group: Group, progress: Slow) -> Consumer:
-    await send(cluster, TOPIC, range(5), queue=FIRST)
-    member = await group.join()
-    await until(lambda: progress.read(FIRST) == 5)
-    await until(lambda: member.owned == {FIRST, SECOND})
-    await progress.persist([FIRST])
-    return member
-
-
-def repeated(group: Group) -> list[int]:
-    return sorted(offset for queue, offset in group.ledger.duplicates if queue == FIRST)
-
-
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["owned", "claimed"])
 async def test_a_reset_that_fails_leaves_no_queue_behind_whose_progress_stands_still(
-    cluster: AsyncEmbeddedCluster,
+    cluster: AsyncEmbeddedCluster, is_claimed: bool
 ) -> None:
     progress = Slow()
     async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)
-        first, second = progress.turns[:] = [asyncio.Event(), asyncio.Event()]
-        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
-        await until(lambda: progress.waiting == 1)
-        progress.answers = asyncio.Event()
-        member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
-        await until(lambda: progress.has_read)
-        first.set()
-        await until(lambda: progress.waiting == 2)
-        progress.answers.set()
-        await until(lambda: FIRST in member.owned)
+        if is_claimed:
+            progress.answers = asyncio.Event()
+            member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
+            await until(lambda: progress.has_read)
         progress.refuses.add(FIRST)
-        # What is to be put by has to differ from what was.
-        progress.insist([FIRST])
-        second.set()
         with pytest.raises(BrokerUnavailable):
-            await reset
+            await member.rebalancer.reset({FIRST: 2})
 
         progress.refuses.clear()
+        if progress.answers is not None:
+            progress.answers.set()
         await send(cluster, TOPIC, range(20), queue=FIRST)
 
         await until(lambda: progress.read(FIRST) == 25)
@@ -272,20 +220,18 @@ async def test_a_queue_that_is_gained_before_its_reset_is_put_by_begins_there(
     progress = Slow()
     async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)
-        first, second = progress.turns[:] = [asyncio.Event(), asyncio.Event()]
-        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
-        await until(lambda: progress.waiting == 1)
         with monkeypatch.context() as patched:
             # Let go of, and not yet seen to be missing.
             patched.setattr(member.rebalancer._gaining, "claim", lambda *_: None)
             member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
             await until(lambda: FIRST not in member.owned)
-            first.set()
-            await until(lambda: progress.waiting == 2)
+            (turn,) = progress.turns[:] = [asyncio.Event()]
+            reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
+            await until(lambda: progress.waiting == 1)
         progress.answers = asyncio.Event()
         member.rebalancer.wake()
         await until(lambda: progress.has_read)
-        second.set()
+        turn.set()
         await reset
 
         assert progress.kept[FIRST] == 2
@@ -338,21 +284,15 @@ async def test_a_reset_of_a_queue_that_is_claimed_no_more_is_put_by_for_its_next
 
 
 async def test_a_reset_that_cannot_be_put_by_does_not_keep_another_from_it(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress = Slow()
     async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)
-        (turn,) = progress.turns[:] = [asyncio.Event()]
-        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2, SECOND: 7}))
-        await until(lambda: progress.waiting == 1)
-        monkeypatch.setattr(member.rebalancer._gaining, "claim", lambda *_: None)
-        member.rebalancer.rebuild(member.rebalancer.owned[SECOND])
-        await until(lambda: SECOND not in member.owned)
         progress.refuses.add(FIRST)
-        turn.set()
 
         with pytest.raises(BrokerUnavailable):
-            await reset
+            await member.rebalancer.reset({FIRST: 2, SECOND: 7})
 
         assert progress.kept == {FIRST: 5, SECOND: 7}
+    assert f"in {FIRST} could not be reset to 2" in caplog.text

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.registering import Registration
-    from orbitmq.client.consumer.releasing import Draining
     from orbitmq.client.engine import Engine
     from orbitmq.client.received import ReceivedMessage
     from orbitmq.wire.bodies.stats import ConsumerRunningInfo
@@ -99,10 +98,6 @@ class ConsumerCore(GroupMember):
         )
         self.puller.rebuild = self.rebalancer.rebuild
         self._requests = BrokerRequests(engine, self)
-
-    @property
-    def _draining(self) -> Draining:
-        return self.consumption
 
     @property
     def _needs_locks(self) -> bool:

@@ -71,10 +71,6 @@ class DelegatedMember(GroupMember):
         )
         self._requests = BrokerRequests(engine, self)
 
-    @property
-    def _draining(self) -> Draining:
-        return self._hands
-
     # ---- life
 
     async def start(self) -> None:

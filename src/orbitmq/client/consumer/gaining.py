@@ -11,7 +11,7 @@ begins where the slave says, and what was kept is thrown away: whatever is done 
 here on, by a seek or a reset as well, is not moved by it later.
 
 A reset that comes while a queue is claimed may come after its progress was read. It is noted, and
-the queue begins there, whatever was read.
+the queue begins there, whatever was read (`resetting`).
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class PendingReset:
 
     offset: int
     is_followed: bool = False
+    #: Whether it is being put by: it is not forgotten before, even if the claim is dropped.
+    is_on_its_way: bool = True
 
 
 class Gaining:
@@ -185,7 +187,8 @@ class Gaining:
             if claim.queue in keep:
                 continue
             del self._ownership.claims[claim.queue]
-            if self._resets.pop(claim, None) is not None:
+            reset = self._resets.pop(claim, None)
+            if reset is not None and not reset.is_on_its_way:
                 self._progress.forget(claim.queue)
             if self._may_be_locked(claim):
                 self._engine.spawn(self._give_back(claim), f"unlock {claim.queue}")

@@ -6,7 +6,6 @@ an administrator resets its progress.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.rebalancing import Rebalancer
     from orbitmq.client.consumer.registering import Registration
-    from orbitmq.client.consumer.releasing import Draining
     from orbitmq.client.engine import Engine
     from orbitmq.client.queue import Queue
     from orbitmq.client.received import ReceivedMessage
@@ -65,11 +63,6 @@ class GroupMember(ABC):
         self.statistics = Statistics(engine.clock.monotonic)
         self._started_at = engine.clock.now()
 
-    @property
-    @abstractmethod
-    def _draining(self) -> Draining:
-        """Who waits for what is being handled."""
-
     @abstractmethod
     async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
         """Call a handler once, with a message that an administrator chose."""
@@ -89,15 +82,11 @@ class GroupMember(ABC):
         )
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on from other offsets; what runs is waited for as long as a hand-over takes at most.
+        """Go on from other offsets; returns when they are put by.
 
-        In order, until it has ended, however long that takes: two would run at once otherwise.
+        What runs on a queue is waited for before that is begun anew: as long as a hand-over takes
+        at most, and in order until it has ended, as two would run at once otherwise.
         """
-        owned = [
-            self.rebalancer.owned[queue] for queue in offsets if queue in self.rebalancer.owned
-        ]
-        limit = self.options.rebalance.handover
-        await asyncio.gather(*(self._draining.drain(each, limit) for each in owned))
         await self.rebalancer.reset(offsets)
 
     def _described(self, *, workers: int, stacks: str | None = None) -> ConsumerRunningInfo:

@@ -43,6 +43,7 @@ class OwnedQueue:
         "is_draining",
         "is_dropped",
         "is_paused",
+        "is_reset",
         "last_consumed",
         "last_pull",
         "lock",
@@ -78,6 +79,8 @@ class OwnedQueue:
         self.is_draining = False
         #: The application wants no messages of it for now.
         self.is_paused = False
+        #: An administrator has moved its progress: nothing of its own is reported any more.
+        self.is_reset = False
         #: When a pull was last begun or put off: not at all for long means that pulling is broken.
         self.last_pull = now
         #: When a handler last finished.

@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from orbitmq.client.consumer.allocation import Averagely, Strategy, in_order, share
 from orbitmq.client.consumer.assignmentnews import AssignmentListener, AssignmentNews
-from orbitmq.client.consumer.gaining import Beginning, Gaining, PendingReset, View
+from orbitmq.client.consumer.gaining import Beginning, Gaining, View
 from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.ownership import Ownership, RebalanceCounts
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.consumer.releasing import Draining, Releasing
 from orbitmq.client.consumer.reporting import Reporting
+from orbitmq.client.consumer.resetting import Resetting
 from orbitmq.client.consumer.spells import Spells
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting
 from orbitmq.client.consumer.survey import Survey
@@ -56,21 +57,6 @@ log = logging.getLogger(__name__)
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = View((), ())
-#: How often a reset is tried while its queues come and go.
-_RESETS: Final = 5
-
-
-class ResetUnsettled(OrbitError):
-    """Queues came and went all the time while their progress was reset: it may not be."""
-
-    retriable = True
-
-    def __init__(self, queues: Iterable[Queue]) -> None:
-        self.queues = tuple(queues)
-        super().__init__(
-            f"{', '.join(map(str, self.queues))} came and went while the progress was reset; "
-            "reset it again when the group is at rest"
-        )
 
 
 class Rebalancer:
@@ -156,11 +142,24 @@ class Rebalancer:
             # Nobody looks into the file of a broadcasting consumer, which is written as a whole.
             when_idle=0.0 if is_broadcasting else settings.persist_idle,
         )
+        self._resetting = Resetting(
+            engine,
+            group,
+            self._ownership,
+            progress=progress,
+            unreported=self._unreported,
+            gaining=self._gaining,
+            releasing=self._releasing,
+            reporting=self.reporting,
+            is_own=self._is_own,
+        )
         self._spells = Spells(log)
         self._survey = Survey(
             engine, group, self._members, self._spells, return_grace=settings.return_grace
         )
         self._views: dict[str, View] = {}
+        #: What was ours in the last round, by topic.
+        self._shares: dict[str, set[Queue]] = {}
         self._tracked: set[str] = set()
         #: How often a topic was looked for in vain.
         self._missing: dict[str, int] = {}
@@ -271,77 +270,13 @@ class Rebalancer:
         """Go on from other offsets, as an administrator wants; what runs does not count.
 
         Offsets of queues that are not ours, and are not about to be, are left to those whose they
-        are. Raises when an offset could not be put by; the others are, all the same.
+        are. Returns when the others are put by; raises when one could not be.
         """
-        ownership = self._ownership
-        self._unreported.drop(offsets)
-        left = {
-            queue: at
-            for queue, at in offsets.items()
-            if queue in ownership.owned or queue in ownership.claims
-        }
-        errors: list[Exception] = []
-        for _ in range(_RESETS):
-            if not left:
-                break
-            left = await self._reset_once(left, errors)
-        if errors:
-            raise errors[0]
-        if left:
-            raise ResetUnsettled(left)
+        await self._resetting.reset(offsets)
 
-    async def _reset_once(
-        self, offsets: Mapping[Queue, int], errors: list[Exception]
-    ) -> dict[Queue, int]:
-        """Try to; which offsets may have been forgotten on their way, with their queue let go."""
-        self._unreported.drop(offsets)
-        owned, progress = self._ownership.owned, self._progress
-        mine = {queue: owned[queue] for queue in offsets if queue in owned}
-        for each in mine.values():
-            each.drop()
-        try:
-            # In one step with the freezing: a frozen queue that begins would never be reported.
-            noted = {
-                queue: reset
-                for queue, at in offsets.items()
-                if (reset := self._gaining.reset(queue, at)) is not None
-            }
-            for queue, at in offsets.items():
-                progress.freeze(queue, at)
-            try:
-                await progress.persist(offsets)
-            except Exception as error:  # noqa: BLE001  # raised when all others were seen to
-                errors.append(error)
-            return {
-                queue: at
-                for queue, at in offsets.items()
-                if not self._is_reset(queue, at, mine.get(queue), noted.get(queue))
-            }
-        finally:
-            self.reporting.let_be_seen(mine)
-            for queue in offsets:
-                if queue not in owned and queue not in self._ownership.claims:
-                    progress.forget(queue)
-            going = [
-                self._releasing.release(each, "its progress was reset", reports=False)
-                for each in mine.values()
-                if self._is_current(each)
-            ]
-            await asyncio.gather(*going, return_exceptions=True)
-
-    def _is_reset(
-        self, queue: Queue, at: int, before: OwnedQueue | None, noted: PendingReset | None
-    ) -> bool:
-        """Whether an offset was not forgotten before it was put by, or is followed in any case."""
-        if before is not None:
-            return self._is_current(before)
-        if noted is not None and noted.is_followed:
-            return True
-        if queue in self._ownership.owned:
-            return False
-        # A claim of later on has forgotten it, and may have read another one.
-        is_known = noted is not None or queue not in self._ownership.claims
-        return is_known and self._progress.read(queue) == at
+    def _is_own(self, queue: Queue) -> bool:
+        """Whether a queue is ours by the last round, and is to be claimed if it is not owned."""
+        return not self._is_stopping and queue in self._shares.get(queue.topic, ())
 
     def running_info(self) -> ConsumerRunningInfo:
         """What others are told when they ask what this consumer does."""
@@ -416,7 +351,7 @@ class Rebalancer:
         if self._views.get(topic, _NOBODY).queues != view.queues:
             self._news.changed(topic)
         self._views[topic] = view
-        share_now = set(own)
+        share_now = self._shares[topic] = set(own)
         for owned in self._ownership.of(topic):
             if owned.queue not in share_now:
                 self._releasing.release(owned, "it belongs to somebody else")
@@ -446,6 +381,7 @@ class Rebalancer:
         for topic in {*self._views, *self._survey.topics} - topics:
             self._gaining.drop(topic)
             self._views.pop(topic, None)
+            self._shares.pop(topic, None)
             self._survey.forget(topic)
             self._spells.forget(("share", topic))
 

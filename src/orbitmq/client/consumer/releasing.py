@@ -13,6 +13,12 @@ time has passed, or the lock was lost: what another owner has reported meanwhile
 At a stop the broker is asked for what it is believed to have, too: nobody would say it later.
 Otherwise, what a broker could not be told is kept, and told later if it still counts then
 (`unreported`): a broker that was away may be back with other messages under the same numbers.
+
+A queue that is reset (`resetting`) is given up as well, and begun anew. The offset is frozen and
+told in the moment in which it comes, once, and the queue is held until that has ended, one way or
+the other: whoever has it next finds the offset. It is never told again, here or elsewhere: an owner
+that did not wait for us may have gone on from there. So a queue that was reset reports nothing of
+its own any more.
 """
 
 from __future__ import annotations
@@ -105,6 +111,10 @@ class Releasing:
         self._cut_off: dict[OwnedQueue, OrbitError] = {}
         #: Brokers that did not answer at a stop, and are told nothing more.
         self._given_up: set[str] = set()
+        #: Resets on their way to be put by.
+        self._resets: dict[OwnedQueue, set[asyncio.Task[OrbitError | None]]] = {}
+        #: Queues whose locks are on their way back: somebody else may have them already.
+        self._unlocking: set[OwnedQueue] = set()
 
     def is_going(self, owned: OwnedQueue) -> bool:
         """Whether a queue is being given up."""
@@ -122,6 +132,24 @@ class Releasing:
             self._tasks[owned] = task
             task.add_done_callback(lambda _: self._tasks.pop(owned, None))
         return task
+
+    def is_held(self, owned: OwnedQueue) -> bool:
+        """Whether nobody else may begin a queue yet: it can still be reset."""
+        return self._ownership.owned.get(owned.queue) is owned and owned not in self._unlocking
+
+    def reset(self, owned: OwnedQueue, offset: int) -> asyncio.Task[OrbitError | None]:
+        """Give a queue that is held up, with another offset, whatever else it is given up for.
+
+        Returns what puts the offset by, and says what prevented that, if anything did.
+        """
+        self._progress.freeze(owned.queue, offset)
+        owned.is_reset = True
+        resets = self._resets.setdefault(owned, set())
+        reset = self._engine.spawn(self._persist(owned), f"reset {owned.queue}")
+        resets.add(reset)
+        reset.add_done_callback(resets.discard)
+        self.release(owned, "its progress was reset", reports=False)
+        return reset
 
     async def release_all(self, why: str, *, within: float | None = None) -> None:
         """Give up everything; handlers that run longer than `within` (`handover`) are left.
@@ -152,7 +180,7 @@ class Releasing:
             owned.drop()
             if not is_idle:
                 self._ownership.counts.abandoned += owned.running
-            if reports:
+            if reports and not owned.is_reset:
                 lasted = self._engine.clock.monotonic() - began
                 is_careful = lasted > _LONG or not self._is_locked(owned)
                 await self._report(owned, is_careful=is_careful)
@@ -160,6 +188,8 @@ class Releasing:
             # Whatever went wrong: a queue that nobody pulls must not look owned, or stay locked.
             owned.drop()
             try:
+                await self._resets_are_put_by(owned)
+                # Nothing is waited for between this and letting go, but the way of a lock.
                 if self._locks is not None:
                     was_idle = not owned.running if is_idle is None else is_idle
                     await self._unlock(self._locks, owned, is_idle=was_idle)
@@ -176,6 +206,8 @@ class Releasing:
     def _let_go(self, owned: OwnedQueue) -> None:
         queue = owned.queue
         self._cut_off.pop(owned, None)
+        self._resets.pop(owned, None)
+        self._unlocking.discard(owned)
         try:
             if self._ownership.owned.get(queue) is owned:
                 del self._ownership.owned[queue]
@@ -218,6 +250,7 @@ class Releasing:
         if is_idle:
             # The lock of this ownership only: the queue may be ours again under another one.
             if locks.get(owned.queue) is owned.lock:
+                self._unlocking.add(owned)
                 await locks.release([owned.queue])
             return
         self.left_busy.add(owned.queue)
@@ -233,7 +266,7 @@ class Releasing:
     async def _report(self, owned: OwnedQueue, *, is_careful: bool) -> None:
         """Put the progress by, trying for as long as the next owner waits."""
         until = self._engine.clock.monotonic() + self._settings.handover
-        while owned not in self._cut_off:
+        while owned not in self._cut_off and not owned.is_reset:
             error = await self._persist(owned, is_careful=is_careful)
             if error is None:
                 return
@@ -243,7 +276,8 @@ class Releasing:
                 return
             if isinstance(error, BrokerRefused):
                 await asyncio.sleep(_AGAIN)
-        await self._report_again(owned, self._cut_off[owned], until)
+        if not owned.is_reset:
+            await self._report_again(owned, self._cut_off[owned], until)
 
     async def _report_again(self, owned: OwnedQueue, error: OrbitError, until: float) -> None:
         """The same after a broker was away: it may have lost messages, so that proof is needed."""
@@ -260,7 +294,7 @@ class Releasing:
 
     def _keep(self, owned: OwnedQueue) -> None:
         position = self._progress.read(owned.queue)
-        if position is not None and not self._is_stopping:
+        if position is not None and not (self._is_stopping or owned.is_reset):
             self._unreported.keep(owned.queue, position, owned.landmark)
 
     def _not_reported(self, owned: OwnedQueue, error: OrbitError) -> None:
@@ -280,7 +314,7 @@ class Releasing:
             return BrokerUnavailable(broker, "it did not answer before, and is not asked again")
         try:
             async with asyncio.timeout(_LAST_REPORT if self._is_stopping else None):
-                await self._put_by(owned.queue, is_careful=is_careful)
+                await self._put_by(owned, is_careful=is_careful)
         except TimeoutError:
             if self._is_stopping:
                 self._given_up.add(broker)
@@ -293,14 +327,22 @@ class Releasing:
             return error
         return None
 
-    async def _put_by(self, queue: Queue, *, is_careful: bool) -> None:
+    async def _put_by(self, owned: OwnedQueue, *, is_careful: bool) -> None:
+        queue = owned.queue
         position = self._progress.read(queue)
         if position is None:
             return
         if is_careful:
             await self._progress.fetch(queue)
+            if owned.is_reset:
+                return
             self._progress.update(queue, position)
         await self._progress.persist([queue])
+
+    async def _resets_are_put_by(self, owned: OwnedQueue) -> None:
+        """Wait for all resets of a queue, also those that come meanwhile."""
+        while resets := self._resets.get(owned):
+            await asyncio.wait(resets)
 
     def _doubt(self, queue: Queue) -> None:
         if isinstance(self._progress, Doubting):

@@ -118,7 +118,9 @@ class Reporting:
         waiting = [
             owned
             for owned in self._owned.values()
-            if not len(owned.window) and owned.last_consumed > self._covered_until(owned)
+            if not len(owned.window)
+            and not owned.is_reset
+            and owned.last_consumed > self._covered_until(owned)
         ]
         idle = [
             owned.queue
@@ -150,8 +152,12 @@ class Reporting:
                 pace.went(now, longest=self._longest)
 
     async def _report_all(self) -> None:
-        # What was dropped is settled by whoever gives it up.
-        await self._report(queue for queue, owned in self._owned.items() if not owned.is_dropped)
+        # What was dropped is settled by whoever gives it up, and a reset by `releasing`, once.
+        await self._report(
+            queue
+            for queue, owned in self._owned.items()
+            if not (owned.is_dropped or owned.is_reset)
+        )
 
     async def _report(self, queues: Iterable[Queue]) -> None:
         try:

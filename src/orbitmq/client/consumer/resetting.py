@@ -1,0 +1,193 @@
+"""Going on elsewhere, because an administrator wants it: a broker pushes a table of offsets.
+
+The invariant of all progress: it never passes an unfinished message, never goes back unless it is
+told to, and never overwrites what a newer owner has made. A reset is what tells it to, and must not
+get lost either. So:
+
+* every queue of a push is on its own: none waits for the handlers of another, or for its broker;
+* whose a queue is counts in the moment in which the push comes, and in that moment its offset is
+  frozen, before anything is waited for: nothing of ours reports another one from then on, neither
+  handlers that end later nor a release that is under way;
+* the offset is told at once, and once: later it could meet what another owner has done since;
+* of several resets the newest counts. It is frozen last, and what is put by of a queue is what is
+  frozen at that time (`progress`); an older one is not tried again.
+
+| the queue is                      | its offset is                                              |
+|-----------------------------------|------------------------------------------------------------|
+| owned, or being given up          | told before it is let go, and begun anew (`releasing`)     |
+| claimed                           | told, and noted: the queue begins there (`gaining`)        |
+| neither, but ours by the last round | told                                                     |
+| given up, its lock on its way back | the same if it is ours by the last round; else an error   |
+| somebody else's                   | left to that member, which was pushed the same             |
+
+A claimed queue may have a former owner that follows the same push, and then what it has done since
+is done again. That cannot be told from an owner that the push has missed: better twice than never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.gaining import Gaining, PendingReset
+    from orbitmq.client.consumer.ownership import Ownership
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.releasing import Releasing
+    from orbitmq.client.consumer.reporting import Reporting
+    from orbitmq.client.consumer.unreported import Unreported
+    from orbitmq.client.engine import Engine
+    from orbitmq.client.queue import Queue
+
+log = logging.getLogger(__name__)
+
+#: What puts an offset by, if that is done elsewhere; the note of a claim; or neither.
+_PuttingBy: TypeAlias = "asyncio.Task[OrbitError | None] | PendingReset | None"
+
+#: How often a reset is tried while its queue comes and goes.
+_TIMES: Final = 5
+
+
+class ResetUnsettled(OrbitError):
+    """A queue came and went while its progress was reset: it may not be."""
+
+    retriable = True
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        super().__init__(
+            f"{queue} came and went while its progress was reset; reset it again when the group is "
+            "at rest"
+        )
+
+
+class Resetting:
+    """Follows the resets of one consumer. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        ownership: Ownership,
+        *,
+        progress: ProgressStore,
+        unreported: Unreported,
+        gaining: Gaining,
+        releasing: Releasing,
+        reporting: Reporting,
+        is_own: Callable[[Queue], bool],
+    ) -> None:
+        """`is_own`: whether a queue is ours by the last round, owned or not."""
+        self._engine = engine
+        self._group = group
+        self._ownership = ownership
+        self._progress = progress
+        self._unreported = unreported
+        self._gaining = gaining
+        self._releasing = releasing
+        self._reporting = reporting
+        self._is_own = is_own
+        #: What stands for the newest reset of each queue.
+        self._newest: dict[Queue, object] = {}
+
+    async def reset(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on from other offsets; returns when they are put by.
+
+        Raises when one could not be; the others are, all the same.
+        """
+        self._unreported.drop(offsets)
+        # What counts happens here, in one step; the rest goes on even if nobody waits for it.
+        outcomes = await asyncio.gather(
+            *(self._begin(queue, at) for queue, at in offsets.items() if self._concerns_us(queue))
+        )
+        for error in outcomes:
+            if error is not None:
+                raise error
+
+    def _concerns_us(self, queue: Queue) -> bool:
+        ownership = self._ownership
+        return queue in ownership.owned or queue in ownership.claims or self._is_own(queue)
+
+    def _begin(self, queue: Queue, at: int) -> asyncio.Future[OrbitError | None]:
+        mark = self._newest[queue] = object()
+        try:
+            putting_by = self._freeze(queue, at)
+        except OrbitError as error:
+            del self._newest[queue]
+            self._not_followed(queue, at, error)
+            failed: asyncio.Future[OrbitError | None] = asyncio.get_running_loop().create_future()
+            failed.set_result(error)
+            return failed
+        following = self._follow(queue, at, mark, putting_by)
+        return asyncio.shield(self._engine.spawn(following, f"follow the reset of {queue}"))
+
+    def _freeze(self, queue: Queue, at: int) -> _PuttingBy:
+        """Have a queue follow: see the table."""
+        owned = self._ownership.owned.get(queue)
+        if owned is not None and self._releasing.is_held(owned):
+            return self._releasing.reset(owned, at)
+        if queue not in self._ownership.claims and not self._is_own(queue):
+            raise ResetUnsettled(queue)
+        # In one step with the freezing: a frozen queue that begins would never be reported.
+        noted = self._gaining.reset(queue, at)
+        self._progress.freeze(queue, at)
+        return noted
+
+    async def _follow(
+        self, queue: Queue, at: int, mark: object, putting_by: _PuttingBy
+    ) -> OrbitError | None:
+        """Go on until the offset is put by, or a newer one is to be; what prevented it, if any."""
+        try:
+            for _ in range(_TIMES):
+                if isinstance(putting_by, asyncio.Task):
+                    error = await putting_by
+                    self._reporting.let_be_seen([queue])
+                    break
+                is_put_by = await self._put_by(queue, at, mark, putting_by)
+                if is_put_by or self._newest.get(queue) is not mark:
+                    return None
+                putting_by = self._freeze(queue, at)
+            else:
+                error = ResetUnsettled(queue)
+        except OrbitError as failed:
+            error = failed
+        finally:
+            if self._newest.get(queue) is mark:
+                del self._newest[queue]
+        if error is not None:
+            self._not_followed(queue, at, error)
+        return error
+
+    def _not_followed(self, queue: Queue, at: int, error: OrbitError) -> None:
+        # Said here for each queue: brokers of Apache do not wait for an answer.
+        log.warning(
+            "progress of group %s in %s could not be reset to %d: %s",
+            self._group,
+            queue,
+            at,
+            error,
+            extra={"group": self._group, "queue": str(queue), "offset": at},
+        )
+
+    async def _put_by(
+        self, queue: Queue, at: int, mark: object, noted: PendingReset | None
+    ) -> bool:
+        """Put the offset of a queue by that we do not have; whether it was not forgotten before.
+
+        That happens when the queue is claimed, or begun, or let go meanwhile.
+        """
+        try:
+            await self._progress.persist([queue])
+            is_followed = noted is not None and noted.is_followed
+            return is_followed or self._progress.read(queue) == at
+        finally:
+            if noted is not None:
+                noted.is_on_its_way = False
+            ownership = self._ownership
+            is_ours = queue in ownership.owned or queue in ownership.claims
+            if self._newest.get(queue) is mark and not is_ours:
+                self._progress.forget(queue)
