@@ -704,6 +704,29 @@ async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(
     assert then.code == ResponseCode.SUCCESS
 
 
+@pytest.mark.parametrize(("reset", "offset"), [(3, 8), (3, 3), (0, 0)])
+async def test_a_reset_that_a_pull_keeps_is_told_and_holds_reports_off_until_another_takes_it(
+    broker: Broker, client: RawClient, reset: int, offset: int
+) -> None:
+    """Tasks of a group on Spark pull so: what they hear may be lost with them."""
+    await fill(client, 10)
+    progress = broker.parts.progress
+    progress.reset("orders", GROUP, 0, reset)
+
+    for _ in range(2):
+        told = await client.pull("orders", 0, offset, keep_reset=True)
+        await client.report("orders", 8)
+        assert (told.code, told.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
+        assert told.ext_fields["nextBeginOffset"] == str(reset)
+        assert progress.stored("orders", GROUP, 0) == reset
+    await client.pull("orders", 0, 9)
+    then = await client.pull("orders", 0, offset, keep_reset=True)
+    await client.report("orders", 8)
+
+    assert then.code == ResponseCode.SUCCESS
+    assert progress.stored("orders", GROUP, 0) == 8
+
+
 async def test_progress_from_before_a_reset_does_not_undo_it(
     broker: Broker, client: RawClient
 ) -> None:

@@ -4,14 +4,15 @@ Which commits may move progress back is decided in `commitrule`; nearly everythi
 
 **Reset at the server.** `reset` sets the stored offset and a pending one. Until the group's next
 pull of that queue takes the pending one (`take_reset`), queries answer it and commits are
-swallowed: they speak about the time before the reset. Afterwards clients still report what they had
-before, some until they have consumed something at the new place (the C++ client does, with pulls
-and by reports); stored, that would undo a reset to an earlier place for a client that dies
-meanwhile. But nobody has consumed what no pull has asked for since: members' commits beyond the
-place that pulls asked for or were answered to (`reach`) are dropped. What is told by a request that
-waits for its answer is meant, and stored. This ends when the group is sent to a slave, where nobody
-here sees how far it reads. Pending resets and `reach` are in memory only; the stored offset is not:
-after a restart of the broker reports from before a reset are believed again.
+swallowed: they speak about the time before the reset. (A pull may leave it for another one to take,
+see `resets`.) Afterwards clients still report what they had before, some until they have consumed
+something at the new place (the C++ client does, with pulls and by reports); stored, that would undo
+a reset to an earlier place for a client that dies meanwhile. But nobody has consumed what no pull
+has asked for since: members' commits beyond the place that pulls asked for or were answered to
+(`reach`) are dropped. What is told by a request that waits for its answer is meant, and stored.
+This ends when the group is sent to a slave, where nobody here sees how far it reads. Pending resets
+and `reach` are in memory only; the stored offset is not: after a restart of the broker reports from
+before a reset are believed again.
 
 **Cost.** A commit is made for every pull: two dictionary lookups and a comparison. An offset that
 does not differ changes nothing, so a table of idle groups is not written again (`revision`).

@@ -35,10 +35,18 @@ _OPAQUE_MARK: Final = 1_970_352_151
 class Pulls:
     """Makes the pulls of one group with one filter."""
 
-    def __init__(self, group: str, wanted: RangeFilter, credentials: Credentials | None) -> None:
+    def __init__(
+        self,
+        group: str,
+        wanted: RangeFilter,
+        credentials: Credentials | None,
+        *,
+        keeps_resets: bool = False,
+    ) -> None:
         self._group = group
         self._wanted = wanted
         self._credentials = credentials
+        self._keep_reset = keeps_resets or None
         self._templates: dict[Queue, bytes | None] = {}
 
     def encoded(self, queue: Queue, offset: int, count: int, opaque: int) -> bytes:
@@ -83,5 +91,6 @@ class Pulls:
             subscription=self._wanted.expression,
             expression_type=self._wanted.kind,
             max_msg_bytes=ANSWER_BYTES,
+            keep_reset=self._keep_reset,
         )
         return Command.request(_PULL, header, opaque=opaque)

@@ -65,8 +65,9 @@ class RangeSettings:
     lag_patience: float = 5.0
     first_pause: float = 0.05  #: before a broker is asked again; doubles each time
     longest_pause: float = 1.0
-    #: Whether a reset of the group's progress, of which a pull is told once, is a `ProgressReset`;
-    #: for those who go by that progress. Others read on.
+    #: Whether a reset of the group's progress is a `ProgressReset`; for those who go by that
+    #: progress. A broker of OrbitMQ tells them until somebody else of the group has pulled, others
+    #: do so once. Whoever does not want to know it reads on.
     tells_resets: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class RangeSettings:
 
 
 class ProgressReset(ClientError):
-    """An administrator wants the group to go on elsewhere in a queue; the broker says so once."""
+    """An administrator wants the group to go on elsewhere in a queue."""
 
     def __init__(self, queue: Queue, offset: int) -> None:
         self.queue = queue
@@ -178,7 +179,9 @@ class _Reading:
         self._links = links
         self._ranges = ranges
         self._filter = wanted
-        self._pulls = Pulls(group, wanted, links.access.credentials)
+        self._pulls = Pulls(
+            group, wanted, links.access.credentials, keeps_resets=settings.tells_resets
+        )
         self._settings = settings
         self._memory = memory
         self._room = None if memory is None else self._lend

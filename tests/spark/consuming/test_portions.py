@@ -13,6 +13,7 @@ from orbitmq.client.admin.resetplan import ResetTo
 from orbitmq.client.admin.sync import Admin
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.resetquestions import reset_told
 from orbitmq.client.consumer.starting import end_offset
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused
@@ -272,7 +273,7 @@ async def test_a_reset_to_where_the_batch_began_takes_nothing_away_from_it(bench
 async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.0)
+    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.0)
     portions = bench.portions()
     bench.own(portions)
     first = await portions.plan(60)
@@ -289,6 +290,65 @@ async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
     assert bench.progress.kept == {QUEUE: 100}
 
 
+async def test_a_reset_whose_last_answer_is_lost_is_followed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has forgotten it by then."""
+    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.0)
+    portions = bench.portions()
+    bench.own(portions)
+    first = await portions.plan(60)
+    await portions.settle(first, finished(first, 60))
+
+    async def cut_off(*question: Any, keep: bool = False) -> int | None:
+        answer = await reset_told(*question, keep=keep)
+        if not keep:
+            raise OrbitError("the connection was lost")
+        return answer
+
+    monkeypatch.setattr("orbitmq.spark.consuming.standing.reset_told", cut_off)
+    await bench.reset(40)
+    second = await portions.plan(10)
+
+    assert [each.range.start for each in second.pieces] == [40]
+    assert await reset_told(bench.engine, "billing", QUEUE, 40, keep=True) is None
+
+
+async def test_of_two_resets_the_last_is_followed(bench: Bench) -> None:
+    portions = bench.portions()
+    bench.own(portions, at=10)
+    planned = await portions.plan(50)
+
+    await bench.reset(30)
+    await portions.settle(planned, finished(planned, 60, reset_to=90))
+
+    assert [each.range.start for each in (await portions.plan(10)).pieces] == [30]
+    assert bench.progress.kept == {QUEUE: 30}
+
+
+async def test_a_reset_of_a_queue_that_was_lost_is_left_to_its_next_owner(bench: Bench) -> None:
+    portions = bench.portions()
+    owned = bench.own(portions, at=10)
+    planned = await portions.plan(50)
+
+    await bench.reset(30)
+    owned.drop()
+    await portions.settle(planned, finished(planned, 60, reset_to=30))
+
+    assert await reset_told(bench.engine, "billing", QUEUE, 60, keep=True) == 30
+
+
+async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench: Bench) -> None:
+    portions = bench.portions()
+    await bench.reset(30)
+    bench.own(portions, at=30)
+
+    planned = await portions.plan(50)
+
+    assert [each.range.start for each in planned.pieces] == [30]
+    assert await reset_told(bench.engine, "billing", QUEUE, 30, keep=True) is None
+
+
 @pytest.mark.parametrize("reported", [40, 90])
 async def test_a_report_of_somebody_moves_nobody_and_is_contested(
     bench: Bench,
@@ -297,7 +357,7 @@ async def test_a_report_of_somebody_moves_nobody_and_is_contested(
     reported: int,
 ) -> None:
     """Nor does what is left of progress when a broker has lost the last reports."""
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.0)
+    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.0)
     portions = bench.portions()
     bench.own(portions)
     first = await portions.plan(60)

@@ -17,6 +17,8 @@ from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark.consuming.definition import Handled
 from orbitmq.spark.consuming.driver import Driver
+from orbitmq.spark.consuming.job import _put_off
+from orbitmq.spark.consuming.reports import PieceReport
 from orbitmq.spark.consuming.settings import BatchSettings
 from orbitmq.spark.consuming.worker import Worker
 from orbitmq.testing.background import EmbeddedCluster
@@ -30,7 +32,7 @@ DEADLINE = 60.0
 class Group:
     """A group on Spark, of which every batch is run by the test."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
+    def __init__(self, cluster: EmbeddedCluster, *, ordered: bool = False) -> None:
         self._cluster = cluster
         self.seen: list[int] = []
         self.driver = Driver(
@@ -38,7 +40,7 @@ class Group:
             namespace=None,
             access=RangeAccess(name_servers=(cluster.name_server,)),
             middleware=(),
-            options=ConsumerOptions(consume_from=consume_from("first")),
+            options=ConsumerOptions(consume_from=consume_from("first"), ordered=ordered),
             batch=BatchSettings(),
         )
         self.driver.start([Handled(topic="orders", function=_unused)])
@@ -65,6 +67,22 @@ class Group:
                 self.driver.settle(planned, reports)
             threading.Event().wait(0.02)
 
+    def lose_a_reset(self, *, is_tried_again: bool) -> list[PieceReport]:
+        """Run a batch whose tasks are told of a reset, and lost with that; they said what is given.
+
+        Spark may try them again: in order, they then handle nothing.
+        """
+        planned = self.driver.plan(10)
+        self.reset()
+        pieces = list(enumerate(planned.pieces))
+        lost, reports = self.worker.handle(pieces, 20), []
+        if is_tried_again and self.driver.options.ordered:
+            reports = _put_off(pieces, 0.01)
+        elif is_tried_again:
+            reports = self.worker.handle(pieces, 20)
+        self.driver.settle(planned, reports)
+        return lost
+
     def stands_at(self, offset: int) -> bool:
         return self._cluster.progress("billing", "orders") == {("broker-a", 0): offset}
 
@@ -89,11 +107,23 @@ def _unused(message: ReceivedMessage) -> None:
 
 
 @pytest.fixture
-def group(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 0.1)
+def filled(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCluster:
+    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.1)
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
-    found = Group(orbit_cluster)
+    return orbit_cluster
+
+
+@pytest.fixture
+def group(filled: EmbeddedCluster) -> Iterator[Group]:
+    found = Group(filled)
+    yield found
+    found.stop()
+
+
+@pytest.fixture(params=[False, True], ids=["concurrent", "ordered"])
+def either_group(filled: EmbeddedCluster, request: pytest.FixtureRequest) -> Iterator[Group]:
+    found = Group(filled, ordered=request.param)
     yield found
     found.stop()
 
@@ -132,10 +162,30 @@ def test_a_group_goes_back_when_a_broker_pushes_a_reset_to_it(group: Group) -> N
 
 def test_a_group_at_work_goes_back(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     # The task alone is told.
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._COMPARED", 3600.0)
+    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 3600.0)
     group.until(lambda: len(group.seen) >= 10, most=10)
 
     group.reset()
     group.until(lambda: len(group.seen) >= 30 and group.stands_at(20), most=10)
 
     assert sorted(group.seen) == sorted([*range(10), *range(20)])
+
+
+@pytest.mark.parametrize("is_tried_again", [False, True])
+@pytest.mark.parametrize("compared", [0.0, 3600.0], ids=["asked", "told"])
+def test_a_reset_outlives_the_task_that_was_told_of_it(
+    either_group: Group,
+    monkeypatch: pytest.MonkeyPatch,
+    compared: float,
+    is_tried_again: bool,
+) -> None:
+    """The driver asks for it, or the next task is told as well."""
+    group = either_group
+    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", compared)
+    group.until(lambda: group.stands_at(10), most=10)
+
+    lost = group.lose_a_reset(is_tried_again=is_tried_again)
+    group.until(lambda: len(group.seen) >= 30 and group.stands_at(20), most=10)
+
+    assert [report.reset_to for report in lost] == [0]
+    assert group.seen == [*range(10), *range(20)]

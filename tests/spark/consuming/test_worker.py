@@ -23,6 +23,9 @@ from orbitmq.client.idempotence import Idempotence
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.rangepulls import Pulls
+from orbitmq.client.rangereading import read_ranges
 from orbitmq.client.ranges import QueueRange
 from orbitmq.client.rangewindow import Chunk
 from orbitmq.client.received import ReceivedMessage
@@ -503,6 +506,7 @@ def test_a_queue_whose_progress_is_reset_is_left_and_the_others_are_not(
     reset(orbit_cluster, QUEUE, 3)
 
     reports = busy.handle([(0, piece(10, 20)), (1, piece(10, 20, queue=OTHER))], 20)
+    hear(orbit_cluster, QUEUE)
     (again,) = busy.handle([(0, piece(3, 20))], 20)
 
     moved, fine = sorted(reports, key=lambda report: report.place)
@@ -527,9 +531,31 @@ def test_a_reset_to_where_a_later_piece_of_the_queue_begins_is_told(
     assert [report.reset_to for report in reports] == [12, 12]
 
 
-def test_a_reset_to_where_the_group_is_changes_nothing(
+def test_a_reset_to_where_the_group_is_waits_for_the_driver_to_hear_of_it(
     worker: Made, orbit_cluster: EmbeddedCluster
 ) -> None:
+    """Until then its reports do not count."""
+    sent(orbit_cluster, 20)
+    busy = worker(lambda message: None)
+    reset(orbit_cluster, QUEUE, 5)
+
+    (told,) = busy.handle([(0, piece(5, 20, committed=5))], 20)
+    hear(orbit_cluster, QUEUE)
+    (report,) = busy.handle([(0, piece(5, 20, committed=5))], 20)
+
+    assert (told.finished, told.done, told.reset_to) == (5, 0, 5)
+    assert (report.finished, report.done, report.reset_to, report.error) == (20, 15, None, None)
+
+
+def test_a_reset_to_where_the_group_is_changes_nothing_if_it_is_told_once(
+    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apache's brokers do."""
+
+    def asking_for_nothing_else(*group: Any, keeps_resets: bool) -> Pulls:
+        return Pulls(*group)
+
+    monkeypatch.setattr("orbitmq.client.rangereading.Pulls", asking_for_nothing_else)
     sent(orbit_cluster, 20)
     busy = worker(lambda message: None)
     reset(orbit_cluster, QUEUE, 5)
@@ -543,3 +569,12 @@ def reset(cluster: EmbeddedCluster, queue: Queue, offset: int) -> None:
     with Admin(name_server=cluster.name_server) as admin:
         admin.groups.create("billing")
         admin.progress.reset("billing", "orders", ResetTo.by_queue({queue: offset}))
+
+
+def hear(cluster: EmbeddedCluster, queue: Queue) -> None:
+    """As the driver does, after which nobody is told of a reset any more."""
+    links = RangeLinks(RangeAccess(name_servers=(cluster.name_server,)))
+    try:
+        list(read_ranges(links, [QueueRange(queue, 0, 1)], group="billing"))
+    finally:
+        links.close()

@@ -374,7 +374,9 @@ class Pulling:
         Only its first part, if `judge` says how many messages a filter may look into at a time.
         """
         name, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        reset = self._progress.take_reset(topic, name, queue_id)
+        progress = self._progress
+        hear = progress.pending_reset if header.keep_reset else progress.take_reset
+        reset = hear(topic, name, queue_id)
         if reset is not None and not is_there(header, reset):
             store = self._parts.store
             low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)

@@ -75,7 +75,9 @@ async def landmark_at(engine: Engine, group: str, queue: Queue, offset: int) -> 
     return None
 
 
-def look(group: str, queue: Queue, offset: int) -> PullMessageRequest:
+def look(
+    group: str, queue: Queue, offset: int, *, keep_reset: bool | None = None
+) -> PullMessageRequest:
     """A pull of one message, whatever it is, that moves nothing: who may consume may ask that."""
     return PullMessageRequest(
         consumer_group=group,
@@ -90,4 +92,5 @@ def look(group: str, queue: Queue, offset: int) -> PullMessageRequest:
         sub_version=0,
         subscription="*",
         expression_type="TAG",
+        keep_reset=keep_reset,
     )

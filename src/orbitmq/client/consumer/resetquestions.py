@@ -3,6 +3,9 @@
 Brokers say so to a pull of the group, once (OrbitMQ's, and Apache's from version 5; older ones
 push it to the members). A position that a broker has for the group says nothing like it: reports
 come from anybody.
+
+OrbitMQ's can be asked to say it again (`keep`): an answer may be lost, and who has heard of a reset
+is to be there before it is forgotten. As long as it is not, they take no reports of the group.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ if TYPE_CHECKING:
 _ANSWERS: Final = frozenset(int(status.value) for status in PullStatus)
 
 
-async def reset_told(engine: Engine, group: str, queue: Queue, at: int) -> int | None:
+async def reset_told(
+    engine: Engine, group: str, queue: Queue, at: int, *, keep: bool = False
+) -> int | None:
     """Where a group that is at `at` is to go on, if its broker says so. Raises when it cannot."""
     answer = await engine.ask(
         engine.routes.master(queue.broker),
         RequestCode.PULL_MESSAGE,
-        look(group, queue, at),
+        look(group, queue, at, keep_reset=keep or None),
         accept=_ANSWERS,
     )
     pulled = read_pulled(answer, at)

@@ -7,11 +7,8 @@ a queue that was lost all the same does not count: the next owner has those mess
 
 One batch runs at a time. Results are taken, and progress is reported, before the next is planned.
 
-An administrator may reset the progress of the group. A pull is told so, once; a task passes it on,
-and what the batch did in that queue counts no more. Of a queue that nobody pulls, the broker is
-asked where the group stands. Another answer than what it was told is no more than a suspicion: it
-may have lost reports, and anybody may have reported something. A pull then brings the truth, and
-without a reset the broker is told once more.
+An administrator may reset the progress of the group: what the batch did in that queue counts no
+more (`orbitmq.spark.consuming.standing`).
 
 A master that says for long enough that a queue has a gap is believed, and the gap is passed. A task
 is too short for that: for how long it has heard so is given to the next one. When the master is out
@@ -29,8 +26,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.client.consumer.progress import TrackedProgress
-from orbitmq.client.consumer.resetquestions import reset_told
 from orbitmq.client.consumer.starting import end_offset, first_offset
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.ranges import QueueRange
@@ -39,6 +34,7 @@ from orbitmq.errors import OrbitError
 from orbitmq.spark.consuming.ledger import Ledger
 from orbitmq.spark.consuming.planning import Piece, fair_shares
 from orbitmq.spark.consuming.portion import Portion
+from orbitmq.spark.consuming.standing import Standing
 from orbitmq.spark.heads import BrokerPauses
 
 if TYPE_CHECKING:
@@ -50,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two questions where the group stands in a queue.
-_COMPARED: Final = 3.0
 #: Seconds for which a broker that does not answer is left alone at least.
 _SILENCE: Final = 1.0
 #: Pauses have long reached their limit by then.
@@ -86,7 +80,6 @@ class Portions:
     ) -> None:
         """A queue whose task fails is left alone for `first_pause`, and longer each time."""
         self._engine = engine
-        self._group = group
         self._ordered = ordered
         self._first_pause, self._longest_pause = first_pause, longest_pause
         self._monotonic = engine.clock.monotonic
@@ -96,8 +89,16 @@ class Portions:
         #: Why queues could not be looked at the last time, and what brokers were left alone for.
         self._errors: dict[Queue, OrbitError] = {}
         self._silent: dict[str, OrbitError] = {}
-        #: Where the group's progress is kept; there before any queue is.
-        self.progress: ProgressStore | None = None
+        self._standing = Standing(engine, group)
+
+    @property
+    def progress(self) -> ProgressStore | None:
+        """Where the group's progress is kept; there before any queue is."""
+        return self._standing.progress
+
+    @progress.setter
+    def progress(self, progress: ProgressStore) -> None:
+        self._standing.progress = progress
 
     # ---- what rebalancing does
 
@@ -178,10 +179,12 @@ class Portions:
         for report in reports:
             whole = planned.pieces[report.place].range
             by_queue.setdefault(whole.queue, []).append((whole, report))
+        moved = await self._follow_resets(planned.portions, by_queue)
         queues = []
         for portion in planned.portions:
             owned = portion.owned
-            self._take_all(portion, by_queue.get(owned.queue, ()))
+            if portion not in moved:
+                self._take_all(portion, by_queue.get(owned.queue, ()))
             owned.running = 0
             owned.last_consumed = self._monotonic()
             is_news = owned.queue in by_queue and not owned.is_dropped
@@ -190,7 +193,7 @@ class Portions:
                     owned.queue, portion.ledger.committed, increase_only=not self._ordered
                 )
                 queues.append(owned.queue)
-        await self._persist(queues)
+        await self._standing.report(queues)
         for portion in planned.portions:
             ended = self._in_batch.pop(portion.owned, None)
             if ended is not None and not ended.done():
@@ -240,7 +243,7 @@ class Portions:
         portion.owned.last_pull = self._monotonic()
         try:
             end = await end_offset(self._engine, queue)
-            if await self._is_moved(portion):
+            if await self._standing.is_moved(portion):
                 # It may be further than that end.
                 end = await end_offset(self._engine, queue)
             if end < ledger.committed:
@@ -251,67 +254,6 @@ class Portions:
             return error
         self._errors.pop(queue, None)
         return None
-
-    async def _is_moved(self, portion: Portion) -> bool:
-        """Whether an administrator has moved the group in a queue; it goes on there."""
-        queue, progress, now = portion.owned.queue, self.progress, self._monotonic()
-        if now < portion.compared_next or not isinstance(progress, TrackedProgress):
-            return False
-        portion.compared_next = now + _COMPARED
-        at = portion.ledger.committed
-        try:
-            held = await progress.stored(queue)
-            if held is None or held == at:
-                portion.doubted = None
-                return False
-            offset = await reset_told(self._engine, self._group, queue, at)
-        except OrbitError as error:
-            # No reason to leave its messages: what is done with them is reported later, too.
-            log.debug("it is not known where the group stands in %s: %s", queue, error)
-            return False
-        if self._portions.get(queue) is not portion or portion.owned.is_dropped:
-            return False
-        if offset is not None:
-            self._reset(portion, offset)
-            return True
-        await self._contest(portion, progress, held)
-        return False
-
-    async def _contest(self, portion: Portion, progress: TrackedProgress, held: int) -> None:
-        """Tell a broker again where the group stands, which has something else for it."""
-        queue, at = portion.owned.queue, portion.ledger.committed
-        if held != portion.doubted:
-            # Perhaps it goes on: the queue is somebody else's by now, and we have yet to hear it.
-            portion.doubted = held
-            return
-        if not portion.is_contested:
-            portion.is_contested = True
-            log.warning(
-                "the broker has %d as the progress of the group in %s, which is at %d: it has lost "
-                "a report, or somebody else reports for the group",
-                held,
-                queue,
-                at,
-                extra={"queue": str(queue), "offset": at},
-            )
-        progress.update(queue, at, increase_only=False)
-        progress.insist([queue])
-        await self._persist([queue])
-
-    def _reset(self, portion: Portion, offset: int) -> None:
-        queue = portion.owned.queue
-        log.info(
-            "the progress of the group was reset: %s goes on at %d",
-            queue,
-            offset,
-            extra={"queue": str(queue), "offset": offset},
-        )
-        portion.move(offset)
-        if self.progress is not None and not portion.owned.is_dropped:
-            self.progress.update(queue, offset, increase_only=False)
-            if isinstance(self.progress, TrackedProgress):
-                # What was last reported is not there any more, and may soon be reported again.
-                self.progress.insist([queue])
 
     async def _correct(self, portion: Portion, end: int) -> None:
         """The broker has lost the end of the queue: go on from where it ends now."""
@@ -339,13 +281,24 @@ class Portions:
 
     # ---- settling
 
+    async def _follow_resets(
+        self,
+        portions: Iterable[Portion],
+        by_queue: Mapping[Queue, Sequence[tuple[QueueRange, PieceReport]]],
+    ) -> set[Portion]:
+        """Follow the resets that tasks were told of; the queues that now go on elsewhere."""
+        told = {
+            portion: report.reset_to
+            for portion in portions
+            for _, report in by_queue.get(portion.owned.queue, ())
+            if report.reset_to is not None
+        }
+        are_moved = await asyncio.gather(*(self._standing.follow(*each) for each in told.items()))
+        return {portion for portion, is_moved in zip(told, are_moved, strict=True) if is_moved}
+
     def _take_all(
         self, portion: Portion, reports: Sequence[tuple[QueueRange, PieceReport]]
     ) -> None:
-        told = [report.reset_to for _, report in reports if report.reset_to is not None]
-        if told and told[-1] != portion.ledger.committed:
-            self._reset(portion, told[-1])
-            return
         for whole, report in reports:
             self._take(portion, whole, report)
         portion.hear_of(
@@ -371,12 +324,3 @@ class Portions:
             portion.failures = 0
         if pause is not None:
             portion.not_before = self._monotonic() + pause
-
-    async def _persist(self, queues: list[Queue]) -> None:
-        if self.progress is None or not queues:
-            return
-        try:
-            await self.progress.persist(queues)
-        except OrbitError as error:
-            # It is in memory, and tried again: after the next batch, and every few seconds.
-            log.warning("progress could not be reported: %s", error)

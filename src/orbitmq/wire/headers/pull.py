@@ -39,6 +39,9 @@ class PullMessageRequest(TopicRequestHeader, frozen=True, kw_only=True, gc=False
     max_msg_bytes: Int32 | None = None
     request_source: Int32 | None = None
     proxy_forward_client_id: str | None = msgspec.field(name="proxyFrowardClientId", default=None)
+    #: Ours: a reset of the group's progress that this pull is told of is to be told again. It is
+    #: from somebody who may be lost before he has passed it on.
+    keep_reset: bool | None = None
 
 
 class PullMessageResponse(Header, frozen=True, kw_only=True, gc=False):
