@@ -405,6 +405,40 @@ class TestDrain:
             assert not await bench.consumption.drain(owned, 0.02)
             gate.open()
 
+    async def test_messages_that_handlers_are_at_work_on_are_counted_not_calls(self) -> None:
+        entered: list[int] = []
+        gate = threading.Event()
+
+        def handle(batch: list[ReceivedMessage]) -> None:
+            entered.append(len(batch))
+            gate.wait(DEADLINE)
+
+        async with consuming(handle, workers=2, batch_size=4) as bench:
+            owned = bench.own(messages(20))
+            await until(lambda: entered == [4, 4])
+
+            assert not await bench.consumption.drain(owned, 0.02)
+            during = bench.consumption.in_hand(owned)
+            gate.set()
+
+            assert await bench.consumption.drain(owned, DEADLINE)
+            assert (during, bench.consumption.in_hand(owned)) == (8, 0)
+
+    async def test_messages_that_are_being_sent_back_are_counted(self) -> None:
+        def handle(batch: list[ReceivedMessage]) -> None:
+            raise ValueError("no")
+
+        async with consuming(handle, batch_size=4) as bench:
+            bench.sent_back.gate = asyncio.Event()
+            owned = bench.own(messages(4))
+            await until(lambda: bool(bench.sent_back.offsets))
+
+            assert bench.consumption.in_hand(owned) == 4
+            bench.sent_back.gate.set()
+
+            assert await bench.consumption.drain(owned, DEADLINE)
+            assert bench.consumption.in_hand(owned) == 0
+
     async def test_what_is_being_sent_back_is_waited_for(self) -> None:
         async with consuming(fails_by(ValueError("no"))) as bench:
             bench.sent_back.gate = asyncio.Event()

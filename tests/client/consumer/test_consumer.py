@@ -390,3 +390,26 @@ class TestGroup:
 
         opened.set()
         assert committed(cluster, consumer.group, "orders") == 0
+
+    async def test_messages_that_a_stop_abandons_are_counted(
+        self, cluster: AsyncEmbeddedCluster
+    ) -> None:
+        """All that a call has, and none that only waits for a worker."""
+        entered: list[int] = []
+        opened = threading.Event()
+
+        def stuck(batch: list[ReceivedMessage]) -> None:
+            entered.append(len(batch))
+            opened.wait(DEADLINE * 2)
+
+        await fill(cluster, "orders", 12, queue=Queue("orders", "broker-a", 0))
+        rebalance = RebalanceSettings(handover=0.1)
+        consumer = consumer_of(cluster, workers=1, batch_size=4, rebalance=rebalance)
+        consumer.on("orders")(stuck)
+        await consumer.start()
+        counts = consumer._running.rebalancer.counts
+        await until(lambda: bool(entered))
+        await consumer.stop()
+        opened.set()
+
+        assert counts.abandoned == entered[0] > 1

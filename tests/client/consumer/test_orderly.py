@@ -365,6 +365,27 @@ class TestDrain:
 
             assert bench.position(owned) is None
 
+    async def test_messages_that_a_handler_is_at_work_on_are_counted_not_calls(self) -> None:
+        entered: list[int] = []
+        gate = threading.Event()
+
+        def handle(batch: list[ReceivedMessage]) -> None:
+            entered.append(len(batch))
+            if len(entered) == 2:
+                gate.wait(DEADLINE)
+
+        async with consuming(handle, ordered=True, batch_size=4) as bench:
+            owned = bench.own(messages(20), lock=LockStub())
+            await until(lambda: entered == [4, 4])
+
+            assert not await bench.consumption.drain(owned, 0.02)
+            # One call is done and not settled, the other one is made, and no more are.
+            assert bench.consumption.in_hand(owned) == 8
+            gate.set()
+
+            assert await bench.consumption.drain(owned, DEADLINE)
+            assert bench.consumption.in_hand(owned) == 0
+
     async def test_a_pause_is_not_waited_for(self) -> None:
         calls: list[int] = []
 

@@ -48,7 +48,7 @@ class _Work:
         self.owned = owned
         #: Given to workers and not settled.
         self.calls: set[Call] = set()
-        #: Tasks that send failed messages back.
+        #: Failed messages that are on their way back.
         self.sending_back = 0
         #: Who waits for the end of what runs.
         self.waiters: list[asyncio.Future[None]] = []
@@ -164,6 +164,15 @@ class ConcurrentConsumption(Consuming):
                 work.waiters.remove(ended)
         return True
 
+    def in_hand(self, owned: OwnedQueue) -> int:
+        """Messages of a queue that were begun and are not settled."""
+        work = self._works.get(owned)
+        if work is None:
+            return 0
+        # Those of calls that were given up are on their way back, or there.
+        begun = [call for call in work.calls if call.began and not call.is_given_up]
+        return work.sending_back + sum(len(call.messages) for call in begun)
+
     # ---- what became of calls
 
     def _settle(self, jobs: list[Call]) -> None:
@@ -278,7 +287,7 @@ class ConcurrentConsumption(Consuming):
         work = self._works.get(owned)
         if work is None:
             work = self._works[owned] = _Work(owned)
-        work.sending_back += 1
+        work.sending_back += len(messages)
         self._engine.spawn(
             self._send_back(work, messages, failure), f"{self._group}: send back to {owned.queue}"
         )
@@ -286,7 +295,7 @@ class ConcurrentConsumption(Consuming):
     async def _send_back(
         self, work: _Work, messages: Sequence[ReceivedMessage], failure: Failure
     ) -> None:
-        owned = work.owned
+        owned, count = work.owned, len(messages)
         # The queue may have been read anew from elsewhere since.
         messages = [each for each in messages if each.queue_offset in owned.window]
         taken: list[int] = []
@@ -301,7 +310,7 @@ class ConcurrentConsumption(Consuming):
                 else:
                     kept.append(message.with_reconsume_times(message.reconsume_times + 1))
         finally:
-            work.sending_back -= 1
+            work.sending_back -= count
             self._finish(owned, taken)
         statistics = self.statistics
         statistics.sent_back += len(taken)

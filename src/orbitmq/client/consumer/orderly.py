@@ -63,11 +63,13 @@ class _State(enum.Enum):
 class _Line:
     """One queue and what is done with it now. Changed on the loop only."""
 
-    __slots__ = ("owned", "state", "timer", "waiters")
+    __slots__ = ("owned", "run", "state", "timer", "waiters")
 
     def __init__(self, owned: OwnedQueue) -> None:
         self.owned = owned
         self.state = _State.IDLE
+        #: What was last begun.
+        self.run: Run | None = None
         self.timer: asyncio.TimerHandle | None = None
         #: Who waits for the end of what runs.
         self.waiters: list[asyncio.Future[None]] = []
@@ -129,6 +131,14 @@ class OrderlyConsumption(Consuming):
         self._close(line)
         return True
 
+    def in_hand(self, owned: OwnedQueue) -> int:
+        """Messages of a queue that were begun and are not settled."""
+        line = self._lines.get(owned)
+        if line is None or line.run is None or not line.is_busy:
+            return 0
+        # The call that is made now has no outcome yet.
+        return _messages(line.run, len(line.run.outcomes) + (line.state is _State.RUNNING))
+
     # ---- one run after the other
 
     def _go_on(self, line: _Line) -> None:
@@ -146,8 +156,9 @@ class OrderlyConsumption(Consuming):
             self._close(line)
             return
         line.become(_State.RUNNING)
+        line.run = Run(calls, owned, self._monotonic, lasts=self._settings.time_slice)
         try:
-            self.crew.submit(Run(calls, owned, self._monotonic, lasts=self._settings.time_slice))
+            self.crew.submit(line.run)
         except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
             taken = [each for _, some in calls for each in some]
             self._log_not_begun(owned, len(taken), error)

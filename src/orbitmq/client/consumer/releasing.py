@@ -65,6 +65,14 @@ class Draining(Protocol):
 
 
 @runtime_checkable
+class Counting(Protocol):
+    """Who knows which messages handlers are at work on; a call may have several."""
+
+    def in_hand(self, owned: OwnedQueue) -> int:
+        """Messages of a queue that were begun and are not settled."""
+
+
+@runtime_checkable
 class InOrder(Protocol):
     """Who calls handlers of a queue one after the other: with locks of brokers or, in broadcasting,
     without any."""
@@ -179,7 +187,7 @@ class Releasing:
             is_idle = await self._drain(owned, reports=reports)
             owned.drop()
             if not is_idle:
-                self._ownership.counts.abandoned += owned.running
+                self._ownership.counts.abandoned += self._in_hand(owned)
             if reports and not owned.is_reset:
                 lasted = self._engine.clock.monotonic() - began
                 is_careful = lasted > _LONG or not self._is_locked(owned)
@@ -202,6 +210,10 @@ class Releasing:
             why,
             extra={"group": self._group, "queue": str(queue)},
         )
+
+    def _in_hand(self, owned: OwnedQueue) -> int:
+        consumption = self._consumption
+        return consumption.in_hand(owned) if isinstance(consumption, Counting) else owned.running
 
     def _let_go(self, owned: OwnedQueue) -> None:
         queue = owned.queue
