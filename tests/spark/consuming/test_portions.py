@@ -180,6 +180,39 @@ async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) 
     assert attempts[QUEUE] == (4, {4: 2, 5: 1})
 
 
+@pytest.mark.parametrize("is_in_batch", [False, True])
+async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(
+    bench: Bench, is_in_batch: bool
+) -> None:
+    """It may only be out of reach, and has the order lock as we have."""
+    portions = bench.portions(ordered=True)
+    owned = bench.own(portions, lock=LockStub())
+    planned = await portions.plan(50)
+    waiting = [asyncio.create_task(portions.drain(owned, 0.05))] if is_in_batch else []
+    await portions.settle(planned, finished(planned, 0, pause=0.3, is_put_off=True))
+    ends = portions._portions[QUEUE].not_before
+
+    if not is_in_batch:
+        waiting.append(asyncio.create_task(portions.drain(owned, 0.05)))
+    assert [await each for each in waiting] == [False]
+    assert await portions.drain(owned, 60.0)
+
+    assert bench.engine.clock.monotonic() >= ends
+    assert portions._lost_until == {}
+
+
+async def test_in_order_nobody_waits_for_a_queue_whose_message_is_to_be_tried_later(
+    bench: Bench,
+) -> None:
+    portions = bench.portions(ordered=True)
+    owned = bench.own(portions, lock=LockStub())
+    planned = await portions.plan(50)
+
+    await portions.settle(planned, finished(planned, 0, pause=3600.0))
+
+    assert await portions.drain(owned, 0.0)
+
+
 async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_stay(
     bench: Bench,
 ) -> None:

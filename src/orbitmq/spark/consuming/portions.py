@@ -85,6 +85,8 @@ class Portions:
         self._monotonic = engine.clock.monotonic
         self._portions: dict[Queue, Portion] = {}
         self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
+        #: In order: until when a task that Spark has lost may begin calls.
+        self._lost_until: dict[OwnedQueue, float] = {}
         self._pauses = BrokerPauses(_SILENCE)
         #: Why queues could not be looked at the last time, and what brokers were left alone for.
         self._errors: dict[Queue, OrbitError] = {}
@@ -115,16 +117,20 @@ class Portions:
             self._errors.pop(owned.queue, None)
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
-        """Plan nothing more of a queue, and wait for the batch that it is in."""
+        """Plan nothing more of a queue, and wait for the batch that it is in, and for lost tasks.
+
+        Such a task has the order lock in our name. Were it given back, somebody else would begin.
+        """
         owned.is_draining = True
-        ended = self._in_batch.get(owned)
-        if ended is None:
-            return True
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.shield(ended)
+                if (ended := self._in_batch.get(owned)) is not None:
+                    await asyncio.shield(ended)
+                if (lost_until := self._lost_until.get(owned)) is not None:
+                    await asyncio.sleep(lost_until - self._monotonic())
         except TimeoutError:
             return False
+        self._lost_until.pop(owned, None)
         return True
 
     # ---- what the driver does
@@ -170,6 +176,7 @@ class Portions:
         loop = asyncio.get_running_loop()
         for each in taken:
             self._in_batch[each.owned] = loop.create_future()
+            self._lost_until.pop(each.owned, None)
             each.owned.running = shares[each.owned.queue]
         return planned
 
@@ -324,3 +331,5 @@ class Portions:
             portion.failures = 0
         if pause is not None:
             portion.not_before = self._monotonic() + pause
+            if report.is_put_off:
+                self._lost_until[portion.owned] = portion.not_before
