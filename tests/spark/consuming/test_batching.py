@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from orbitmq.spark.consuming.settings import BatchSettings
 from tests.support.store import HandClock
 
 QUEUE = Queue("orders", "broker-a", 0)
+DEADLINE = 60.0
 
 
 class Group:
@@ -129,8 +131,9 @@ def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group: Gro
     def plan(limit: int) -> Planned:
         nonlocal batches
         batches += 1
-        if batches > 3 * driver.batch.failures:
+        if batches == 3 * driver.batch.failures:
             batching._stopping.set()
+            return Planned()
         queues = (Queue("orders", "broker-a", number) for number in range(2))
         return Planned(pieces=tuple(Piece(QueueRange(queue, 0, 5000)) for queue in queues))
 
@@ -147,7 +150,7 @@ def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group: Gro
     assert (last.error or "").startswith("ModuleNotFoundError: billing")
     assert batching.failure is None
     assert not group.progress().is_failing
-    assert group.progress().done == 5000 * batches
+    assert group.progress().done == 5000 * (batches - 1)
     # What the others did in the same job counts, and the batches do not shrink.
     assert [report.finished for report in group.settled[-1]] == [0, 5000]
     assert batching._pace.size >= 5000
@@ -260,6 +263,68 @@ def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(grou
     assert stops == [3 * failures]
     assert batching.failure is not None
     assert (batching.failure.failures, batching.failure.last) == (failures, "lost")
+
+
+def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group: Group) -> None:
+    """As the death of Java did, in order: whoever waited for the pipeline waited for ever."""
+    batching, ended = group._batching, threading.Event()
+    stub: Any = batching._driver
+    stops: list[int] = []
+
+    def plan(limit: int) -> Planned:
+        raise ConnectionRefusedError("Java is gone")
+
+    stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: stops.append(1)
+    batching.start(ended)
+
+    assert ended.wait(DEADLINE)
+    assert batching.failure is not None
+    assert batching.failure.last == "ConnectionRefusedError: Java is gone"
+    assert stops == [1]
+
+
+def test_a_stop_that_comes_while_brokers_are_asked_begins_no_batch(group: Group) -> None:
+    batching = group._batching
+    stub: Any = batching._driver
+
+    def plan(limit: int) -> Planned:
+        batching._stopping.set()
+        return Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
+
+    stub.plan, stub.is_settled = plan, lambda: True
+    group._outcome = AssertionError("a job is run")
+    batching._run()
+
+    # Whoever takes the queues waits for the batch to be settled.
+    assert group.settled == [[]]
+    assert batching.progress(PipelineState.STOPPED).batches == 0
+
+
+def test_a_stop_cancels_a_job_that_begins_only_then(group: Group) -> None:
+    """A cancellation finds the jobs that Spark has, and this one is yet to be given to it."""
+    batching = group._batching
+    stub: Any = batching._driver
+    stub.batch = replace(stub.batch, stop=0.01)
+    cancelled = [threading.Event() for _ in range(3)]
+
+    def cancel() -> None:
+        next(each for each in cancelled if not each.is_set()).set()
+
+    def job(planned: Planned, sizes: list[int]) -> list[PieceReport]:
+        assert cancelled[-1].wait(DEADLINE)
+        raise RuntimeError("cancelled")
+
+    jobs: Any = SimpleNamespace(cancel=cancel, longest=DEADLINE)
+    batching._settings, batching._jobs = stub.batch, jobs
+    batching._run_job = job  # type: ignore[method-assign]
+    stub.plan = lambda limit: Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
+    stub.is_settled = lambda: True
+    batching.start(threading.Event())
+    batching.stop()
+
+    assert batching._thread is not None
+    assert not batching._thread.is_alive()
+    assert group.settled == [[]]
 
 
 def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group: Group) -> None:

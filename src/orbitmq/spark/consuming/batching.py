@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long a cancelled batch has to end.
+#: How long a cancelled batch has to end, and how often it is cancelled meanwhile.
 _CANCELLED: Final = 10.0
+_CANCELLED_AGAIN: Final = 0.5
 #: So many jobs that fail one after the other make a pipeline ill, whatever becomes of messages, and
 #: so do as many tasks with the same queue. One alone does not: its messages come again at once.
 _ILL: Final = 3
@@ -111,8 +112,14 @@ class Batching:
                 "the running batch is cancelled, its messages come again",
                 extra={"group": self._driver.group},
             )
+            self._cancel(thread)
+
+    def _cancel(self, thread: threading.Thread) -> None:
+        """End the batch that runs. Its job may not have begun yet, and then begins all the same."""
+        until = self._clock.monotonic() + _CANCELLED + self._jobs.longest
+        while thread.is_alive() and (left := until - self._clock.monotonic()) > 0:
             self._jobs.cancel()
-            thread.join(_CANCELLED + self._jobs.longest)
+            thread.join(min(left, _CANCELLED_AGAIN))
 
     @property
     def is_caller(self) -> bool:
@@ -170,10 +177,13 @@ class Batching:
                     return
                 pause = self._settings.first_pause * 2 ** min(failures - 1, _MOST_DOUBLINGS)
                 self._stopping.wait(min(pause, self._settings.longest_pause))
-        except OrbitError as error:
-            # Only a driver that was stopped under us says so.
+        except Exception as error:
+            # A driver that was stopped under us says so. All else is a mistake of ours, and nobody
+            # would hear of it: whoever waits for the end of the pipeline would wait for ever.
+            if not isinstance(error, OrbitError):
+                log.exception("batches end", extra={"group": self._driver.group})
             if not self._stopping.is_set():
-                self._give_up(self._lost_jobs + 1, str(error))
+                self._give_up(self._lost_jobs + 1, f"{type(error).__name__}: {error}"[:_SHOWN])
         finally:
             with self._news:
                 self._news.notify_all()
@@ -181,10 +191,12 @@ class Batching:
     def _give_up(self, failures: int, last: str) -> None:
         failure = PipelineFailed(self._driver.group, failures, last)
         log.error("%s", failure, extra={"group": self._driver.group})
-        self._driver.stop()
-        with self._news:
-            self.failure = failure
-        self._ended.set()
+        try:
+            self._driver.stop()
+        finally:
+            with self._news:
+                self.failure = failure
+            self._ended.set()
 
     def _look(self) -> str | None:
         """Look for messages, and run a batch if there are any; why that failed, if it did."""
@@ -196,6 +208,10 @@ class Batching:
         planned = self._driver.plan(self._pace.size)
         for queue, error in planned.errors.items():
             self._note(f"{queue}: {error}")
+        if planned.pieces and self._stopping.is_set():
+            # It came while brokers were asked.
+            self._driver.settle(planned, [])
+            return None
         if planned.pieces:
             return self._batch(planned)
         if is_settled and not planned.errors and not any(self._driver.lag().values()):

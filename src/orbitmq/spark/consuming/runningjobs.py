@@ -69,10 +69,14 @@ class RunningJobs:
         """End the job, from any thread; its tasks end some time later."""
         if self._tag is None:
             return
-        if self._context is None:
-            self._spark.interruptTag(self._tag)
-        else:
-            self._context.cancelJobsWithTag(self._tag)
+        try:
+            if self._context is None:
+                self._spark.interruptTag(self._tag)
+            else:
+                self._context.cancelJobsWithTag(self._tag)
+        except Exception as error:  # noqa: BLE001
+            # A session that has ended under us, or whatever else Java says: nothing runs then.
+            log.warning("a job could not be cancelled: %s", error)
 
     @property
     def longest(self) -> float:
@@ -118,7 +122,12 @@ class RunningJobs:
                 yield job.status, sum(stage.numActiveTasks for stage in stages if stage is not None)
 
     def _kill_timeout(self) -> float:
-        text = str(self._spark.conf.get(_KILL_TIMEOUT, "2s"))
+        try:
+            text = str(self._spark.conf.get(_KILL_TIMEOUT, "2s"))
+        except Exception as error:  # noqa: BLE001
+            # As above.
+            log.debug("it is not known how long tasks are given to end: %s", error)
+            return _KILL
         try:
             return OptionTexts({_KILL_TIMEOUT: text}).duration(_KILL_TIMEOUT, _KILL)
         except OptionRefused:
