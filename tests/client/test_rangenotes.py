@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 
@@ -31,6 +32,8 @@ class Master:
     def __init__(self, gap: range) -> None:
         self.gap = gap
         self.clock = ManualClock()
+        #: Seconds that it takes to answer.
+        self.latency = 0.0
         #: How many pulls at its gap are left until it restarts.
         self.restarts_after: int | None = None
 
@@ -63,6 +66,7 @@ class Master:
         self.clock.time += seconds
 
     def _answers(self, pulls: list[Command]) -> list[bytes] | None:
+        self.clock.time += self.latency
         if self.restarts_after is not None and any(asked(each)[0] in self.gap for each in pulls):
             if not self.restarts_after:
                 self.restarts_after = None
@@ -113,6 +117,39 @@ def test_time_in_which_nobody_asks_makes_no_gap_older() -> None:
 
     assert 0 < said[0] < LAG / 2
     assert said[1] == pytest.approx(2 * said[0])
+
+
+def test_a_gap_is_passed_though_the_master_answers_once_in_each_reading() -> None:
+    """Each is of another executor, which is told what was heard before."""
+    master = Master(range(30, 50))
+    master.latency = 2.0
+    gaps: list[Gap] = []
+    said: list[float] = []
+    found: list[int] = []
+
+    while not found and len(said) < 10:
+        notes = RangeNotes(master.clock)
+        for gap in gaps:
+            notes.know(QUEUE, gap)
+        with contextlib.suppress(OffsetsGone):
+            found = master.read(notes, patience=1.0)
+        gaps = notes.gaps(WHOLE)
+        said += [gap.seconds for gap in gaps]
+
+    assert found == [*range(30), *range(50, COUNT)]
+    # Of the first word nobody knows for how long it has been true.
+    assert said[0] == 0.0
+    assert said == sorted(said)
+
+
+def test_a_reading_that_hears_nothing_makes_no_gap_older() -> None:
+    clock = ManualClock()
+    notes = RangeNotes(clock)
+    notes.know(QUEUE, Gap(30, 50, 2.0))
+    clock.time += 60.0
+    notes.pause()
+
+    assert notes.gaps(WHOLE) == [Gap(30, 50, 2.0)]
 
 
 def test_a_master_whose_connection_is_lost_has_to_say_it_anew() -> None:

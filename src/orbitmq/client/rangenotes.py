@@ -32,7 +32,9 @@ class RangeNotes:
     A gap has to be said for a while before it is believed. Whoever reads for a short time, and then
     again, keeps the notes of one reading for the next, or a gap would stop each of them anew. Only
     the time between two words of a master on one connection counts: when nobody asks it, it says
-    nothing, and one that was out of reach may have restarted, and have to be waited for again.
+    nothing, and one that was out of reach may have restarted, and have to be waited for again. What
+    an earlier reading has found counts as a word at the time when it is taken over: whoever passes
+    it on knows that the master has been there since. So one word in each reading is enough.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -42,8 +44,8 @@ class RangeNotes:
         self._left_out: dict[Queue, list[tuple[int, int]]] = {}
 
     def know(self, queue: Queue, gap: Gap) -> None:
-        """Take what an earlier reading has found."""
-        saying = _Saying(gap.seconds)
+        """Take what an earlier reading has found; its master must have been in reach since."""
+        saying = _Saying(gap.seconds, self._monotonic())
         self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), saying)
 
     def said(self, queue: Queue, at: int, end: int) -> float:

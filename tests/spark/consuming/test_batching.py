@@ -34,7 +34,7 @@ class Group:
             options=SimpleNamespace(ordered=False),
             lag=dict,
             failed_in_a_row=lambda: self.failed_in_a_row,
-            settle=lambda planned, reports: self.settled.append(reports),
+            settle=self._settle,
         )
         self.settled: list[list[PieceReport]] = []
         spark: Any = SimpleNamespace()
@@ -58,6 +58,10 @@ class Group:
 
     def progress(self) -> PipelineProgress:
         return self._batching.progress(PipelineState.RUNNING)
+
+    def _settle(self, planned: Planned, reports: list[PieceReport]) -> int:
+        self.settled.append(reports)
+        return sum(report.missing for report in reports)
 
     def _job(self, planned: Planned, sizes: list[int]) -> list[PieceReport]:
         if isinstance(self._outcome, Exception):

@@ -586,6 +586,43 @@ async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
     assert [piece.gaps for piece in (await portions.plan(20)).pieces] == [()]
 
 
+async def test_a_master_that_has_restarted_between_two_looks_has_to_say_it_anew(
+    bench: Bench,
+) -> None:
+    """It answers again when it is next looked at; the connection is another one."""
+    portions = bench.portions(ordered=True)
+    bench.own(portions, lock=LockStub())
+    planned = await portions.plan(50)
+    await portions.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
+    kept = await portions.plan(20)
+    await portions.settle(kept, [])
+
+    connection = bench.engine.open_connection(bench.engine.routes.master("broker-a"))
+    assert connection is not None
+    connection.close()
+    missed = await portions.plan(20)
+
+    assert [piece.gaps for piece in kept.pieces] == [((10, 60, 4.5),)]
+    assert missed.errors == {}
+    assert [piece.gaps for piece in missed.pieces] == [()]
+
+
+async def test_what_was_passed_over_counts_only_where_the_batch_does(bench: Bench) -> None:
+    """Else it is passed over again, here or by the next owner, and counted then."""
+    portions = bench.portions()
+    owned = bench.own(portions, at=10)
+    counted = []
+
+    for report in ({"reset_to": 30}, {}):
+        planned = await portions.plan(20)
+        counted.append(await portions.settle(planned, finished(planned, 40, missing=7, **report)))
+    planned = await portions.plan(20)
+    owned.drop()
+    counted.append(await portions.settle(planned, finished(planned, 60, missing=7)))
+
+    assert counted == [0, 7, 0]
+
+
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize(
     ("first", "second", "expected"),

@@ -240,7 +240,7 @@ class Batching:
                 # Before anything is settled: that lets go of the queues.
                 self._jobs.until_over()
         finally:
-            self._driver.settle(planned, reports)
+            missing = self._driver.settle(planned, reports)
         errors = [told for report in reports if (told := report.failed or report.error)]
         failures: Counter[int] = Counter()
         for report in reports:
@@ -258,7 +258,7 @@ class Batching:
                 dead=sum(report.dead for report in reports),
                 kept=sum(report.kept for report in reports),
                 held=sum(report.held for report in reports),
-                missing=sum(report.missing for report in reports),
+                missing=missing,
                 failures=dict(failures),
                 tasks=len(tasks),
                 lag=self._driver.lag(),

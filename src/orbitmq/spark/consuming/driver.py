@@ -121,11 +121,14 @@ class Driver:
         """At most `limit` messages of owned queues."""
         return self._thread.run(self._running[1].plan(limit))
 
-    def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> None:
-        """Take what came of a batch; returns when brokers know it."""
-        self._thread.run(self._settle(planned, list(reports)))
+    def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> int:
+        """Take what came of a batch; returns when brokers know it.
 
-    async def _settle(self, planned: Planned, reports: list[PieceReport]) -> None:
+        How many offsets were passed over for good, at which brokers have no messages.
+        """
+        return self._thread.run(self._settle(planned, list(reports)))
+
+    async def _settle(self, planned: Planned, reports: list[PieceReport]) -> int:
         member, portions = self._running
         counts = member.statistics
         for report in reports:
@@ -136,7 +139,7 @@ class Driver:
             counts.sent_back += report.retried + report.dead
             counts.dead_letters += report.dead
             counts.kept_back += report.kept
-        await portions.settle(planned, reports)
+        return await portions.settle(planned, reports)
 
     def is_settled(self) -> bool:
         """Whether it has the queues that are its own."""

@@ -11,8 +11,9 @@ An administrator may reset the progress of the group: what the batch did in that
 more (`orbitmq.spark.consuming.standing`).
 
 A master that says for long enough that a queue has a gap is believed, and the gap is passed. A task
-is too short for that: for how long it has heard so is given to the next one. When the master is out
-of reach, this begins anew: one that has restarted may still be catching up.
+is too short for that: for how long it has heard so is given to the next one. When the master was
+out of reach, or the connection to it is another one, this begins anew: one that has restarted may
+still be catching up.
 
 A broker that does not answer is left alone for a while, so that the others do not wait for it at
 every batch. What was last heard to be in its queues may still be had from a replica.
@@ -91,6 +92,8 @@ class Portions:
         #: Why queues could not be looked at the last time, and what brokers were left alone for.
         self._errors: dict[Queue, OrbitError] = {}
         self._silent: dict[str, OrbitError] = {}
+        #: The connections on which masters were last looked at.
+        self._looked_on: dict[str, object | None] = {}
         self._standing = Standing(engine, group)
 
     @property
@@ -180,18 +183,24 @@ class Portions:
             each.owned.running = shares[each.owned.queue]
         return planned
 
-    async def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> None:
-        """Take what came of a batch, and report progress; returns when brokers know it."""
+    async def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> int:
+        """Take what came of a batch, and report progress; returns when brokers know it.
+
+        How many offsets were passed over for good, at which brokers have no messages.
+        """
         by_queue: dict[Queue, list[tuple[QueueRange, PieceReport]]] = {}
         for report in reports:
             whole = planned.pieces[report.place].range
             by_queue.setdefault(whole.queue, []).append((whole, report))
         moved = await self._follow_resets(planned.portions, by_queue)
-        queues = []
+        queues, missing = [], 0
         for portion in planned.portions:
             owned = portion.owned
             if portion not in moved:
-                self._take_all(portion, by_queue.get(owned.queue, ()))
+                told = by_queue.get(owned.queue, ())
+                self._take_all(portion, told)
+                # Else they are passed over again, here or by the next owner.
+                missing += 0 if owned.is_dropped else sum(each.missing for _, each in told)
             owned.running = 0
             owned.last_consumed = self._monotonic()
             is_news = owned.queue in by_queue and not owned.is_dropped
@@ -205,6 +214,7 @@ class Portions:
             ended = self._in_batch.pop(portion.owned, None)
             if ended is not None and not ended.done():
                 ended.set_result(None)
+        return missing
 
     # ---- planning
 
@@ -238,11 +248,19 @@ class Portions:
         silence = [each for each in errors if each and not isinstance(each, BrokerRefused)]
         if silence:
             self._silent[broker] = silence[0]
+        before, connection = self._looked_on.get(broker), self._connection_to(broker)
+        self._looked_on[broker] = connection
+        if silence or connection is None or connection is not before:
             for each in self._portions.values():
                 if each.owned.queue.broker == broker:
-                    # It may have restarted when it is next heard of, and be catching up.
+                    # It may have restarted, or have when it is next heard of, and be catching up.
                     each.gaps.clear()
         self._pauses.note([broker], {broker: now - began} if silence else {}, now)
+
+    def _connection_to(self, broker: str) -> object | None:
+        """The open connection to a master; only whether it is the same one matters here."""
+        master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
+        return None if master is None else self._engine.open_connection(master)
 
     async def _look(self, portion: Portion) -> OrbitError | None:
         """Hear of the end of a queue; why that was not possible, if it was not."""
