@@ -224,7 +224,7 @@ def _latency_again(rounds: _PacedRounds) -> Prepare:
 
     @contextmanager
     def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
-        if not rounds.ours:
+        if min(len(rounds.ours), len(rounds.floor)) < _PACED_ROUNDS:
             raise NotAtHand(_NO_ROUNDS)
         yield again(rounds.ours, _p99), again(rounds.floor, _p99)
 

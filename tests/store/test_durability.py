@@ -126,6 +126,59 @@ def test_what_is_indexed_is_flushed_though_nothing_new_comes(
     assert store._indexing.durable_position == store.statistics().log_end
 
 
+def test_the_index_is_flushed_after_some_rounds_whatever_the_time(open_store: OpenStore) -> None:
+    store = open_store(SETTINGS)
+    assert store._indexing is not None
+
+    for _ in range(6):
+        fill(store, 1, 110_000)
+        for _ in range(4):
+            store.tick()
+
+    assert store._indexing.durable_position >= 4 * SETTINGS.flush.durable_bytes
+
+
+def test_the_index_does_not_wait_for_a_second_interval_where_little_comes(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store = open_store(replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0)))
+    indexing = store._indexing
+    assert indexing is not None
+    clock.advance(9.0)
+    fill(store, 1, 110_000)
+    for _ in range(4):
+        store.tick()  # a round, without the index
+    assert indexing.durable_position == 0
+
+    clock.advance(1.0)
+    fill(store, 1, 1000)
+    for _ in range(4):
+        store.tick()
+
+    assert indexing.durable_position > 0
+
+
+def test_apache_is_not_sent_past_what_the_index_lacks(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store = open_store(replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0)))
+    began = int(clock.now() * 1000)
+    clock.advance(5.0)
+    fill(store, 1, 110_000)
+    for _ in range(4):
+        store.tick()  # a round, without the index
+    assert store.statistics().durable == store.statistics().log_end
+    without = store._durability._current()
+
+    clock.advance(5.0)
+    fill(store, 1, 110_000)
+    for _ in range(4):
+        store.tick()
+
+    assert without.logical_ms <= began
+    assert store._durability._current().logical_ms == began + 10_000
+
+
 class FullFiles(QuickFiles):
     """A disk that takes nothing for one file, and notes which folders it was told to keep."""
 

@@ -16,7 +16,7 @@ import pytest
 from orbitmq.broker.commitrule import Way
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.progress import ProgressFile, ProgressTable, encode_progress
-from orbitmq.store.settings import FlushPolicy, FlushSettings
+from orbitmq.store.settings import FlushPolicy, FlushSettings, RetentionSettings
 from orbitmq.store.store import Store
 from tests.support.powerloss import ForgetfulFiles
 from tests.support.repeating import tell_how_to_repeat
@@ -80,6 +80,12 @@ def seeds(share: float = 1.0, always: tuple[int, ...] = ()) -> list[int]:
     return sorted({*chosen, *(() if "ORBITMQ_FIRST_SEED" in os.environ else always)})
 
 
+def _durable_bytes(seed: int) -> int:
+    """After how much log a round is due: small, for rounds in which the index takes no part."""
+    usual = FlushSettings().durable_bytes
+    return usual if seed in TORN_LIVES else (500, 3000, usual)[seed % 3]
+
+
 @pytest.fixture(autouse=True)
 def repetition(request: pytest.FixtureRequest, seed: int) -> None:
     tell_how_to_repeat(request, ORBITMQ_FIRST_SEED=seed, ORBITMQ_SEEDS=1)
@@ -91,7 +97,11 @@ def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(
     tmp_path: Path, policy: FlushPolicy, seed: int
 ) -> None:
     dice = random.Random(f"{policy.value}{seed}")
-    flush = FlushSettings(policy=policy, queue_tail_bytes=dice.choice([100, 2000]))
+    flush = FlushSettings(
+        policy=policy,
+        queue_tail_bytes=dice.choice([100, 2000]),
+        durable_bytes=_durable_bytes(seed),
+    )
     settings = replace(SMALL, flush=flush)
     clock = HandClock()
     root = tmp_path / "life0"
@@ -123,6 +133,32 @@ def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(
         assert len(after.lookup("T", "k", 10_000)) == len(found)
         after.close()
         known = found
+
+
+@pytest.mark.parametrize("seed", seeds(0.25))
+def test_files_that_are_deleted_leave_no_hole(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(f"deleted{seed}")
+    settings = replace(SMALL, retention=RetentionSettings(max_bytes=4 * SMALL.file_size))
+    clock = HandClock()
+    root = tmp_path / "before"
+    root.mkdir()
+    files = ForgetfulFiles(root)
+    store = Store(root, settings, clock=clock, files=files, background=False)
+    for number in range(400):
+        put(store, "T", 0, b"%04d" % number + bytes(150), {"KEYS": "k"})
+    store.write()
+    assert store.wait_flushed(store.statistics().log_end)
+    store.clean()
+    begin = store.statistics().log_start
+    assert begin > 2 * SMALL.file_size
+
+    files.lose_power(tmp_path / "after", dice)
+    store.abandon()
+
+    disk = ForgetfulFiles(tmp_path / "after")
+    with Store(tmp_path / "after", settings, clock=clock, files=disk, background=False) as after:
+        assert after.recovery.damage == ()
+        assert after.statistics().log_start == begin
 
 
 @pytest.mark.parametrize("seed", seeds(0.25))

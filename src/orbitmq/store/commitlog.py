@@ -303,9 +303,14 @@ class CommitLog:
         self._disk.sync_folder(self.folder)
 
     def drop_first(self) -> None:
-        """Delete the oldest file. Whoever still reads from it can finish."""
+        """Delete the oldest file. Whoever still reads from it can finish.
+
+        The disk knows of it when this returns: if it heard of the next deletion first, a loss of
+        power would leave a hole in the log.
+        """
         self._disk.unlink(self.files[0].path)
         self.files.pop(0).close()
+        self._disk.sync_folder(self.folder)
 
     def rewrite(self, since: int) -> None:
         """Write what is there from `since` on once more, so that the next flush takes it along."""

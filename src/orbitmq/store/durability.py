@@ -10,9 +10,14 @@ What a round costs grows with the queues that have something new, each of which 
 flushed, and what it saves grows with the log. So the more queues there are, the more log a round
 waits for: a thousand queues would otherwise make every message half as dear again.
 
-The index takes part in a round only if it did not for `durable_interval`, because its slots are
-scattered over a whole file: a busy log would have all of them written several times a second. What
-a crash takes from the index is made again from the log in the background, and nobody waits for it.
+The index takes part in a round only if it did not for `durable_interval`, or for several rounds'
+worth of log, because its slots are scattered over a whole file: a busy log would have all of them
+written several times a second. What a crash takes from the index is made again from the log in the
+background; until that is done, look-ups by key do not find the newest messages.
+
+Apache's broker begins its recovery, and with it the making of its index, by the times that the
+checkpoint has for log and queues. So the time for the queues moves on only with a round in which
+the index took part.
 
 A queue file that cannot be flushed ends the store's writing life as a log file does.
 """
@@ -43,6 +48,8 @@ log = logging.getLogger(__name__)
 
 #: Queues that double the log that a round waits for.
 _QUEUES_TO_DOUBLE = 512
+#: Rounds' worth of log after which the index takes part in one, whatever the time.
+_INDEX_ROUNDS = 4
 #: How long a step may write queues, in seconds, and how many it writes between looks at the clock.
 _STEP = 0.005
 _BETWEEN_LOOKS = 8
@@ -85,7 +92,9 @@ class Durability:
         self._checkpoint = checkpoint
         self._written = checkpoint
         self._round: _Round | None = None
-        self._round_ended = self._checkpoint_begun = self._index_flushed = clock.monotonic()
+        self._round_ended = self._checkpoint_begun = clock.monotonic()
+        #: When the index was last to be flushed, and how far it was.
+        self._index_tried = (self._round_ended, indexing.position if indexing else 0)
         self._checkpoint_job: Job | None = None
         self._is_checkpoint_wanted = False
         # A point in the log and its time, to be told when the log is flushed beyond it.
@@ -135,16 +144,21 @@ class Durability:
             return self.is_wanted or self._is_index_due(now)
         return (
             self.is_wanted
+            or self._is_index_due(now)
             or grown >= self._settings.durable_bytes * (1 + dirty / _QUEUES_TO_DOUBLE)
             or now - self._round_ended >= self._settings.durable_interval
             or (self._queues.write_error is not None and now - self._round_ended >= _RETRY)
         )
 
     def _is_index_due(self, now: float) -> bool:
+        indexing = self._indexing
+        if indexing is None or indexing.position <= indexing.durable_position:
+            return False
+        # Since it was last tried: what cannot be flushed is not to be tried all the time.
+        tried_at, position = self._index_tried
         return (
-            self._indexing is not None
-            and self._indexing.position > self._indexing.durable_position
-            and now - self._index_flushed >= self._settings.durable_interval
+            now - tried_at >= self._settings.durable_interval
+            or indexing.position - position >= _INDEX_ROUNDS * self._settings.durable_bytes
         )
 
     def _begin_round(self) -> None:
@@ -163,8 +177,11 @@ class Durability:
         if current.job is None:
             self._flusher.ask(current.target)
             now = self._clock.monotonic()
-            if self._indexing is not None and (wait or self._is_index_due(now)):
-                self._index_flushed = now
+            if self._indexing is None:
+                current.has_index = True
+            elif wait or self._is_index_due(now):
+                current.has_index = True
+                self._index_tried = (now, self._indexing.position)
                 self._indexing.begin_flush()
             current.job = self._worker.submit(self._sync, current)
         if wait:
@@ -183,7 +200,8 @@ class Durability:
         there = self._queues.by_key.values()
         self._entries = sum(current.entries.get(queue, 0) for queue in there)
         self._is_checkpoint_wanted |= current.is_wanted
-        self._checkpoint = replace(self._checkpoint, logical_ms=current.store_ms)
+        if current.has_index:
+            self._checkpoint = replace(self._checkpoint, logical_ms=current.store_ms)
         self._queues.trim()
         return True
 
@@ -296,6 +314,7 @@ class _Round:
         "bases",
         "entries",
         "folders",
+        "has_index",
         "is_wanted",
         "job",
         "paths",
@@ -317,3 +336,4 @@ class _Round:
         #: how many each queue had when the round began
         self.entries: dict[ConsumeQueue, int] = {}
         self.is_wanted = False  #: somebody relies on it: the checkpoint follows at once
+        self.has_index = False  #: the index takes part in it, if there is one

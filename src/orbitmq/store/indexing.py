@@ -100,17 +100,18 @@ class Indexing:
 
     def begin_flush(self) -> None:
         self._flush_at = (self.position, self.index.resume_offset)
+        self._flush_failed = True  # until it has got through: others of the round come first
         self._flush = self.index.begin_flush()
 
     def run_flush(self) -> None:
         """Worker: bring the index to the disk. If that fails, a crash makes it anew."""
         if self._flush is not None:
-            self._flush_failed = False
             try:
                 self._flush.run()
             except OSError:
-                self._flush_failed = True
                 log.exception("the key index was not flushed")
+            else:
+                self._flush_failed = False
 
     def end_flush(self) -> None:
         if self._flush is not None:

@@ -42,8 +42,8 @@ class FlushSettings:
     checkpoint_interval: float = 1.0  #: how often the checkpoint is written when it changed
     #: How often the queues and the key index are flushed to advance recovery's start.
     durable_interval: float = 10.0
-    #: The queues also after this much new log; after more where there are many of them to flush:
-    #: twice as much with 512.
+    #: The queues also after this much new log, the index after four times as much; after more where
+    #: there are many queues to flush: twice as much with 512.
     durable_bytes: int = 64 * MIB
     queue_tail_bytes: int = 64 * KIB  #: unwritten entries a queue may hold in memory
     tail_memory: int = 64 * MIB  #: entries of all queues kept in memory for readers
