@@ -19,12 +19,19 @@ from orbitmq.client.producer.sending import Sending
 from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.producer.targets import Targets
 from orbitmq.client.queue import Queue
+from orbitmq.remoting.address import NOWHERE
 from orbitmq.remoting.blocking import Encode
-from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+from orbitmq.remoting.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    RemotingError,
+    RequestTimedOut,
+    TooManyRequests,
+)
 from orbitmq.remoting.pending import Outcome
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.errors import EncodeError
+from orbitmq.wire.errors import EncodeError, HeaderError
 from orbitmq.wire.limits import WireLimits
 from tests.support.producing import HANG_UP, SILENCE, Answering, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
@@ -345,6 +352,39 @@ async def test_what_may_be_stored_is_not_told_as_unsent_when_nobody_has_the_topi
 
     assert caught.value.attempts == 1
     assert isinstance(caught.value.cause, NoRoute)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_open"),
+    [
+        (ConnectionLost(NOWHERE, "cut"), True),
+        (RequestTimedOut(NOWHERE, RequestCode.SEND_MESSAGE_V2, 1.0), True),
+        (TooManyRequests(NOWHERE, 1), False),
+        (ConnectFailed(NOWHERE, "nobody listens"), False),
+    ],
+)
+async def test_only_an_answer_that_was_lost_leaves_a_send_open(
+    error: RemotingError, is_open: bool
+) -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        core = producer._core
+        sending = core.sending("orders", b"x", {})
+
+        core.publisher._settle(sending, Queue("orders", "a", 0), error, None)
+
+    assert sending.is_open == is_open
+
+
+async def test_a_success_that_nobody_can_read_leaves_a_send_open() -> None:
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        core = producer._core
+        sending = core.sending("orders", b"x", {})
+        answer = Command.request(RequestCode.SEND_MESSAGE_V2, opaque=1).answer(ResponseCode.SUCCESS)
+
+        with pytest.raises(SendFailed) as caught:
+            core.publisher._settle(sending, Queue("orders", "a", 0), answer, None)
+
+    assert isinstance(caught.value.cause, HeaderError)
 
 
 async def test_three_attempts_are_made_and_the_last_error_is_told() -> None:

@@ -97,7 +97,7 @@ class Publisher:
 
         But what was stored, though not as safely as wanted, has not failed, whatever comes after.
         And what may have been stored by an attempt whose answer was lost was not refused, whatever
-        comes after that: no error but `SendFailed` leaves this open.
+        comes after that: no error but `SendFailed` leaves this open, or `NotRunning` after a stop.
         """
         try:
             return await self._send(sending)

@@ -32,9 +32,10 @@ from orbitmq.client.producer.results import STORED, SendResult, SendStatus
 from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.queue import Queue
 from orbitmq.errors import OrbitError
-from orbitmq.remoting.errors import ConnectFailed, RemotingError
+from orbitmq.remoting.errors import ConnectFailed, RemotingError, TooManyRequests
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.errors import HeaderError
 from orbitmq.wire.headers.send import SendMessageResponse
 
 #: Refusals after which another broker is tried, and whether the one that refused is avoided: a
@@ -153,8 +154,11 @@ def outcome_at_stop(sending: Sending) -> SendResult | NotRunning:
 
 
 def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -> SendResult:
-    """Where the broker says that the message is."""
-    header = answer.header(SendMessageResponse)
+    """Where the broker says that the message is. Raises `SendFailed` if nobody can read that."""
+    try:
+        header = answer.header(SendMessageResponse)
+    except HeaderError as error:
+        raise SendFailed(draft.topic, 1, error) from error
     if header.queue_id != queue.id:
         queue = Queue(queue.topic, queue.broker, header.queue_id)
     return SendResult(
@@ -204,7 +208,8 @@ def _note_failure(sending: Sending, queue: Queue, error: OrbitError, faults: Fau
     faults.failed(queue.broker)
     if not isinstance(error, ConnectFailed | BrokerUnavailable):
         sending.counted += 1
-        sending.is_open = True
+        # What waits in too great a number is not sent.
+        sending.is_open |= not isinstance(error, TooManyRequests)
     sending.error = error
 
 
