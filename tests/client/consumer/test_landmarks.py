@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbitmq.client.admin.resetplan import ResetTo
+from orbitmq.client.admin.sync import Admin
 from orbitmq.client.consumer.landmarks import Landmark, landmark_at
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.pullanswers import Pulled, PullStatus
 from orbitmq.client.consumer.receiving import decode_pulled
+from orbitmq.client.consumer.resetquestions import reset_told
 from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.pullconsumer.chunks import chunk_of
 from orbitmq.client.queue import Queue
@@ -126,3 +131,26 @@ async def test_a_broker_shows_the_message_at_an_offset_and_none_where_it_has_non
         assert (first.offset, other.offset) == (0, 1)
         assert other.size - first.size == len("other one") - len("first")
         assert await landmark_at(engine, "billing", QUEUE, 2) is None
+
+
+async def test_a_look_at_a_landmark_takes_no_reset_away() -> None:
+    """Who is to follow it would never hear of it."""
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        running_engine(cluster.name_server) as engine,
+    ):
+        await cluster.create_topic(TOPIC, queues=1)
+        await send(cluster, TOPIC, [b"first", b"other one"])
+        await engine.routes.get(TOPIC)
+
+        def reset() -> None:
+            with Admin(name_server=cluster.name_server) as admin:
+                admin.groups.create("billing")
+                admin.progress.reset("billing", TOPIC, ResetTo.by_queue({QUEUE: 1}))
+
+        await asyncio.to_thread(reset)
+        found = await landmark_at(engine, "billing", QUEUE, 0)
+
+        # What is where the group no longer stands proves nothing.
+        assert found is None
+        assert await reset_told(engine, "billing", QUEUE, 0) == 1

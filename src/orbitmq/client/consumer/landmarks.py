@@ -63,7 +63,8 @@ class Landmark(msgspec.Struct, frozen=True, gc=False):
 
 async def landmark_at(engine: Engine, group: str, queue: Queue, offset: int) -> Landmark | None:
     """The landmark that the master has at an offset; None if it has no message there."""
-    header = look(group, queue, offset)
+    # Whoever is to go on elsewhere has yet to hear it, and would not from us.
+    header = look(group, queue, offset, keep_reset=True)
     answer = await engine.ask(
         engine.routes.master(queue.broker), RequestCode.PULL_MESSAGE, header, accept=_SERVED
     )
