@@ -175,6 +175,32 @@ def test_what_was_heard_elsewhere_counts() -> None:
     assert master.read(notes) == [*range(30), *range(50, COUNT)]
 
 
+def test_a_gap_that_has_grown_is_passed_as_far_as_it_was_known() -> None:
+    master = Master(range(30, 50))
+    notes = RangeNotes(master.clock)
+    notes.know(QUEUE, Gap(30, 40, LAG))
+
+    with pytest.raises(OffsetsGone):
+        master.read(notes)
+    before = notes.left_out(WHOLE)
+    known, grown = notes.gaps(WHOLE)
+    found = master.read(notes, patience=LAG + 1.0)
+
+    assert before == 10
+    assert [(gap.start, gap.end) for gap in (known, grown)] == [(30, 40), (40, 50)]
+    assert 0 < grown.seconds < LAG
+    assert found == [*range(30), *range(50, COUNT)]
+    assert notes.left_out(WHOLE) == 20
+
+
+def test_a_gap_that_has_shrunk_is_passed_as_far_as_it_goes() -> None:
+    master = Master(range(30, 40))
+    notes = RangeNotes(master.clock)
+    notes.know(QUEUE, Gap(30, 50, LAG))
+
+    assert master.read(notes) == [*range(30), *range(40, COUNT)]
+
+
 def test_a_gap_that_has_closed_is_waited_for_again_when_it_opens() -> None:
     master = Master(range(30, 50))
     notes = RangeNotes(master.clock)

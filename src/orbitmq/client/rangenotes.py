@@ -48,18 +48,22 @@ class RangeNotes:
         saying = _Saying(gap.seconds, self._monotonic())
         self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), saying)
 
-    def said(self, queue: Queue, at: int, end: int) -> float:
-        """A master says now that it has nothing from `at` to `end`; for how long it has done so."""
+    def said(self, queue: Queue, at: int, end: int, *, enough: float) -> int:
+        """A master says now that it has nothing from `at` to `end`; up to where it is believed.
+
+        That is as far as it has said so for `enough` seconds: a gap may have grown since.
+        """
         now = self._monotonic()
         gaps = self._gaps.setdefault(queue, {})
-        known = [saying for (start, stop), saying in gaps.items() if start <= at < stop]
+        known = {bounds: saying for bounds, saying in gaps.items() if bounds[0] <= at < bounds[1]}
         if not known:
-            known = [gaps.setdefault((at, end), _Saying())]
-        for saying in known:
+            known[at, end] = gaps[at, end] = _Saying()
+        for saying in known.values():
             if saying.last is not None:
                 saying.seconds += now - saying.last
             saying.last = now
-        return max(saying.seconds for saying in known)
+        believed = [stop for (_, stop), saying in known.items() if saying.seconds >= enough]
+        return min(end, max(believed, default=at))
 
     def pause(self) -> None:
         """A reading ends: nothing is said before the next one."""

@@ -329,9 +329,9 @@ class _Reading:
         elif not peer.is_at_master and not self._is_unmatched(answer):
             # It may call any of its gaps by any code, and none of them is a gap of the master.
             self._ask_again(peer, slot, _refusal(answer, peer.connection))
-        elif answer.remark == _NO_ENTRY and self._may_still_close(slot, min(following, high)):
-            self._ask_again(peer, slot, OffsetsGone(self._range_of(slot), low, high))
-        elif answer.remark in {_REMOVED, _NO_ENTRY}:
+        elif answer.remark == _NO_ENTRY:
+            self._pass_gap(peer, slot, min(following, high), low, high)
+        elif answer.remark == _REMOVED:
             # With a filter, too: it has let pass what is not there.
             self._miss(peer, slot, following, following, high)
         else:
@@ -348,9 +348,14 @@ class _Reading:
         since = self._beyond.setdefault(slot, self._monotonic())
         return self._monotonic() - since < self._settings.lag_patience
 
-    def _may_still_close(self, slot: Slot, end: int) -> bool:
-        """Whether a slot is in a gap that is not known for long, from this slot or another."""
-        return self._notes.said(slot.queue, slot.at, end) < self._settings.lag_patience
+    def _pass_gap(self, peer: _Peer, slot: Slot, end: int, low: int, high: int) -> None:
+        """Go on behind a gap, as far as it is known for long, from this slot or another."""
+        enough = self._settings.lag_patience
+        believed = self._notes.said(slot.queue, slot.at, end, enough=enough)
+        if believed > slot.at:
+            self._miss(peer, slot, believed, believed, high)
+        else:
+            self._ask_again(peer, slot, OffsetsGone(self._range_of(slot), low, high))
 
     def _miss(self, peer: _Peer, slot: Slot, resume_at: int, low: int, high: int) -> None:
         gone = OffsetsGone(self._range_of(slot), low, high)
