@@ -37,24 +37,28 @@ class Master:
         #: How many pulls at its gap are left until it restarts.
         self.restarts_after: int | None = None
 
-    def read(self, notes: RangeNotes, *, patience: float = 2.0) -> list[int]:
+    def read(
+        self, notes: RangeNotes, *, patience: float = 2.0, whole: QueueRange = WHOLE
+    ) -> list[int]:
         """The offsets that come; an error when the time for it is over."""
         with ScriptedBroker(self._answers) as broker:
             links = RangeLinks(RangeAccess(name_servers=(broker.address,), timeout=5.0))
             try:
                 return [
                     struct.unpack_from(">q", data, at + 20)[0]
-                    for chunk in self._chunks(links, notes, patience)
+                    for chunk in self._chunks(links, notes, patience, whole)
                     for data in map(bytes, chunk.pieces)
                     for at in range(0, len(data), 40)
                 ]
             finally:
                 links.close()
 
-    def _chunks(self, links: RangeLinks, notes: RangeNotes, patience: float) -> Iterator[Chunk]:
+    def _chunks(
+        self, links: RangeLinks, notes: RangeNotes, patience: float, whole: QueueRange
+    ) -> Iterator[Chunk]:
         return read_ranges(
             links,
-            [WHOLE],
+            [whole],
             group="readers",
             settings=RangeSettings(missing=Missing.SKIP, patience=patience, lag_patience=LAG),
             clock=self.clock,
@@ -142,10 +146,29 @@ def test_a_gap_is_passed_though_the_master_answers_once_in_each_reading() -> Non
     assert said == sorted(said)
 
 
+def test_one_word_counts_though_another_queue_was_read_before() -> None:
+    """As in a task with queues of several brokers, which are read one after the other."""
+    master = Master(range(30, 50))
+    master.latency = 1.0
+    notes = RangeNotes(master.clock)
+    notes.know(QUEUE, Gap(30, 50, 1.0))
+
+    other = QueueRange(Queue("orders", "broker-a", 1), 50, COUNT)
+    assert master.read(notes, whole=other) == list(range(50, COUNT))
+    master.clock.time += 60.0
+    with pytest.raises(OffsetsGone):
+        master.read(notes, patience=1.0)
+    (gap,) = notes.gaps(WHOLE)
+
+    # Until the word came, and not while the other one was read.
+    assert 1.0 + master.latency <= gap.seconds < LAG
+
+
 def test_a_reading_that_hears_nothing_makes_no_gap_older() -> None:
     clock = ManualClock()
     notes = RangeNotes(clock)
     notes.know(QUEUE, Gap(30, 50, 2.0))
+    notes.resume([QUEUE])
     clock.time += 60.0
     notes.pause()
 

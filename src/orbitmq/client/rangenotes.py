@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ class RangeNotes:
     again, keeps the notes of one reading for the next, or a gap would stop each of them anew. Only
     the time between two words of a master on one connection counts: when nobody asks it, it says
     nothing, and one that was out of reach may have restarted, and have to be waited for again. What
-    an earlier reading has found counts as a word at the time when it is taken over: whoever passes
-    it on knows that the master has been there since. So one word in each reading is enough.
+    earlier readings have found counts as a word when the next one of the queue begins: whoever
+    passes it on knows that the master has been there since. So one word in each reading is enough.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -45,8 +46,14 @@ class RangeNotes:
 
     def know(self, queue: Queue, gap: Gap) -> None:
         """Take what an earlier reading has found; its master must have been in reach since."""
-        saying = _Saying(gap.seconds, self._monotonic())
-        self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), saying)
+        self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), _Saying(gap.seconds))
+
+    def resume(self, queues: Iterable[Queue]) -> None:
+        """A reading of these queues begins; others may have been read since they were."""
+        now = self._monotonic()
+        for queue in queues:
+            for saying in self._gaps.get(queue, {}).values():
+                saying.last = now
 
     def said(self, queue: Queue, at: int, end: int, *, enough: float) -> int:
         """A master says now that it has nothing from `at` to `end`; up to where it is believed.

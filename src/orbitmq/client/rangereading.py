@@ -196,6 +196,7 @@ class _Reading:
         #: Slots beyond the end of their queue, and since when that is known.
         self._beyond: dict[Slot, float] = {}
         self._notes = RangeNotes(clock) if notes is None else notes
+        self._notes.resume({each.queue for each in ranges})
         #: Queues of which it was said that something is missing.
         self._incomplete: set[Queue] = set()
 
