@@ -292,14 +292,23 @@ async def test_after_a_reset_that_a_task_was_told_of_its_batch_counts_no_more(
     assert bench.progress.kept == {QUEUE: offset}
 
 
-async def test_a_reset_to_where_the_batch_began_takes_nothing_away_from_it(bench: Bench) -> None:
+async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench: Bench) -> None:
+    """Some of its tasks had done their part before, as had the batch before it."""
     portions = bench.portions()
     bench.own(portions, at=10)
+    first = await portions.plan(50)
+    await portions.settle(first, finished(first, 10, beyond=(50, 60)))
     planned = await portions.plan(50)
+    planned.pieces = tuple(Piece(QueueRange(QUEUE, at, at + 20)) for at in (10, 30))
 
-    await portions.settle(planned, finished(planned, 60, reset_to=10))
+    await bench.reset(10)
+    reports = [PieceReport(place=0, finished=30), PieceReport(place=1, finished=30, reset_to=10)]
+    await portions.settle(planned, reports)
+    following = await portions.plan(100)
 
-    assert bench.progress.kept == {QUEUE: 60}
+    assert [(each.range.start, each.range.end) for each in following.pieces] == [(10, 100)]
+    assert bench.progress.kept == {QUEUE: 10}
+    assert await reset_told(bench.engine, "billing", QUEUE, 10, keep=True) is None
 
 
 @pytest.mark.parametrize("offset", [0, 40, 90])

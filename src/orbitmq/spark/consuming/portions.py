@@ -311,15 +311,18 @@ class Portions:
         portions: Iterable[Portion],
         by_queue: Mapping[Queue, Sequence[tuple[QueueRange, PieceReport]]],
     ) -> set[Portion]:
-        """Follow the resets that tasks were told of; the queues that now go on elsewhere."""
+        """Follow the resets that tasks were told of; the queues that they were of.
+
+        What the batch did in them counts no more, also where it had begun at that very place.
+        """
         told = {
             portion: report.reset_to
             for portion in portions
             for _, report in by_queue.get(portion.owned.queue, ())
             if report.reset_to is not None
         }
-        are_moved = await asyncio.gather(*(self._standing.follow(*each) for each in told.items()))
-        return {portion for portion, is_moved in zip(told, are_moved, strict=True) if is_moved}
+        await asyncio.gather(*(self._standing.follow(*each) for each in told.items()))
+        return set(told)
 
     def _take_all(
         self, portion: Portion, reports: Sequence[tuple[QueueRange, PieceReport]]

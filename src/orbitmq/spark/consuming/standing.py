@@ -105,9 +105,13 @@ class Standing:
             log.warning("progress could not be reported: %s", error)
 
     def _move(self, portion: Portion, offset: int) -> bool:
-        """Go on at another offset; False when the group is there."""
+        """Go on at another offset; False when the group is there.
+
+        Then what it has done beyond is to be done once more.
+        """
         queue = portion.owned.queue
         if offset == portion.ledger.committed:
+            portion.move(offset)
             return False
         log.info(
             "the progress of the group was reset: %s goes on at %d",
