@@ -616,6 +616,33 @@ async def test_a_master_that_has_restarted_between_two_looks_has_to_say_it_anew(
     assert [piece.gaps for piece in missed.pieces] == [()]
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(
+    bench: Bench, is_same: bool
+) -> None:
+    """The task began only then, and one word made up what was left of the time."""
+    portions = bench.portions()
+    bench.own(portions)
+    planned = await portions.plan(50)
+    await portions.settle(planned, finished(planned, 5, gaps=(10, 60), gap_seconds=(4.9,)))
+    kept = await portions.plan(90)
+
+    if not is_same:
+        connection = bench.engine.open_connection(bench.engine.routes.master("broker-a"))
+        assert connection is not None
+        connection.close()
+    report = {"beyond": (8, 80), "gaps": (10, 60), "gap_seconds": (5.0,)}
+    missing = await portions.settle(kept, finished(kept, 7, missing=50, **report))
+    known = dict(portions._portions[QUEUE].gaps)
+    following = await portions.plan(1000)
+
+    assert [piece.gaps for piece in kept.pieces] == [((10, 60, 4.9),)]
+    # What was done before the gap is done in any case.
+    ranges = [(each.range.start, each.range.end) for each in following.pieces]
+    assert ranges == [(7, 8), (80 if is_same else 10, 100)]
+    assert (missing, known) == ((50, {(10, 60): 5.0}) if is_same else (0, {}))
+
+
 async def test_what_was_passed_over_counts_only_where_the_batch_does(bench: Bench) -> None:
     """Else it is passed over again, here or by the next owner, and counted then."""
     portions = bench.portions()

@@ -37,6 +37,13 @@ class Piece:
     #: What a master was heard to lack in the queue, and for how long.
     gaps: tuple[Gap, ...] = ()
 
+    @property
+    def first_gap(self) -> int | None:
+        """Where the first of these gaps begins in it."""
+        start, end = self.range.start, self.range.end
+        inside = [gap.start for gap in self.gaps if gap.start < end and start < gap.end]
+        return max(start, min(inside)) if inside else None
+
 
 def deal(
     pieces: Sequence[Piece], tasks: int, *, may_cut: bool, worth: int = WORTH_A_TASK

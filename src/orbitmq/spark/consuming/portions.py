@@ -13,7 +13,8 @@ more (`orbitmq.spark.consuming.standing`).
 A master that says for long enough that a queue has a gap is believed, and the gap is passed. A task
 is too short for that: for how long it has heard so is given to the next one. When the master was
 out of reach, or the connection to it is another one, this begins anew: one that has restarted may
-still be catching up.
+still be catching up. That may also happen after the look, before a task begins: when a gap was
+passed, the connection must be the one of the look.
 
 A broker that does not answer is left alone for a while, so that the others do not wait for it at
 every batch. What was last heard to be in its queues may still be had from a replica.
@@ -189,7 +190,7 @@ class Portions:
         How many offsets were passed over for good, at which brokers have no messages.
         """
         by_queue: dict[Queue, list[tuple[QueueRange, PieceReport]]] = {}
-        for report in reports:
+        for report in await self._believed(planned, list(reports)):
             whole = planned.pieces[report.place].range
             by_queue.setdefault(whole.queue, []).append((whole, report))
         moved = await self._follow_resets(planned.portions, by_queue)
@@ -305,6 +306,41 @@ class Portions:
             )
 
     # ---- settling
+
+    async def _believed(
+        self, planned: Planned, reports: Sequence[PieceReport]
+    ) -> list[PieceReport]:
+        """Reports without what tasks did behind gaps of a master that may have restarted."""
+        first_gaps = {
+            report.place: first_gap
+            for report in reports
+            if report.missing and (first_gap := planned.pieces[report.place].first_gap) is not None
+        }
+        by_broker = {
+            queue.broker: queue
+            for queue in (planned.pieces[each].range.queue for each in first_gaps)
+        }
+        are_same = await asyncio.gather(*map(self._is_master_of_look, by_broker.values()))
+        doubted = {broker for broker, same in zip(by_broker, are_same, strict=True) if not same}
+        for broker in doubted:
+            log.info("a gap is waited for again: %s may have restarted", broker)
+        return [
+            report.below(first_gaps[report.place])
+            if report.place in first_gaps
+            and planned.pieces[report.place].range.queue.broker in doubted
+            else report
+            for report in reports
+        ]
+
+    async def _is_master_of_look(self, queue: Queue) -> bool:
+        """Whether a master has been connected ever since the batch was planned."""
+        try:
+            # One that has lost its power has not closed the connection, and does so when asked.
+            await end_offset(self._engine, queue)
+        except OrbitError:
+            return False
+        connection = self._connection_to(queue.broker)
+        return connection is not None and connection is self._looked_on.get(queue.broker)
 
     async def _follow_resets(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangenotes import Gap
@@ -64,6 +64,17 @@ class PieceReport:
     def finished_beyond(self) -> int:
         """How many messages above `finished` are done with."""
         return sum(self.beyond[1::2]) - sum(self.beyond[::2])
+
+    def below(self, offset: int) -> PieceReport:
+        """The report without what was done, or found missing, from an offset on."""
+        return replace(
+            self,
+            finished=min(self.finished, offset),
+            beyond=tuple(min(bound, offset) for bound in self.beyond),
+            missing=0,
+            gaps=(),
+            gap_seconds=(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
