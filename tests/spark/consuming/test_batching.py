@@ -16,6 +16,7 @@ from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.portions import Planned
 from orbitmq.spark.consuming.reports import PieceReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.settings import BatchSettings
+from tests.support.sparking import until
 from tests.support.store import HandClock
 
 QUEUE = Queue("orders", "broker-a", 0)
@@ -318,7 +319,7 @@ def test_a_stop_cancels_a_job_that_begins_only_then(group: Group) -> None:
         assert cancelled[-1].wait(DEADLINE)
         raise RuntimeError("cancelled")
 
-    jobs: Any = SimpleNamespace(cancel=cancel, longest=DEADLINE)
+    jobs: Any = SimpleNamespace(cancel=cancel, longest=DEADLINE, is_running=True)
     batching._settings, batching._jobs = stub.batch, jobs
     batching._run_job = job  # type: ignore[method-assign]
     stub.plan = lambda limit: Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
@@ -329,6 +330,48 @@ def test_a_stop_cancels_a_job_that_begins_only_then(group: Group) -> None:
     assert batching._thread is not None
     assert not batching._thread.is_alive()
     assert group.settled == [[]]
+
+
+@pytest.mark.parametrize("outcome", [[PieceReport(place=0, finished=10)], RuntimeError("lost")])
+def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
+    group: Group,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    outcome: list[PieceReport] | Exception,
+) -> None:
+    """It is on the same thread, and so were its jobs on that of the last batch."""
+    tags: set[str] = set()
+    in_batch, in_listener, cancelled = [], [], threading.Event()
+
+    def job(*_: Any, **more: Any) -> list[PieceReport]:
+        in_batch.append(len(tags))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def listener(_: object) -> None:
+        in_listener.append(len(tags))
+        assert cancelled.wait(DEADLINE)
+
+    group.spark.sparkContext = SimpleNamespace(
+        defaultParallelism=1,
+        addJobTag=tags.add,
+        removeJobTag=tags.remove,
+        cancelJobsWithTag=lambda _: cancelled.set(),
+    )
+    group.spark.conf = SimpleNamespace(get=lambda _, default: default)
+    stub: Any = group._batching._driver
+    stub.batch, stub.packed = replace(stub.batch, stop=0.2), object()
+    stub.plan = lambda limit: Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
+    stub.is_settled = lambda: True
+    monkeypatch.setattr("orbitmq.spark.consuming.batching.run_batch", job)
+    batching = Batching(group.spark, stub, listener)
+    batching.start(threading.Event())
+    until(lambda: bool(in_listener), "the listener is called")
+    batching.stop()
+
+    assert (in_batch, in_listener) == ([1], [0])
+    assert "its messages come again" not in caplog.text
 
 
 def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group: Group) -> None:

@@ -108,16 +108,20 @@ class Batching:
             return
         thread.join(self._settings.stop)
         if thread.is_alive():
-            log.warning(
-                "the running batch is cancelled, its messages come again",
-                extra={"group": self._driver.group},
-            )
             self._cancel(thread)
 
     def _cancel(self, thread: threading.Thread) -> None:
         """End the batch that runs. Its job may not have begun yet, and then begins all the same."""
         until = self._clock.monotonic() + _CANCELLED + self._jobs.longest
+        is_told = False
         while thread.is_alive() and (left := until - self._clock.monotonic()) > 0:
+            if self._jobs.is_running and not is_told:
+                is_told = True
+                log.warning(
+                    "the running batch is cancelled, its messages come again",
+                    extra={"group": self._driver.group},
+                )
+            # Also when it is over for us: in Connect, its tasks may run on.
             self._jobs.cancel()
             thread.join(min(left, _CANCELLED_AGAIN))
 
@@ -315,9 +319,13 @@ class Batching:
         assert packed is not None  # noqa: S101  # made by the start
         places = iter(enumerate(planned.pieces))
         tasks = [[next(places) for _ in range(size)] for size in sizes]
+        seconds, is_ordered = self._settings.seconds, self._driver.options.ordered
         self._jobs.begin()
-        is_ordered = self._driver.options.ordered
-        return run_batch(self._spark, packed, tasks, self._settings.seconds, is_ordered=is_ordered)
+        try:
+            return run_batch(self._spark, packed, tasks, seconds, is_ordered=is_ordered)
+        finally:
+            # The listener of batches may run jobs on this thread.
+            self._jobs.end()
 
     def _tell(self, report: BatchReport, *, is_lost: bool, got_on: bool) -> None:
         """Take in what became of a batch; one whose job failed is lost, and comes again."""

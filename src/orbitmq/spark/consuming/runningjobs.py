@@ -48,22 +48,30 @@ class RunningJobs:
         #: None in a Connect session.
         self._context: Any = getattr(spark, "sparkContext", None)
         self._clock = clock or SystemClock()
+        #: Of the last job, also when it is over: its tasks may not be.
         self._tag: str | None = None
+        self.is_running = False
 
     def begin(self) -> None:
         """What this thread runs from now on is the job that is meant."""
         # Tags of a session are of no use in a classic one: they are found by the thread alone that
         # has set them.
-        spark, context = self._spark, self._context
-        add, remove = (
-            (spark.addTag, spark.removeTag)
-            if context is None
-            else (context.addJobTag, context.removeJobTag)
-        )
-        if self._tag is not None:
-            remove(self._tag)
         self._tag = f"orbitmq-{uuid.uuid4().hex}"
+        self.is_running = True
+        add = self._spark.addTag if self._context is None else self._context.addJobTag
         add(self._tag)
+
+    def end(self) -> None:
+        """What this thread runs from now on is none of it, and is not cancelled with it."""
+        self.is_running = False
+        if self._tag is None:
+            return
+        remove = self._spark.removeTag if self._context is None else self._context.removeJobTag
+        try:
+            remove(self._tag)
+        except Exception as error:  # noqa: BLE001
+            # A session that has ended under us, or whatever else Java says: nothing runs then.
+            log.debug("the tag of a job stays: %s", error)
 
     def cancel(self) -> None:
         """End the job, from any thread; its tasks end some time later."""
