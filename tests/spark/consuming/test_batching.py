@@ -12,6 +12,7 @@ import pytest
 from orbitmq.client.queue import Queue
 from orbitmq.client.ranges import QueueRange
 from orbitmq.spark.consuming.batching import Batching
+from orbitmq.spark.consuming.job import READY
 from orbitmq.spark.consuming.planning import Piece
 from orbitmq.spark.consuming.portions import Planned
 from orbitmq.spark.consuming.reports import PieceReport, PipelineProgress, PipelineState
@@ -330,6 +331,33 @@ def test_a_stop_cancels_a_job_that_begins_only_then(group: Group) -> None:
     assert batching._thread is not None
     assert not batching._thread.is_alive()
     assert group.settled == [[]]
+
+
+@pytest.mark.parametrize("may_have_lost_tasks", [True, False])
+def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(
+    group: Group, may_have_lost_tasks: bool
+) -> None:
+    """An attempt that was put off would have said so, and nobody heard it."""
+    batching = group._batching
+    stub: Any = batching._driver
+    stub.options.ordered = True
+    steps: list[str] = []
+
+    def asked() -> bool:
+        steps.append("asked")
+        return may_have_lost_tasks
+
+    jobs: Any = SimpleNamespace(until_over=lambda: steps.append("over"), may_have_lost_tasks=asked)
+    batching._jobs = jobs
+
+    group.batch(RuntimeError("executor lost"), PieceReport(place=1, finished=10))
+
+    assert steps == ["over", "asked"]
+    told = [(each.place, each.finished, each.is_put_off) for each in group.settled[-1]]
+    assert told == ([(0, 0, True), (1, 0, True)] if may_have_lost_tasks else [])
+    pauses = {each.pause for each in group.settled[-1]}
+    assert pauses == ({stub.batch.seconds + READY} if may_have_lost_tasks else set())
+    assert batching._lost_jobs == 1
 
 
 @pytest.mark.parametrize("outcome", [[PieceReport(place=0, finished=10)], RuntimeError("lost")])

@@ -50,7 +50,7 @@ def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_
 
     assert (row["place"], row["finished"], row["is_put_off"]) == (0, 10, True)
     # No less than the first attempt may take to get ready and to begin calls.
-    assert row["pause"] == 5.0 + job._READY
+    assert row["pause"] == 5.0 + job.READY
     assert "attempt" in row["error"]
 
 
@@ -85,7 +85,7 @@ def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("seconds_to_be_ready", "expected"), [(1.0, 5.0), (job._READY + 2, 3.0), (job._READY + 5, None)]
+    ("seconds_to_be_ready", "expected"), [(1.0, 5.0), (job.READY + 2, 3.0), (job.READY + 5, None)]
 )
 def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, seconds_to_be_ready: float, expected: float | None

@@ -17,7 +17,7 @@ from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.spark.consuming.definition import Handled
 from orbitmq.spark.consuming.driver import Driver
-from orbitmq.spark.consuming.job import _put_off
+from orbitmq.spark.consuming.job import put_off
 from orbitmq.spark.consuming.reports import PieceReport
 from orbitmq.spark.consuming.settings import BatchSettings
 from orbitmq.spark.consuming.worker import Worker
@@ -77,7 +77,7 @@ class Group:
         pieces = list(enumerate(planned.pieces))
         lost, reports = self.worker.handle(pieces, 20), []
         if is_tried_again and self.driver.options.ordered:
-            reports = _put_off(pieces, 0.01)
+            reports = put_off(pieces, 0.01)
         elif is_tried_again:
             reports = self.worker.handle(pieces, 20)
         self.driver.settle(planned, reports)

@@ -3,7 +3,8 @@
 A job that fails has moved no progress: everything in it is planned again, after a pause that grows.
 What its tasks had handled comes a second time, as it would after a crash. In order, that is not
 before the last of its tasks has ended (`orbitmq.spark.consuming.runningjobs`): they hold the order
-locks in the name of the driver, so the broker would not keep two of them apart.
+locks in the name of the driver, so the broker would not keep two of them apart. Those that Spark
+may have lost are given the time after which they begin no calls any more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from orbitmq.client.errors import SettingError
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError
 from orbitmq.spark.consuming.errors import PipelineFailed
-from orbitmq.spark.consuming.job import parallelism, run_batch
+from orbitmq.spark.consuming.job import READY, parallelism, put_off, run_batch
 from orbitmq.spark.consuming.planning import Pace, deal
 from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.runningjobs import RunningJobs
@@ -243,6 +244,9 @@ class Batching:
             if self._driver.options.ordered:
                 # Before anything is settled: that lets go of the queues.
                 self._jobs.until_over()
+                if self._jobs.may_have_lost_tasks():
+                    # Attempts that would have said so are lost with the job.
+                    reports = put_off(enumerate(planned.pieces), self._settings.seconds + READY)
         finally:
             missing = self._driver.settle(planned, reports)
         errors = [told for report in reports if (told := report.failed or report.error)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +36,7 @@ _SCHEMA: Final = (
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 #: In order: how long the first task of a process may take to get handlers and connections ready. A
 #: lost attempt may begin calls for that much longer.
-_READY: Final = 10.0
+READY: Final = 10.0
 
 
 def run_batch(
@@ -86,7 +86,7 @@ def _handling(
                 if not is_ordered:
                     yield _rows(worker_for(packed).handle(tasks[number], seconds))
                 elif _attempt() > 0:
-                    yield _rows(_put_off(tasks[number], seconds + _READY))
+                    yield _rows(put_off(tasks[number], seconds + READY))
                 else:
                     yield _rows(_in_order(packed, tasks[number], seconds))
 
@@ -99,7 +99,7 @@ def _in_order(
     """Handle pieces, or say why not; what ends this process is all that Spark hears of."""
     from orbitmq.spark.consuming.kept import worker_for  # noqa: PLC0415  # tasks only
 
-    latest = time.monotonic() + seconds + _READY
+    latest = time.monotonic() + seconds + READY
     try:
         worker = worker_for(packed)
         left = latest - time.monotonic()
@@ -108,7 +108,7 @@ def _in_order(
     except Exception as error:  # noqa: BLE001
         # Whatever handlers raise when they are unpacked, and mistakes of ours.
         return _failed(pieces, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-    took = f"more than {seconds + _READY:g} s"
+    took = f"more than {seconds + READY:g} s"
     return _failed(pieces, f"it took {took} to get the handlers ready, and no call was begun")
 
 
@@ -126,8 +126,9 @@ def _attempt() -> int:
     return 0 if context is None else int(context.attemptNumber())
 
 
-def _put_off(pieces: Sequence[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
-    # The attempt before began earlier, so its time is up earlier as well.
+def put_off(pieces: Iterable[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
+    """Say that pieces are to wait until an attempt that may be lost begins no calls any more."""
+    # It began earlier than now, so its time is up earlier as well.
     return [
         PieceReport(
             place=place,

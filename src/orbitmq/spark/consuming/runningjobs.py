@@ -7,14 +7,17 @@ nobody may get the queues before that: not the next batch, and no other member o
 
 How many tasks of a job still run is known to a classic session: a task counts until its worker is
 gone. In Connect it is not known, and the time is waited out that Spark takes at most.
+
+A task on an executor that Spark has lost counts no more, and may be at work all the same. Whether
+there may be one is all that is known of it.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import uuid
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.clock import Clock, SystemClock
@@ -38,6 +41,9 @@ _FORGOTTEN: Final = 30.0
 _PAUSE: Final = 0.05
 #: What a job's status is while it may still begin tasks.
 _RUNNING: Final = "RUNNING"
+#: The masters of sessions that have no executors to lose. With them one task that fails, as when
+#: its process dies, is enough for the job to fail.
+_LOCAL: Final = re.compile(r"local(\[.*)?$")
 
 
 class RunningJobs:
@@ -51,13 +57,14 @@ class RunningJobs:
         #: Of the last job, also when it is over: its tasks may not be.
         self._tag: str | None = None
         self.is_running = False
+        self._is_cancelled = False
 
     def begin(self) -> None:
         """What this thread runs from now on is the job that is meant."""
         # Tags of a session are of no use in a classic one: they are found by the thread alone that
         # has set them.
         self._tag = f"orbitmq-{uuid.uuid4().hex}"
-        self.is_running = True
+        self.is_running, self._is_cancelled = True, False
         add = self._spark.addTag if self._context is None else self._context.addJobTag
         add(self._tag)
 
@@ -77,6 +84,7 @@ class RunningJobs:
         """End the job, from any thread; its tasks end some time later."""
         if self._tag is None:
             return
+        self._is_cancelled = True
         try:
             if self._context is None:
                 self._spark.interruptTag(self._tag)
@@ -104,30 +112,45 @@ class RunningJobs:
                 return
             pause.wait(_PAUSE)
 
+    def may_have_lost_tasks(self) -> bool:
+        """Whether a task of a job that has failed may be at work where Spark has lost it.
+
+        Tasks that fail without that are not told apart from it; those that were cancelled are. When
+        nothing is known, a job that we have cancelled has most likely ended for no other reason.
+        """
+        if _LOCAL.match(str(getattr(self._context, "master", ""))):
+            return False
+        jobs = self._jobs()
+        if jobs is None:
+            return not self._is_cancelled
+        return any(stage.numFailedTasks for _, stages in jobs for stage in stages)
+
     def _running(self) -> int | None:
         """Tasks that run; None when it is not known."""
-        if self._context is None or self._tag is None:
-            return None
-        try:
-            jobs = list(self._jobs())
-        except Exception as error:  # noqa: BLE001
-            # A session that has ended under us, or whatever else Java says.
-            log.debug("running tasks are not known: %s", error)
-            return None
+        jobs = self._jobs()
         # What Spark tells about jobs comes late, but in order: when the end of a job is known, so
         # are its tasks.
         if not jobs or any(status == _RUNNING for status, _ in jobs):
             return None
-        return sum(tasks for _, tasks in jobs)
+        return sum(int(stage.numActiveTasks) for _, stages in jobs for stage in stages)
 
-    def _jobs(self) -> Iterator[tuple[str, int]]:
-        """The status of jobs, and how many of their tasks run."""
-        tracker = self._context.statusTracker()
-        for number in self._context._jsc.sc().statusTracker().getJobIdsForTag(self._tag):
-            job = tracker.getJobInfo(number)
-            if job is not None:
-                stages = map(tracker.getStageInfo, job.stageIds)
-                yield job.status, sum(stage.numActiveTasks for stage in stages if stage is not None)
+    def _jobs(self) -> list[tuple[str, list[Any]]] | None:
+        """The status of jobs, and what is known of their tasks; None when nothing is."""
+        if self._context is None or self._tag is None:
+            return None
+        try:
+            tracker = self._context.statusTracker()
+            numbers = self._context._jsc.sc().statusTracker().getJobIdsForTag(self._tag)
+            jobs = [job for number in numbers if (job := tracker.getJobInfo(number)) is not None]
+            stages = [map(tracker.getStageInfo, job.stageIds) for job in jobs]
+            return [
+                (job.status, [each for each in some if each is not None])
+                for job, some in zip(jobs, stages, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001
+            # A session that has ended under us, or whatever else Java says.
+            log.debug("running tasks are not known: %s", error)
+            return None
 
     def _kill_timeout(self) -> float:
         try:
