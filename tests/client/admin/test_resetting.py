@@ -312,6 +312,25 @@ async def test_an_older_broker_is_told_the_offsets_of_an_offline_group(
     assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
 
 
+async def test_a_broker_that_has_just_started_and_cannot_say_what_it_is_is_no_broker_of_ours(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_was_sampled_yet(*_: object) -> dict[str, str]:
+        raise LookupError("java.util.NoSuchElementException")  # Apache's 4.9, in its first seconds
+
+    def without_the_setting(*args: Any) -> dict[str, str]:
+        return {k: v for k, v in shown(*args).items() if k != "useServerSideResetOffset"}
+
+    monkeypatch.setattr("orbitmq.broker.handlers.configuration.shown", without_the_setting)
+    monkeypatch.setattr("orbitmq.broker.handlers.statistics.runtime_info", nothing_was_sampled_yet)
+    await _filled(world)
+
+    await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 1}))
+
+    assert world.progress(A0) == 1
+    assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
+
+
 async def test_an_older_broker_cannot_move_single_queues_of_an_online_group(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

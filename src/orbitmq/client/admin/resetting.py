@@ -34,11 +34,12 @@ from orbitmq.client.admin.resetplan import (
 )
 from orbitmq.client.admin.runtime import is_orbitmq
 from orbitmq.client.admin.topology import BrokerNode, Topology
+from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.queue import Queue
 from orbitmq.wire.bodies.properties import parse_properties
 from orbitmq.wire.bodies.route import KVTable
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import ResetOffsetRequest, UpdateConsumerOffsetRequest
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,14 @@ class AsyncProgress(AsyncPlanning):
         setting = config.get("useServerSideResetOffset")
         if setting is not None:
             return setting.strip().lower() == "true"
-        info = await self._asking.told(KVTable, node.address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        code = RequestCode.GET_BROKER_RUNTIME_INFO
+        try:
+            info = await self._asking.told(KVTable, node.address, code)
+        except BrokerRefused as refusal:
+            if refusal.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            # Apache's 4.9 fails at this question in its first seconds; ours never does.
+            return False
         return is_orbitmq(info.table)
 
     async def _ensure_group(
