@@ -9,9 +9,10 @@ from typing import Any
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.queue import Queue
+from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consumers import send
-from tests.support.consuming import until
+from tests.support.consuming import DEADLINE, until
 from tests.support.rebalancing import TOPIC, Consumer, Group
 
 FIRST, SECOND = (Queue(TOPIC, "broker-a", number) for number in range(2))
@@ -61,6 +62,29 @@ async def consumed_five(
     await until(lambda: progress.read(FIRST) == 5)
     await until(lambda: member.owned == {FIRST, SECOND})
     await progress.persist([FIRST])
+    return member
+
+
+class Busy:
+    """A handler that keeps the sixth message of the first queue until it may end."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, _: Consumer, message: ReceivedMessage) -> None:
+        if (message.queue, message.queue_offset) == (FIRST, 5):
+            self.has_begun.set()
+            await self.may_end.wait()
+
+
+async def busy_with_the_sixth(
+    cluster: AsyncEmbeddedCluster, group: Group, progress: Slow, handler: Busy
+) -> Consumer:
+    member = await consumed_five(cluster, group, progress, handler=handler)
+    await send(cluster, TOPIC, ["sixth"], queue=FIRST)
+    async with asyncio.timeout(DEADLINE):
+        await handler.has_begun.wait()
     return member
 
 

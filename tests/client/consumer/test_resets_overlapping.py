@@ -12,12 +12,18 @@ import pytest
 from orbitmq.client.consumer import releasing
 from orbitmq.client.consumer.resetting import ResetUnsettled
 from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.consumers import send
 from tests.support.consuming import DEADLINE, until
 from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group
-from tests.support.slow_progress import FIRST, SECOND, Slow, consumed_five, repeated
+from tests.support.slow_progress import (
+    FIRST,
+    SECOND,
+    Busy,
+    Slow,
+    busy_with_the_sixth,
+    consumed_five,
+    repeated,
+)
 
 #: Handlers are waited for longer than a test lasts; nothing is reported but what is told to be.
 PATIENT = replace(QUICK, handover=4 * DEADLINE, persist=3600.0, persist_idle=0.0)
@@ -97,29 +103,6 @@ async def test_a_reset_that_comes_when_an_earlier_one_has_let_the_queue_go_is_fo
 
 
 # ---- queues that are being given up
-
-
-class Busy:
-    """A handler that keeps the sixth message of the first queue until it may end."""
-
-    def __init__(self) -> None:
-        self.has_begun = asyncio.Event()
-        self.may_end = asyncio.Event()
-
-    async def __call__(self, _: Consumer, message: ReceivedMessage) -> None:
-        if (message.queue, message.queue_offset) == (FIRST, 5):
-            self.has_begun.set()
-            await self.may_end.wait()
-
-
-async def busy_with_the_sixth(
-    cluster: AsyncEmbeddedCluster, group: Group, progress: Slow, handler: Busy
-) -> Consumer:
-    member = await consumed_five(cluster, group, progress, handler=handler)
-    await send(cluster, TOPIC, ["sixth"], queue=FIRST)
-    async with asyncio.timeout(DEADLINE):
-        await handler.has_begun.wait()
-    return member
 
 
 async def test_a_reset_during_a_release_is_told_at_once_and_not_again(

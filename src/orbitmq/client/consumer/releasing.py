@@ -4,8 +4,8 @@ As long as a queue is in the table of owned ones, whoever is to have it next wai
 may last for ever, except in orderly consumption: there the lock is what others wait for, and to
 give it back while a handler runs would put two handlers on one queue. So would, in broadcasting, to
 gain a queue once more. A stop does not wait for ever either; it leaves the lock of such a queue to
-itself. Nor does it wait for a broker that is silent: that is found out once, not once for every
-queue.
+itself. Nor does it wait for a broker that is silent, be it for a report that was on its way before:
+that is found out once, not once for every queue.
 
 Progress is reported twice: at once, for an owner-to-be that does not wait (Apache's clients do
 not), and when the last handler has finished. Before the second report the broker is asked when some
@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE
 from orbitmq.client.consumer.progress import Doubting
+from orbitmq.client.consumer.reportlimit import ReportLimit
+from orbitmq.client.consumer.resetting import ResetUnsettled
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.errors import RemotingError
@@ -112,6 +114,8 @@ class Releasing:
         self._on_released = on_released
         self._is_stopping = False
         self._patience = settings.handover
+        #: For all reports of the consumer that a stop may have to wait for.
+        self.limit = ReportLimit()
         self._tasks: dict[OwnedQueue, asyncio.Task[None]] = {}
         #: Queues that were given up by a stop while a handler was at work on them.
         self.left_busy: set[Queue] = set()
@@ -153,11 +157,19 @@ class Releasing:
         self._progress.freeze(owned.queue, offset)
         owned.is_reset = True
         resets = self._resets.setdefault(owned, set())
-        reset = self._engine.spawn(self._persist(owned), f"reset {owned.queue}")
+        reset = self._engine.spawn(self._tell(owned), f"reset {owned.queue}")
         resets.add(reset)
         reset.add_done_callback(resets.discard)
         self.release(owned, "its progress was reset", reports=False)
         return reset
+
+    async def _tell(self, owned: OwnedQueue) -> OrbitError | None:
+        """Put by where a queue was reset to; what prevented it, if anything did."""
+        error = await self._persist(owned)
+        if error is None and self._ownership.owned.get(owned.queue) is not owned:
+            # A stop that was cut short has let go of it, and of the offset, before it was told.
+            return ResetUnsettled(owned.queue)
+        return error
 
     async def release_all(self, why: str, *, within: float | None = None) -> None:
         """Give up everything; handlers that run longer than `within` (`handover`) are left.
@@ -165,6 +177,7 @@ class Releasing:
         Takes about as long as the handlers; and at most `_STOP` more, whatever brokers do.
         """
         self._is_stopping = True
+        self.limit.begin(_LAST_REPORT)
         self._patience = self._settings.handover if within is None else within
         all_owned = list(self._ownership.owned.values())
         tasks = [self.release(owned, why) for owned in all_owned]
@@ -325,12 +338,8 @@ class Releasing:
         if broker in self._given_up:
             return BrokerUnavailable(broker, "it did not answer before, and is not asked again")
         try:
-            async with asyncio.timeout(_LAST_REPORT if self._is_stopping else None):
+            async with self.limit.kept(broker):
                 await self._put_by(owned, is_careful=is_careful)
-        except TimeoutError:
-            if self._is_stopping:
-                self._given_up.add(broker)
-            return BrokerUnavailable(broker, f"progress was not taken within {_LAST_REPORT:g} s")
         except OrbitError as error:
             if self._is_stopping and isinstance(error, RemotingError | BrokerUnavailable):
                 self._given_up.add(broker)
