@@ -86,8 +86,6 @@ class PendingReset:
 
     offset: int
     is_followed: bool = False
-    #: Whether it is being put by: it is not forgotten before, even if the claim is dropped.
-    is_on_its_way: bool = True
 
 
 class Gaining:
@@ -187,11 +185,16 @@ class Gaining:
             if claim.queue in keep:
                 continue
             del self._ownership.claims[claim.queue]
-            reset = self._resets.pop(claim, None)
-            if reset is not None and not reset.is_on_its_way:
-                self._progress.forget(claim.queue)
+            self._resets.pop(claim, None)
+            self._forget(claim.queue)
             if self._may_be_locked(claim):
                 self._engine.spawn(self._give_back(claim), f"unlock {claim.queue}")
+
+    def _forget(self, queue: Queue) -> None:
+        """Keep no position of a queue that is not to be ours, unless a reset is to be put by."""
+        ownership = self._ownership
+        if not (queue in ownership.owned or queue in ownership.claims or queue in ownership.resets):
+            self._progress.forget(queue)
 
     def _begin_gain(self, topic: str, view: View) -> _Gain:
         inquiry = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -59,6 +60,16 @@ class Ownership:
     owned: dict[Queue, OwnedQueue] = field(default_factory=dict)
     claims: dict[Queue, Claim] = field(default_factory=dict)
     counts: RebalanceCounts = field(default_factory=RebalanceCounts)
+    #: Queues that are not owned, and that are being reset: how often at once (`resetting`).
+    resets: Counter[Queue] = field(default_factory=Counter)
+
+    def reset_begins(self, queue: Queue) -> None:
+        self.resets[queue] += 1
+
+    def reset_ended(self, queue: Queue) -> None:
+        self.resets[queue] -= 1
+        if not self.resets[queue]:
+            del self.resets[queue]
 
     def of(self, topic: str) -> list[OwnedQueue]:
         """The owned queues of a topic, also those that are being given up."""
@@ -68,16 +79,28 @@ class Ownership:
         return [claim for queue, claim in self.claims.items() if queue.topic == topic]
 
     def running_info(self, progress: ProgressStore, clock: Clock) -> ConsumerRunningInfo:
-        """What others are told when they ask (307). A queue is in it until it is given up."""
+        """What others are told when they ask (307). A queue is in it until it is given up.
+
+        One that was claimed is, until the reset that it has met is put by: whoever has it next has
+        to find that.
+        """
         leaving = [
             queue for queue, owned in self.owned.items() if owned.is_draining or owned.is_dropped
         ]
-        properties = {CLAIMS: self.claims, LEAVING: leaving}
+        given_up = [
+            queue for queue in self.resets if queue not in self.owned and queue not in self.claims
+        ]
+        properties = {CLAIMS: self.claims, LEAVING: [*leaving, *given_up]}
+        held = {
+            _wire(queue): _described(owned, progress.read(queue), clock)
+            for queue, owned in self.owned.items()
+        }
+        for queue in given_up:
+            held[_wire(queue)] = ProcessQueueInfo(
+                commit_offset=_known(progress.read(queue)), is_dropped=True
+            )
         return ConsumerRunningInfo(
-            mq_table={
-                _wire(queue): _described(owned, progress.read(queue), clock)
-                for queue, owned in self.owned.items()
-            },
+            mq_table=held,
             properties={name: queues_text(queues) for name, queues in properties.items() if queues},
         )
 
@@ -97,7 +120,7 @@ def _described(owned: OwnedQueue, position: int | None, clock: Clock) -> Process
         cached_msg_max_offset=most,
         cached_msg_min_offset=least,
         cached_msg_size_in_mib=window.size // _MIB,
-        commit_offset=-1 if position is None else position,
+        commit_offset=_known(position),
         is_dropped=owned.is_dropped,
         last_consume_timestamp=times["consumed"],
         last_pull_timestamp=times["pull"],
@@ -106,6 +129,10 @@ def _described(owned: OwnedQueue, position: int | None, clock: Clock) -> Process
         transaction_msg_max_offset=taken_most,
         transaction_msg_min_offset=taken_least,
     )
+
+
+def _known(position: int | None) -> int:
+    return -1 if position is None else position
 
 
 def _epoch_millis(clock: Clock, **instants: float) -> Mapping[str, int]:

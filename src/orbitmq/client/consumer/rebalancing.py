@@ -152,6 +152,7 @@ class Rebalancer:
             releasing=self._releasing,
             reporting=self.reporting,
             is_own=self._is_own,
+            is_locked=self._locks is not None,
         )
         self._spells = Spells(log)
         self._survey = Survey(

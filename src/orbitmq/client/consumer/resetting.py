@@ -10,7 +10,8 @@ get lost either. So:
   handlers that end later nor a release that is under way;
 * the offset is told at once, and once: later it could meet what another owner has done since;
 * of several resets the newest counts. It is frozen last, and what is put by of a queue is what is
-  frozen at that time (`progress`); an older one is not tried again.
+  frozen at that time (`progress`); an older one is not tried again, nor told any more when the
+  newer one is somebody else's to follow.
 
 | the queue is                      | its offset is                                              |
 |-----------------------------------|------------------------------------------------------------|
@@ -22,6 +23,16 @@ get lost either. So:
 
 A claimed queue may have a former owner that follows the same push, and then what it has done since
 is done again. That cannot be told from an owner that the push has missed: better twice than never.
+For the same reason it begins there even if the report fails, which is an error nevertheless.
+
+A queue that we do not have may become somebody else's while its offset is told. We say until then
+that we hold it (`ownership`), so that whoever has it next waits, and finds the offset. In order
+nobody waits for that, but for a lock that we need not have. There the offset is told, and it is an
+error if the queue is not ours any more by then, as far as our rounds have noticed.
+
+A queue between two owners, which one has let go of and the other has not seen yet to be its own, is
+nobody's. No member follows a push then, and none can know that: whoever pushes has to read back
+(as `admin.resetting` does).
 """
 
 from __future__ import annotations
@@ -80,8 +91,12 @@ class Resetting:
         releasing: Releasing,
         reporting: Reporting,
         is_own: Callable[[Queue], bool],
+        is_locked: bool,
     ) -> None:
-        """`is_own`: whether a queue is ours by the last round, owned or not."""
+        """`is_own`: whether a queue is ours by the last round, owned or not.
+
+        `is_locked`: whether others wait for the locks of queues, and not for what we hold.
+        """
         self._engine = engine
         self._group = group
         self._ownership = ownership
@@ -91,26 +106,41 @@ class Resetting:
         self._releasing = releasing
         self._reporting = reporting
         self._is_own = is_own
+        self._is_locked = is_locked
         #: What stands for the newest reset of each queue.
         self._newest: dict[Queue, object] = {}
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
         """Go on from other offsets; returns when they are put by.
 
-        Raises when one could not be; the others are, all the same.
+        Raises when one could not be; the others are, all the same. A claimed queue begins where it
+        was reset to even then.
         """
         self._unreported.drop(offsets)
         # What counts happens here, in one step; the rest goes on even if nobody waits for it.
-        outcomes = await asyncio.gather(
-            *(self._begin(queue, at) for queue, at in offsets.items() if self._concerns_us(queue))
-        )
-        for error in outcomes:
+        following = [
+            self._begin(queue, at) for queue, at in offsets.items() if self._concerns_us(queue)
+        ]
+        for queue in offsets:
+            if not self._concerns_us(queue):
+                self._supersede(queue)
+        for error in await asyncio.gather(*following):
             if error is not None:
                 raise error
 
     def _concerns_us(self, queue: Queue) -> bool:
+        return queue in self._ownership.owned or self._is_to_be_told(queue)
+
+    def _is_to_be_told(self, queue: Queue) -> bool:
+        """Whether we tell where a queue was reset to that we do not have."""
         ownership = self._ownership
-        return queue in ownership.owned or queue in ownership.claims or self._is_own(queue)
+        is_waited_for = queue in ownership.resets and not self._is_locked
+        return is_waited_for or queue in ownership.claims or self._is_own(queue)
+
+    def _supersede(self, queue: Queue) -> None:
+        """A newer reset is somebody else's to follow: one of ours that still waits is not told."""
+        if self._newest.pop(queue, None) is not None:
+            self._progress.forget(queue)
 
     def _begin(self, queue: Queue, at: int) -> asyncio.Future[OrbitError | None]:
         mark = self._newest[queue] = object()
@@ -130,11 +160,12 @@ class Resetting:
         owned = self._ownership.owned.get(queue)
         if owned is not None and self._releasing.is_held(owned):
             return self._releasing.reset(owned, at)
-        if queue not in self._ownership.claims and not self._is_own(queue):
+        if not self._is_to_be_told(queue):
             raise ResetUnsettled(queue)
         # In one step with the freezing: a frozen queue that begins would never be reported.
         noted = self._gaining.reset(queue, at)
         self._progress.freeze(queue, at)
+        self._ownership.reset_begins(queue)
         return noted
 
     async def _follow(
@@ -178,16 +209,20 @@ class Resetting:
     ) -> bool:
         """Put the offset of a queue by that we do not have; whether it was not forgotten before.
 
-        That happens when the queue is claimed, or begun, or let go meanwhile.
+        That happens when the queue is claimed, or begun, or let go meanwhile. Raises when somebody
+        else may have begun it before.
         """
         try:
             await self._progress.persist([queue])
-            is_followed = noted is not None and noted.is_followed
-            return is_followed or self._progress.read(queue) == at
+            if noted is not None and noted.is_followed:
+                return True
+            is_newest = self._newest.get(queue) is mark
+            if is_newest and self._is_locked and not self._concerns_us(queue):
+                raise ResetUnsettled(queue)
+            return self._progress.read(queue) == at
         finally:
-            if noted is not None:
-                noted.is_on_its_way = False
             ownership = self._ownership
+            ownership.reset_ended(queue)
             is_ours = queue in ownership.owned or queue in ownership.claims
             if self._newest.get(queue) is mark and not is_ours:
                 self._progress.forget(queue)
