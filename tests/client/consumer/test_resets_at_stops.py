@@ -14,7 +14,7 @@ from orbitmq.client.consumer.resetting import ResetUnsettled
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import QUICK, TOPIC, Group
+from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group
 from tests.support.slow_progress import (
     FIRST,
     SECOND,
@@ -99,3 +99,69 @@ async def test_a_reset_that_a_stop_which_is_cut_short_does_not_wait_for_is_not_s
             await reset
         assert progress.kept[FIRST] == 5
     assert f"in {FIRST} could not be reset to 2" in caplog.text
+
+
+# ---- of queues that are claimed
+
+
+async def test_a_stop_waits_for_a_reset_of_a_queue_that_is_claimed(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        reset, turn = await begun_reset_of_a_claim(member, progress)
+
+        stop = asyncio.create_task(member.stop())
+        await until(lambda: not member.owned)
+        turn.set()
+        await asyncio.gather(reset, stop)
+
+        assert progress.kept[FIRST] == 2
+
+
+async def test_but_not_for_ever(
+    cluster: AsyncEmbeddedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(releasing, "_LAST_REPORT", 0.2)
+    progress = Slow()
+    async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        reset, _ = await begun_reset_of_a_claim(member, progress)
+
+        async with asyncio.timeout(DEADLINE):
+            await member.stop()
+
+        with pytest.raises(BrokerUnavailable, match=r"not taken within 0\.2 s"):
+            await reset
+    assert f"in {FIRST} could not be reset to 2" in caplog.text
+
+
+async def test_a_reset_that_ends_with_the_client_is_said_not_to_be_done(
+    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        reset, _ = await begun_reset_of_a_claim(member, progress)
+
+        await member.kill()
+
+        with pytest.raises(asyncio.CancelledError):
+            await reset
+    assert f"in {FIRST} could not be reset to 2" in caplog.text
+
+
+async def begun_reset_of_a_claim(
+    member: Consumer, progress: Slow
+) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """A reset of the first queue, which is being gained, and what it waits for."""
+    progress.answers = asyncio.Event()
+    member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
+    await until(lambda: progress.has_read)
+    (turn,) = progress.turns[:] = [asyncio.Event()]
+    reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
+    await until(lambda: progress.waiting == 1)
+    return reset, turn

@@ -206,6 +206,7 @@ class Rebalancer:
         try:
             await self._gaining.stop()
             await self._releasing.release_all("the consumer stops", within=within)
+            await self._resetting.settled()
             if self._locks is not None:
                 self._locks.stop()
                 await self._locks.release_all(but=self._releasing.left_busy)

@@ -11,7 +11,8 @@ get lost either. So:
 * the offset is told at once, and once: later it could meet what another owner has done since;
 * of several resets the newest counts. It is frozen last, and what is put by of a queue is what is
   frozen at that time (`progress`); an older one is not tried again, nor told any more when the
-  newer one is somebody else's to follow.
+  newer one is somebody else's to follow;
+* a stop waits until they are told, for a few seconds: what is not told by then is an error.
 
 | the queue is                      | its offset is                                              |
 |-----------------------------------|------------------------------------------------------------|
@@ -109,6 +110,7 @@ class Resetting:
         self._is_locked = is_locked
         #: What stands for the newest reset of each queue.
         self._newest: dict[Queue, object] = {}
+        self._following: set[asyncio.Task[OrbitError | None]] = set()
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
         """Go on from other offsets; returns when they are put by.
@@ -127,6 +129,11 @@ class Resetting:
         for error in await asyncio.gather(*following):
             if error is not None:
                 raise error
+
+    async def settled(self) -> None:
+        """Wait until no reset is on its way: not for long once the consumer stops."""
+        while self._following:
+            await asyncio.wait(self._following)
 
     def _concerns_us(self, queue: Queue) -> bool:
         return queue in self._ownership.owned or self._is_to_be_told(queue)
@@ -152,8 +159,12 @@ class Resetting:
             failed: asyncio.Future[OrbitError | None] = asyncio.get_running_loop().create_future()
             failed.set_result(error)
             return failed
-        following = self._follow(queue, at, mark, putting_by)
-        return asyncio.shield(self._engine.spawn(following, f"follow the reset of {queue}"))
+        following = self._engine.spawn(
+            self._follow(queue, at, mark, putting_by), f"follow the reset of {queue}"
+        )
+        self._following.add(following)
+        following.add_done_callback(self._following.discard)
+        return asyncio.shield(following)
 
     def _freeze(self, queue: Queue, at: int) -> _PuttingBy:
         """Have a queue follow: see the table."""
@@ -186,6 +197,10 @@ class Resetting:
                 error = ResetUnsettled(queue)
         except OrbitError as failed:
             error = failed
+        except asyncio.CancelledError:
+            # A stop that was cut short.
+            self._not_followed(queue, at, ResetUnsettled(queue))
+            raise
         finally:
             if self._newest.get(queue) is mark:
                 del self._newest[queue]
@@ -213,7 +228,8 @@ class Resetting:
         else may have begun it before.
         """
         try:
-            await self._progress.persist([queue])
+            async with self._releasing.limit.kept(queue.broker):
+                await self._progress.persist([queue])
             if noted is not None and noted.is_followed:
                 return True
             is_newest = self._newest.get(queue) is mark
