@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 import pytest
 
 from orbitmq.client.consumer.resetting import ResetUnsettled
 from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consuming import DEADLINE, until
 from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group
@@ -213,8 +214,45 @@ async def test_a_claim_that_is_dropped_after_its_queue_was_reset_leaves_no_posit
         assert progress.read(FIRST) is None
 
 
+async def test_nor_does_one_that_is_dropped_while_its_progress_is_read(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
+        member = await claims_the_first(cluster, group, progress)
+        member.subscriptions.remove(TOPIC)
+        member.rebalancer.wake()
+        await until(lambda: FIRST not in member.rebalancer.claimed)
+        gain = member.rebalancer._gaining._gains[TOPIC].task
+
+        assert progress.answers is not None and gain is not None
+        progress.answers.set()
+        await gain
+
+        assert progress.read(FIRST) is None
+
+
 async def nothing_is_free(*_: object) -> list[object]:
     return []
+
+
+async def test_a_reset_that_is_given_up_leaves_no_position_behind(
+    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
+        member = await lets_the_first_go(cluster, group, progress, monkeypatch)
+        usual = progress.persist
+
+        async def forgotten_before(queues: Iterable[Queue]) -> None:
+            progress.forget(FIRST)
+            await usual(queues)
+
+        monkeypatch.setattr(progress, "persist", forgotten_before)
+        with pytest.raises(ResetUnsettled):
+            await member.rebalancer.reset({FIRST: 2})
+
+        assert progress.read(FIRST) is None
 
 
 async def test_a_claimed_queue_begins_where_it_was_reset_to_even_if_that_could_not_be_told(

@@ -315,6 +315,7 @@ class Gaining:
             return
         self._spells.over(queue)
         if not self._is_current(claim):
+            self._forget(queue)
             await self._give_back(claim)
             return
         if (reset := self._resets.pop(claim, None)) is not None:

@@ -184,7 +184,9 @@ class Resetting:
     ) -> OrbitError | None:
         """Go on until the offset is put by, or a newer one is to be; what prevented it, if any."""
         try:
-            for _ in range(_TIMES):
+            for times in range(_TIMES):
+                if times:
+                    putting_by = self._freeze(queue, at)
                 if isinstance(putting_by, asyncio.Task):
                     error = await putting_by
                     self._reporting.let_be_seen([queue])
@@ -192,7 +194,6 @@ class Resetting:
                 is_put_by = await self._put_by(queue, at, mark, putting_by)
                 if is_put_by or self._newest.get(queue) is not mark:
                     return None
-                putting_by = self._freeze(queue, at)
             else:
                 error = ResetUnsettled(queue)
         except OrbitError as failed:
