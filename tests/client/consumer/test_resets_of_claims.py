@@ -225,7 +225,8 @@ async def test_nor_does_one_that_is_dropped_while_its_progress_is_read(
         await until(lambda: FIRST not in member.rebalancer.claimed)
         gain = member.rebalancer._gaining._gains[TOPIC].task
 
-        assert progress.answers is not None and gain is not None
+        assert progress.answers is not None
+        assert gain is not None
         progress.answers.set()
         await gain
 
