@@ -55,11 +55,12 @@ encoded before. There a ratio is made of the CPU time that the two servers used 
 requests, unless the line is about waiting, and the figure is the rate that clients saw. Floors run
 on the same event loop as the broker. Apache's broker, where it can be had, gets the same requests
 in turns with ours, and is compared twice: by what clients see, and by what it costs. Ratios are
-made within a line. Figures of the same load in two sections differ: beside Apache's broker ours
-shares cores, caches and the disk with a second broker, which goes on writing in our turn.
-The more is written, the more of it goes to memory that was not in use before. In a virtual machine
-the host may have to find that first: here a page of a growing file then took 5 to 12 µs of CPU to
-write instead of 2, and batches, which fill one with every third message, feel that most.
+made within a line. Without "(wall time)" behind it a rate of the broker is what clients saw, too,
+and only its ratio is by CPU time. Figures of the same load in two sections differ: beside Apache's
+broker ours shares cores, caches and the disk with a second broker, which goes on writing in our
+turn. The more is written, the more of it goes to memory that was not in use before. In a virtual
+machine the host may have to find that first: here a page of a growing file then took 5 to 12 µs of
+CPU to write instead of 2, and batches, which fill one with every third message, feel that most.
 
 Java compiles what it runs often, and takes CPU time for it. Apache's broker and client, and Spark
 for either source, therefore work under the load of a line before it is measured: until five slots
@@ -70,8 +71,10 @@ sides, round by round, are in the data: a peer that was still getting faster wou
 Apache's broker runs with `{java}`, which is the collector of its own start script with a quarter of
 the heap and without `-XX:+AlwaysPreTouch`. Its files have their default sizes, its flush is
 asynchronous, which is its default, and it waits longer than by default before it refuses a send.
-Ours has asynchronous flush as well, unless a line says otherwise. Memory is anonymous memory, which
-nobody else can have; of resident memory, the parts of mapped files can be taken back.
+Ours has asynchronous flush as well, unless a line says otherwise, and runs with the extras `broker`
+and `speed` (`pip install '.[broker,speed]'`: uvloop as its event loop, isal for checksums). Memory
+is anonymous memory, which nobody else can have; of resident memory, the parts of mapped files can
+be taken back.
 
 `make bench` runs everything and takes about half an hour, `make bench QUICK=1` takes fewer rounds,
 smaller sizes and at most twelve minutes; what it drops is named on its page, and it is not
@@ -81,8 +84,9 @@ The data of this page: [bench.json](data/bench.json).
 
 `make profile` says where the time goes: it runs our side of the hot paths (sends, pulls, decoding,
 the hand-over to handlers, Spark) under a sampling profiler, shows which functions of which process
-have the largest shares, and leaves flame graphs in `build/profile`. To look at some of them for
-longer: `make profile ARGS="send decode --seconds 20"`.
+have the largest shares, and leaves flame graphs in `build/profile`, as files for speedscope (`npx
+speedscope FILE`, or its web page). To look at some of them for longer: `make profile ARGS="send
+decode --seconds 20"`.
 """
 
 _GROWTH = """\
@@ -91,10 +95,11 @@ _GROWTH = """\
 What one message costs the broker when something around it grows: CPU time of the broker process,
 with its system calls, under load from another process. Every round visits all sizes, forwards and
 backwards in turn; points are medians of the rounds with their quartiles, and growth is the cost at
-the last size relative to the first, made round by round. The exponent is that of the power law that
-fits best: 0 is flat, 1 is proportional. The rule is that no curve bends upwards without a reason: a
-rise of more than a quarter between any two points, one before the other, is told here with its
-reason, and the reason says how far it reaches.
+the last size relative to the first. Growth and rises are made round by round, so that what differs
+between rounds is left out: they are not the quotients of the points' medians. The exponent is that
+of the power law that fits best: 0 is flat, 1 is proportional. The rule is that no curve bends
+upwards without a reason: a rise of more than a quarter between any two points, one before the
+other, is told here with its reason, and the reason says how far it reaches.
 """
 
 _PLAIN, _GOOD, _BAD = "#5b7f9e", "#3f8f5f", "#b5523b"

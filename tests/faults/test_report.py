@@ -502,3 +502,8 @@ def test_queues_are_shared_when_every_member_has_some_and_no_two_the_same(
     events = [Assigned(1.0, "g", name, queues) for name, queues in owned.items()]
 
     assert are_shared(events, {"a", "b"}, 3) is is_shared
+
+
+def test_a_run_of_some_scenarios_tells_only_of_their_rows() -> None:
+    assert {row[0] for row in by_rows(_run(_good(), is_whole=False))} == {"R1"}
+    assert {row[0] for row in by_rows(_run(_good()))} == {each.row for each in PROMISES}

@@ -157,11 +157,15 @@ def as_markdown(run: Run) -> str:
 
 
 def by_rows(run: Run) -> list[tuple[str, ...]]:
-    """For every row of the list of reliability tests: what is asked for, and what was done."""
-    return [
+    """For every row of the list of reliability tests: what is asked for, and what was done.
+
+    Of a run that left scenarios out, only the rows that it has something to say about.
+    """
+    rows: list[tuple[str, ...]] = [
         (each.row, each.about, each.asked, _done(each, run), each.rule, _mark_of(each, run))
         for each in PROMISES
     ]
+    return rows if run.is_whole else [row for row in rows if row[-1]]
 
 
 def _done(promise: Promise, run: Run) -> str:

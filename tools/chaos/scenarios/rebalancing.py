@@ -16,8 +16,6 @@ _GROUP = "readers"
 _QUEUES = 16
 _LIFE = 120.0
 _UNNOTICED = 21.0  #: members look every 20 s by themselves
-#: What a busy machine adds to anything.
-_SLACK = 1.0
 _KINDS = "kinds of changes"
 
 
@@ -100,7 +98,7 @@ def without_notice(stage: Stage, effort: Effort) -> list[Figure]:
 
 
 def _within(what: str, took: float, limit: float) -> Figure:
-    return at_most("R9", what, took, limit + _SLACK, "s")
+    return at_most("R9", what, took, limit, "s")
 
 
 def _start(stage: Stage, refresh: float, rate: float) -> Program:
