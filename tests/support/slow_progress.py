@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from orbitmq.client.consumer.progress import MemoryProgress
@@ -13,7 +14,10 @@ from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consumers import send
 from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import TOPIC, Consumer, Group
+from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group
+
+#: Handlers are waited for longer than a test lasts; nothing is reported but what is told to be.
+PATIENT = replace(QUICK, handover=4 * DEADLINE, persist=3600.0, persist_idle=0.0)
 
 FIRST, SECOND = (Queue(TOPIC, "broker-a", number) for number in range(2))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
@@ -14,18 +13,16 @@ from orbitmq.client.consumer.resetting import ResetUnsettled
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group
+from tests.support.rebalancing import TOPIC, Consumer, Group
 from tests.support.slow_progress import (
     FIRST,
+    PATIENT,
     SECOND,
     Busy,
     Slow,
     busy_with_the_sixth,
     consumed_five,
 )
-
-#: Handlers are waited for longer than a test lasts; nothing is reported but what is told to be.
-PATIENT = replace(QUICK, handover=4 * DEADLINE, persist=3600.0, persist_idle=0.0)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -12,12 +11,9 @@ from orbitmq.client.consumer.resetting import ResetUnsettled
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group
-from tests.support.slow_progress import FIRST, Slow, consumed_five, repeated
-
-#: Handlers are waited for longer than a test lasts; nothing is reported but what is told to be.
-PATIENT = replace(QUICK, handover=4 * DEADLINE, persist=3600.0, persist_idle=0.0)
+from tests.support.consuming import until
+from tests.support.rebalancing import TOPIC, Consumer, Group
+from tests.support.slow_progress import FIRST, PATIENT, Slow, consumed_five, repeated
 
 
 @pytest.fixture

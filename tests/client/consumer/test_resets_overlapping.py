@@ -13,10 +13,11 @@ from orbitmq.client.consumer import releasing
 from orbitmq.client.consumer.resetting import ResetUnsettled
 from orbitmq.client.queue import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group
+from tests.support.consuming import until
+from tests.support.rebalancing import TOPIC, Consumer, Group
 from tests.support.slow_progress import (
     FIRST,
+    PATIENT,
     SECOND,
     Busy,
     Slow,
@@ -24,9 +25,6 @@ from tests.support.slow_progress import (
     consumed_five,
     repeated,
 )
-
-#: Handlers are waited for longer than a test lasts; nothing is reported but what is told to be.
-PATIENT = replace(QUICK, handover=4 * DEADLINE, persist=3600.0, persist_idle=0.0)
 
 
 @pytest.fixture
