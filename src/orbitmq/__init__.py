@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
     from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
     from orbitmq.client.errors import (
+        AccessDenied,
         AlreadyRunning,
         BodyUnreadable,
         BrokerRefused,
@@ -143,6 +144,7 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     "ClientTls",
     "Credentials",
     # Errors
+    "AccessDenied",
     "AdminError",
     "AlreadyRunning",
     "ArrowMissing",
@@ -237,6 +239,7 @@ _HOMES = {
             "Verdict",
         ),
         "orbitmq.client.errors": (
+            "AccessDenied",
             "AlreadyRunning",
             "BodyUnreadable",
             "BrokerRefused",

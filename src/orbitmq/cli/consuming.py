@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import enum
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,7 +19,7 @@ import typer
 
 from orbitmq.cli.choosing import Queues, Sql, Tags, TopicName, queues_of, time_of
 from orbitmq.cli.declaring import command, section
-from orbitmq.cli.errors import Misused
+from orbitmq.cli.errors import CommandError, Misused
 from orbitmq.cli.messagerecords import MessageRecord
 from orbitmq.cli.printing import Printer
 from orbitmq.cli.session import Session
@@ -28,6 +28,7 @@ from orbitmq.cli.wording import several
 from orbitmq.client.admin.bodies import BodyForm, shown_body
 from orbitmq.client.admin.errors import BadRequest
 from orbitmq.client.consumer.starting import Begin, ConsumeFrom
+from orbitmq.client.errors import NoNameServer, NoRoute
 from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
 from orbitmq.client.pullconsumer.errors import QueueNotAssigned
@@ -115,6 +116,11 @@ async def consume(
         else:
             async with consumer:
                 chosen = queues_of(topic, queue) or await consumer.queues(topic)
+                if not chosen:
+                    raise CommandError(
+                        f"topic {topic!r} has no queue that can be read: its read permission is "
+                        f"off; turn it on with: orbitmq topic update {topic} --permission rw"
+                    )
                 await consumer.assign(chosen, tags, sql=sql)
                 await _seek(consumer, start)
                 ends = None if follow else await consumer.end_offsets(chosen)
@@ -151,11 +157,27 @@ async def _looking(
         if ends is not None and _is_past(consumer, ends):
             break
         left = None if number is None else number - show.printed
-        messages = await unless(wish, consumer.poll(_POLL, max_messages=left)) or ()
+        messages = await unless(wish, _polled(consumer, show, left)) or ()
         for message in messages:
             if ends is None or message.queue_offset < ends[message.queue]:
                 show(message)
     return show.printed
+
+
+async def _polled(
+    consumer: AsyncPullConsumer, show: Shown, most: int | None
+) -> list[ReceivedMessage]:
+    """The next messages; what is waited for while there are none is told once.
+
+    Raises what does not pass by itself. A name server or a topic that was there a moment ago may
+    come back.
+    """
+    messages: list[ReceivedMessage] = []
+    with contextlib.suppress(NoNameServer, NoRoute):
+        messages = await consumer.poll(_POLL, max_messages=most)
+    if not messages:
+        show.waiting(consumer.troubles)
+    return messages
 
 
 def _is_past(consumer: AsyncPullConsumer, ends: Mapping[Queue, int]) -> bool:
@@ -173,7 +195,7 @@ async def _in_group(
     """Print this member's share, and store progress in what was printed."""
     while not wish.is_set() and show.printed != number:
         left = None if number is None else number - show.printed
-        messages = await unless(wish, consumer.poll(_POLL, max_messages=left))
+        messages = await unless(wish, _polled(consumer, show, left))
         if messages:
             for message in messages:
                 show(message)
@@ -195,6 +217,14 @@ class Shown:
     form: Form
     with_headers: bool
     printed: int = field(default=0)
+    told: set[str] = field(default_factory=set)
+
+    def waiting(self, troubles: Iterable[str]) -> None:
+        """Say what is waited for, once while it lasts: the reason in it may change."""
+        now = {trouble.partition(": ")[0]: trouble for trouble in troubles}
+        for what in now.keys() - self.told:
+            self.out.note(f"orbitmq: {now[what]}")
+        self.told = set(now)
 
     def __call__(self, message: ReceivedMessage) -> None:
         self.printed += 1

@@ -142,6 +142,22 @@ class GroupRefused(BrokerRefused):
         self.args = (f"group {group!r} gets nothing from {self.address}: {remark}{remedy}",)
 
 
+class AccessDenied(BrokerRefused):
+    """A broker lets this client's account read nothing: a wrong key, or a permission is missing."""
+
+    def __init__(self, group: str, refused: BrokerRefused) -> None:
+        super().__init__(refused.code, refused.remark, refused.address, refused.request_code)
+        #: As brokers know it.
+        self.group = group
+        remark = self.remark or "its account may not"
+        remedy = (
+            ""
+            if "access key and " in remark
+            else "; have it granted to the account, or use another"
+        )
+        self.args = (f"group {group!r} gets nothing from {self.address}: {remark}{remedy}",)
+
+
 class NotANameServer(BrokerRefused):
     """What was given as a name server does not know what every name server knows."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -53,11 +54,11 @@ def refusals(clock: Clock) -> Refusals:
 def refuse(refusals: Refusals, queue: Queue, where: Address) -> None:
     code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     refused = BrokerRefused(code, "there is none", where, RequestCode.PULL_MESSAGE)
-    refusals.refused(queue, where, refused)
+    refusals.refused(queue, refused)
 
 
 def addresses(refusals: Refusals) -> list[str]:
-    return [each.address for each in refusals.standing()]
+    return [re.findall(r"from (\S+):", each)[0] for each in refusals.standing()]
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:

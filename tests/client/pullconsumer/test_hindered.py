@@ -266,7 +266,6 @@ async def test_a_group_that_one_of_two_brokers_has_is_polled_from_that_one() -> 
     [
         (ResponseCode.SYSTEM_BUSY, "the group is made in a moment"),
         (ResponseCode.SYSTEM_ERROR, "the disk is on fire"),
-        (ResponseCode.NO_PERMISSION, "not for you"),
     ],
 )
 async def test_whatever_else_is_wrong_is_waited_for_and_told_in_the_log(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.settings import ConsumeSettings
     from orbitmq.client.consumer.starting import Beginning
     from orbitmq.client.consumer.statistics import ConsumerStatistics
+    from orbitmq.client.errors import AccessDenied
     from orbitmq.client.queue import Queue
     from orbitmq.wire.bodies.stats import ConsumerRunningInfo
 
@@ -129,6 +131,10 @@ class AsyncConsumer:
         #: What was the case at the end.
         self._last: _Last | None = None
         self._ended: asyncio.Event | None = None
+        #: Why nothing could arrive any more.
+        self._denial: AccessDenied | None = None
+        #: Called when it is known.
+        self.on_denied: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- handlers
@@ -259,6 +265,7 @@ class AsyncConsumer:
             core = ConsumerCore(engine, group, self._registrations.all(), self.options)
             self._engine, self._core = engine, core
             self._ended, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            core.on_denied = self._denied
             await core.start()
         except BaseException:
             self._engine = self._core = None
@@ -311,6 +318,19 @@ class AsyncConsumer:
                 if self._ended is not None:
                     self._ended.set()
 
+    def _denied(self, denial: AccessDenied) -> None:
+        """Nothing can arrive: `run` need not wait any more."""
+        self._denial = denial
+        if self._ended is not None:
+            self._ended.set()
+        if self.on_denied is not None:
+            self.on_denied()
+
+    def check_not_denied(self) -> None:
+        """Raise why nothing could arrive, if that has ended `run`."""
+        if self._denial is not None:
+            raise copy.copy(self._denial)
+
     def stop_soon(self) -> None:
         """Have `run` stop in order and return; from any thread.
 
@@ -327,13 +347,18 @@ class AsyncConsumer:
             )
 
     async def run(self) -> None:
-        """Consume until `stop` is called, the task is cancelled, or SIGINT or SIGTERM comes."""
+        """Consume until `stop` is called, the task is cancelled, or SIGINT or SIGTERM comes.
+
+        Raises `AccessDenied` when brokers let this account read none of the topics: then nothing
+        can arrive, whatever is waited for.
+        """
         with LoopEndingSignals() as signals:
             async with self:
                 assert self._ended is not None  # noqa: S101  # made by `start`
                 await signals.or_event(self._ended)
                 # The next signal ends the program at once.
                 signals.restore()
+        self.check_not_denied()
 
     # ---- while it runs
 

@@ -278,11 +278,14 @@ class Consumer:
         """Consume until `stop` is called elsewhere, or SIGINT or SIGTERM comes.
 
         The first signal stops in order; another one, meanwhile, ends the program at once. Signals
-        are left alone when this is not the main thread.
+        are left alone when this is not the main thread. Raises `AccessDenied` when brokers let
+        this account read none of the topics: then nothing can arrive, whatever is waited for.
         """
+        self._consumer.on_denied = self._ended.set
         with EndingSignals(self._ended) as signals, self:
             self._ended.wait()
             signals.restore()
+        self._consumer.check_not_denied()
 
     # ---- while it runs
 

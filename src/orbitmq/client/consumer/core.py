@@ -10,7 +10,8 @@ and acknowledged, locks are given back, and only then brokers hear that this mem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.registering import Registration
     from orbitmq.client.engine import Engine
+    from orbitmq.client.errors import AccessDenied
     from orbitmq.client.received import ReceivedMessage
     from orbitmq.wire.bodies.stats import ConsumerRunningInfo
 
@@ -95,8 +97,13 @@ class ConsumerCore(GroupMember):
             locks=self.locks,
             settings=options.rebalance,
             listener=options.on_assignment,
+            refusals=self.puller.refusals,
         )
         self.puller.rebuild = self.rebalancer.rebuild
+        #: Called when nothing can arrive any more, since brokers do not let this account.
+        self.on_denied: Callable[[AccessDenied], None] | None = None
+        self._look: asyncio.Handle | None = None
+        self.puller.refusals.on_refused = self._refused
         self._requests = BrokerRequests(engine, self)
 
     @property
@@ -196,10 +203,20 @@ class ConsumerCore(GroupMember):
         return self._described(workers=crew.size, stacks=crew.stacks() if with_stacks else None)
 
     def snapshot(self) -> ConsumerStatistics:
-        refusals = (str(each) for each in self.puller.refusals.standing())
         # Pulls and rounds of rebalancing may have heard the same.
-        troubles = dict.fromkeys((*self.rebalancer.troubles, *refusals))
+        troubles = dict.fromkeys((*self.rebalancer.troubles, *self.puller.troubles))
         return self.statistics.snapshot(tuple(troubles), self.puller.counts())
+
+    def _refused(self) -> None:
+        """Look once for all queues whose refusals have just come."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_soon(self._look_for_denial)
+
+    def _look_for_denial(self) -> None:
+        self._look = None
+        denial = self.rebalancer.denial
+        if denial is not None and self.on_denied is not None:
+            self.on_denied(denial)
 
     def _has_room(self, owned: OwnedQueue) -> None:
         """Messages of a queue are done with."""

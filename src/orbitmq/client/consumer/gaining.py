@@ -26,7 +26,7 @@ from orbitmq.client.consumer.handover import Inquiry
 from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.ownership import Claim, Ownership
 from orbitmq.client.consumer.spells import Spells
-from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.errors import ConnectFailed
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.members import GroupMembers
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.refusals import Refusals
     from orbitmq.client.consumer.starting import Starting
     from orbitmq.client.consumer.unreported import Unreported
     from orbitmq.client.engine import Engine
@@ -108,6 +109,7 @@ class Gaining:
         settings: RebalanceSettings,
         on_gained: Callable[[str], None],
         look_again: Callable[[str], None],
+        refusals: Refusals,
     ) -> None:
         """Without `members` nobody is asked: broadcasting. With `locks` the broker is: orderly.
 
@@ -127,6 +129,7 @@ class Gaining:
         self._settings = settings
         self._on_gained = on_gained
         self._look_again = look_again
+        self._refusals = refusals
         self._gains: dict[str, _Gain] = {}
         self._resets: dict[Claim, PendingReset] = {}
         self._spells = Spells(log)
@@ -162,6 +165,11 @@ class Gaining:
         """Claim nothing of a topic any more."""
         self._drop(topic, keep=frozenset())
 
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps queues from being begun; one stands for all, as they have it in common."""
+        return self._spells.standing()[:1]
+
     def reset(self, queue: Queue, offset: int) -> PendingReset | None:
         """Begin a queue there, if it is claimed; None if it is not."""
         claim = self._ownership.claims.get(queue)
@@ -185,6 +193,8 @@ class Gaining:
             if claim.queue in keep:
                 continue
             del self._ownership.claims[claim.queue]
+            self._refusals.given_up(claim.queue)
+            self._spells.forget(claim.queue)
             self._resets.pop(claim, None)
             self._forget(claim.queue)
             if self._may_be_locked(claim):
@@ -310,10 +320,14 @@ class Gaining:
             offset = await self._settled_start(queue)
         except OrbitError as error:
             self._ownership.counts.postponed += 1
-            self._spells.trouble(queue, "where %s begins cannot be said: %s", queue, error)
+            if isinstance(error, BrokerRefused) and self._refusals.refused(queue, error):
+                self._spells.forget(queue)
+            else:
+                self._spells.trouble(queue, "where %s begins cannot be said: %s", queue, error)
             claim.not_before = self._engine.clock.monotonic() + self._settings.retry
             return
         self._spells.over(queue)
+        self._refusals.given_up(queue)  # its pulls are the next to ask
         if not self._is_current(claim):
             self._forget(queue)
             await self._give_back(claim)

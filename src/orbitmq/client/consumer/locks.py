@@ -141,6 +141,11 @@ class QueueLocks:
             self._renewal = None
 
     @property
+    def troubles(self) -> tuple[str, ...]:
+        """Why brokers could not be asked for locks, a sentence each."""
+        return self._spells.standing()
+
+    @property
     def queues(self) -> tuple[Queue, ...]:
         """The queues whose locks are kept."""
         return tuple(self._locks)

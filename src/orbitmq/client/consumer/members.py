@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from orbitmq.client.consumer.refusals import is_access_denied
 from orbitmq.client.consumer.sharedquestions import SharedQuestions
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError
 from orbitmq.client.queue import Queue
@@ -146,13 +147,19 @@ class GroupMembers:
         """The same, and which broker has listed them."""
         after = self.asked if after is None else after
         refused: ConnectFailed | None = None
+        denied: BrokerRefused | None = None
         for broker in self._brokers(await self._engine.routes.get(topic)):
             try:
                 within = self._engine.settings.request_timeout
                 return await self._list(broker, within, after), broker
             except ConnectFailed as error:
                 refused = refused or error
-        raise refused or _nobody_to_ask(topic)
+            except BrokerRefused as error:
+                if not is_access_denied(error):
+                    raise
+                # Brokers have accounts of their own: the next one may let us in.
+                denied = error
+        raise refused or denied or _nobody_to_ask(topic)
 
     async def everywhere(
         self, topic: str, listed: tuple[str, ...], broker: Address, *, after: int | None = None

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import msgspec
 
 from orbitmq.client.errors import ClientError
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.codes import ForbiddenType, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers.pull import PullMessageResponse
@@ -71,6 +71,15 @@ MENDED_BY_HEARTBEAT = frozenset(
     }
 )
 
+#: How brokers that do not send the type begin to say that reading is off, or end.
+_FORBIDDEN_WORDS: Mapping[str, ForbiddenType] = MappingProxyType(
+    {
+        "subscription group no permission": ForbiddenType.GROUP,
+        "the topic[": ForbiddenType.TOPIC,
+        "the broker[": ForbiddenType.BROKER,
+    }
+)
+
 _STATUSES: Mapping[int, PullStatus] = {int(status.value): status for status in PullStatus}
 
 #: How a broker says that the group's progress was set by an administrator.
@@ -96,6 +105,17 @@ class Pulled(msgspec.Struct, eq=False, gc=False):
     body: Bytes
     #: Whether an administrator has set the progress of the group.
     is_reset: bool
+
+
+def forbidden_type(answer: Command) -> ForbiddenType | None:
+    """What somebody has switched off, if that is why a pull was refused."""
+    if answer.code != ResponseCode.NO_PERMISSION:
+        return None
+    sent = answer.ext_fields.get("forbiddenType", "")
+    if sent.isdecimal() and int(sent) in set(ForbiddenType):
+        return ForbiddenType(int(sent))
+    said = answer.remark or ""
+    return next((kind for words, kind in _FORBIDDEN_WORDS.items() if said.startswith(words)), None)
 
 
 def read_pulled(answer: Command, offset: int) -> Pulled | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from orbitmq.client.consumer.pullanswers import AFTER_POLLED_PULL, AFTER_PULL
@@ -24,19 +24,69 @@ from orbitmq.client.consumer.queuepull import QueuePull
 from orbitmq.client.consumer.refusals import Refusals
 from orbitmq.client.consumer.setbacks import Setback, SetbackCounts, delays
 from orbitmq.client.consumer.sharedwaits import SharedWaits
+from orbitmq.client.consumer.spells import Spells
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.receiving import Receiver
-    from orbitmq.client.consumer.subscription import Subscriptions
+    from orbitmq.client.consumer.subscription import Subscription, Subscriptions
     from orbitmq.client.engine import Engine
-    from orbitmq.client.errors import GroupRefused
+    from orbitmq.client.errors import AccessDenied, GroupRefused
     from orbitmq.client.queue import Queue
     from orbitmq.remoting.address import Address
 
 log = logging.getLogger(__name__)
+
+
+class Filtered:
+    """Subscriptions to a part of a topic, of which no message has come so far: a slip, maybe."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        #: By topic: what is wanted, and how many messages were passed over; None after a match.
+        self._passed: dict[str, tuple[Subscription, int | None]] = {}
+        self._spells = Spells(log)
+
+    def note(self, wanted: Subscription, matched: int, passed: int) -> None:
+        """A pull has found so many messages, and was led past so many others."""
+        topic = wanted.topic
+        said, before = self._passed.get(topic, (wanted, 0))
+        if not said.is_same_filter(wanted):
+            before = 0
+            self._spells.forget(topic)
+        if matched:
+            self._spells.over(topic)
+        self._passed[topic] = (wanted, None if matched or before is None else before + passed)
+
+    def is_unmatched(self, wanted: Subscription) -> bool:
+        """Whether messages have come, and none of them was wanted."""
+        return bool(self._passed.get(wanted.topic, (wanted, 0))[1])
+
+    def tell(self, wanted: Subscription) -> None:
+        """Say it once; what is wanted may still come."""
+        kind = "tags" if wanted.is_by_tags else "condition"
+        self._spells.trouble(
+            wanted.topic,
+            "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; check "
+            "how they are written, or wait for such messages",
+            self._group,
+            wanted.topic,
+            self._passed[wanted.topic][1],
+            kind,
+            wanted.expression,
+        )
+
+    def given_up(self, topic: str, left: Iterable[OwnedQueue]) -> None:
+        """One queue less of a topic; the last one takes the trouble along."""
+        if topic in self._passed and not any(owned.queue.topic == topic for owned in left):
+            del self._passed[topic]
+            self._spells.forget(topic)
+
+    def standing(self) -> tuple[str, ...]:
+        """What is wrong now, a sentence each."""
+        return self._spells.standing()
 
 
 class Puller:
@@ -83,6 +133,9 @@ class Puller:
         self.count = count
         self.is_paused = False
         self.refusals = Refusals(group, engine.clock)
+        self.filtered = Filtered(group)
+        #: Brokers, by name, that could not be asked, or did not answer, and why.
+        self.unreached: dict[str, str] = {}
         self.shared = SharedWaits(engine)
         self._pulls: dict[OwnedQueue, QueuePull] = {}
         self._counts: dict[Queue, SetbackCounts] = {}
@@ -107,6 +160,7 @@ class Puller:
         if pull is not None:
             pull.end()
             self.refusals.given_up(owned.queue)
+            self.filtered.given_up(owned.queue.topic, self._pulls)
             self.receiver.queues_changed(len(self._pulls))
 
     def restart(self, owned: OwnedQueue) -> None:
@@ -149,9 +203,20 @@ class Puller:
             self._end_watch = None
 
     @property
-    def refusal(self) -> GroupRefused | None:
+    def refusal(self) -> GroupRefused | AccessDenied | None:
         """Why nothing at all can be pulled, if brokers refuse the group in every queue."""
         return self.refusals.of_all(owned.queue for owned in self._pulls if not owned.is_paused)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps messages away now, a sentence each."""
+        brokers = {owned.queue.broker for owned in self._pulls}
+        unreached = [
+            f"group {self.group} gets nothing from {broker} until it answers: {why}"
+            for broker, why in self.unreached.items()
+            if broker in brokers
+        ]
+        return (*self.refusals.standing(), *unreached, *self.filtered.standing())
 
     @property
     def queues(self) -> tuple[OwnedQueue, ...]:
@@ -176,10 +241,22 @@ class Puller:
         }
 
     def _connected(self, where: Address) -> None:
+        for broker in tuple(self.unreached):
+            if where in self.engine.routes.brokers.get(broker, {}).values():
+                del self.unreached[broker]
         for pull in tuple(self._pulls.values()):
             pull.is_connected(where)
 
     # ---- for the pulls
+
+    def at_end(self, wanted: Subscription) -> None:
+        """A queue has nothing more for now: if that is so for all of its topic, look what came."""
+        if self.filtered.is_unmatched(wanted) and all(
+            owned.max_offset is None or owned.next_offset >= owned.max_offset
+            for owned in self._pulls
+            if owned.queue.topic == wanted.topic
+        ):
+            self.filtered.tell(wanted)
 
     def correct(self, owned: OwnedQueue, *, is_reset: bool = False) -> None:
         """A queue is dropped because its offset is illegal; begin it anew from the right one.

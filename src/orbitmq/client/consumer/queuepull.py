@@ -18,12 +18,15 @@ from orbitmq.client.consumer.pullanswers import (
     MENDED_BY_HEARTBEAT,
     NextStep,
     Pulled,
+    forbidden_type,
     read_pulled,
 )
-from orbitmq.client.consumer.setbacks import Setback, SetbackCounts, tell
+from orbitmq.client.consumer.refusals import is_access_denied
+from orbitmq.client.consumer.setbacks import UNREACHED, Setback, SetbackCounts, tell
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.client.topicroute import MASTER
 from orbitmq.errors import OrbitError
+from orbitmq.filter.tags import ALL
 from orbitmq.remoting.errors import RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
@@ -215,6 +218,8 @@ class QueuePull:
             return
         owned = self.owned
         self._puller.refusals.served(owned.queue, self._address)
+        if self._puller.unreached:
+            self._puller.unreached.pop(owned.queue.broker, None)
         self._broker_id = pulled.suggested_broker
         owned.min_offset, owned.max_offset = pulled.min_offset, pulled.max_offset
         self._STEPS[self._puller.after[pulled.status]](self, pulled)
@@ -235,10 +240,16 @@ class QueuePull:
             return
         if answer.code in MENDED_BY_HEARTBEAT:
             self._puller.shared.heartbeat()
-        if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST and self._address:
-            refused = BrokerRefused(answer.code, answer.remark, self._address, self._code)
-            self._puller.refusals.refused(self.owned.queue, self._address, refused)
-        self._put_off(Setback.REFUSED, f"code {answer.code}: {answer.remark}")
+        refused = BrokerRefused(answer.code, answer.remark, self._address or "", self._code)
+        off = forbidden_type(answer)
+        if off is None and self._broker_id != MASTER and is_access_denied(refused):
+            # A slave has accounts of its own, and nobody has to be let in there.
+            self._broker_id = MASTER
+            self._put_off(Setback.REFUSED, refused)
+        elif self._puller.refusals.refused(self.owned.queue, refused, off):
+            self._put_off(Setback.REFUSED, None)
+        else:
+            self._put_off(Setback.REFUSED, f"code {answer.code}: {answer.remark}")
 
     def _consume(self, pulled: Pulled) -> None:
         assert self._subscription is not None  # noqa: S101  # it was sent with the request
@@ -257,12 +268,22 @@ class QueuePull:
             self._set_timer(self._puller.delays[Setback.WENT_BACK])
             return
         self._counts.served()
+        if self._subscription.expression != ALL:
+            self._note_filtered(wanted, pulled)
         interval = self._puller.settings.interval
         if wanted and not interval and pulled.next_offset >= pulled.max_offset:
             self._step_soon()
         else:
             self.note_found()
             self._pull_after(interval if wanted else 0.0)
+
+    def _note_filtered(self, wanted: int, pulled: Pulled) -> None:
+        assert self._subscription is not None  # noqa: S101  # as in `_consume`
+        self._puller.filtered.note(
+            self._subscription, wanted, max(0, pulled.next_offset - pulled.offset - wanted)
+        )
+        if not wanted and pulled.next_offset >= pulled.max_offset:
+            self._puller.at_end(self._subscription)
 
     def note_found(self) -> None:
         """What is left to do about messages that were found, once their handlers have them."""
@@ -278,6 +299,8 @@ class QueuePull:
             self._note_going_back(pulled)
         else:
             self._counts.served()
+            if self._subscription is not None and self._subscription.expression != ALL:
+                self._note_filtered(0, pulled)
         waited = self._monotonic() - self._sent_at
         if pulled.next_offset <= pulled.offset and waited < self._puller.settings.flow_delay:
             # Nothing new, and not held until there is: this must not go round in circles.
@@ -368,10 +391,14 @@ class QueuePull:
         if self._goes_on():
             self._put_off(Setback.FAILED, error)
 
-    def _put_off(self, setback: Setback, detail: object) -> None:
+    def _put_off(self, setback: Setback, detail: object | None) -> None:
+        """Pull later; without `detail`, it is told elsewhere why."""
         count = self._counts.note(setback)
+        if setback in UNREACHED:
+            self._puller.unreached[self.owned.queue.broker] = str(detail)
         # To have fetched enough ahead is what a consumer that is polled is for.
-        if count and not (self._puller.is_polled and self._is_held_back):
+        is_told = detail is None or (self._puller.is_polled and self._is_held_back)
+        if count and not is_told:
             tell(self._puller.group, self.owned.queue, setback, count, detail)
         self._set_timer(self._puller.delays[setback])
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.client.consumer.allocation import Averagely, Strategy, in_order, share
 from orbitmq.client.consumer.assignmentnews import AssignmentListener, AssignmentNews
@@ -23,6 +23,7 @@ from orbitmq.client.consumer.gaining import Beginning, Gaining, View
 from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.ownership import Ownership, RebalanceCounts
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.refusals import Refusals, is_access_denied
 from orbitmq.client.consumer.releasing import Draining, Releasing
 from orbitmq.client.consumer.reporting import Reporting
 from orbitmq.client.consumer.resetting import Resetting
@@ -30,7 +31,8 @@ from orbitmq.client.consumer.spells import Spells
 from orbitmq.client.consumer.starting import ConsumeFrom, Starting
 from orbitmq.client.consumer.survey import Survey
 from orbitmq.client.consumer.unreported import Unreported
-from orbitmq.client.errors import GroupRefused
+from orbitmq.client.errors import AccessDenied, BrokerRefused, GroupRefused
+from orbitmq.client.names import is_retry_topic
 from orbitmq.client.serving import NOT_MINE, NotMine
 from orbitmq.errors import OrbitError
 from orbitmq.wire.bodies.base import encode_body
@@ -57,6 +59,10 @@ log = logging.getLogger(__name__)
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = View((), ())
+#: What the trouble of a member without a queue is about, and after how many seconds it is told:
+#: before, somebody may be on the way in or out.
+_NO_QUEUE: Final = "queues"
+_IDLE: Final = 2.0
 
 
 class Rebalancer:
@@ -79,8 +85,11 @@ class Rebalancer:
         listener: AssignmentListener | None = None,
         describe: Describe | None = None,
         puts_start_by: bool = True,
+        refusals: Refusals | None = None,
     ) -> None:
         """`topics` are those subscribed to now; with `locks` queues are consumed in order.
+
+        `refusals` are shared with who pulls.
 
         `puts_start_by`: where a queue without progress is begun is its progress from then on.
         """
@@ -91,6 +100,7 @@ class Rebalancer:
         self._strategy: Strategy = strategy or Averagely()
         self._settings = settings = settings or RebalanceSettings()
         self._locks = None if is_broadcasting else locks
+        self._refusals = refusals or Refusals(group, engine.clock)
         self._describe = describe
         self._members = (
             None
@@ -118,6 +128,7 @@ class Rebalancer:
             settings=settings,
             on_gained=self._news.changed,
             look_again=self._other_members,
+            refusals=self._refusals,
         )
         self._releasing = Releasing(
             engine,
@@ -164,6 +175,8 @@ class Rebalancer:
         self._tracked: set[str] = set()
         #: How often a topic was looked for in vain.
         self._missing: dict[str, int] = {}
+        #: Since when members share all queues out and none is ours.
+        self._idle_since: float | None = None
         self._is_stopping = False
         self._rounds: Periodic | None = None
         self._last_round = float("-inf")
@@ -232,9 +245,16 @@ class Rebalancer:
         return self._survey.obstacle
 
     @property
+    def denial(self) -> AccessDenied | None:
+        """Why nothing can arrive until an account is changed, if that is so for every topic."""
+        shares = {topic: self._shares.get(topic, ()) for topic in self._ordinary_topics()}
+        return self._refusals.denial(shares, self._ownership.owned)
+
+    @property
     def troubles(self) -> tuple[str, ...]:
-        """What is wrong now, a sentence each."""
-        return self._spells.standing()
+        """What is wrong now, a sentence each; what pulls come to is not among it."""
+        locks = () if self._locks is None else self._locks.troubles
+        return (*self._spells.standing(), *self._gaining.troubles, *locks)
 
     # ---- what is owned
 
@@ -300,6 +320,8 @@ class Rebalancer:
         after = self._survey.asked
         pauses = await asyncio.gather(*(self._balance(topic, after) for topic in sorted(topics)))
         self._last_round = clock.monotonic()
+        if self._is_idle():
+            pauses.append(settings.retry)
         return min(pauses, default=settings.interval)
 
     async def _balance(self, topic: str, after: int) -> float:
@@ -324,8 +346,11 @@ class Rebalancer:
             )
         except OrbitError as error:
             self.counts.failed_rounds += 1
+            if isinstance(error, BrokerRefused) and is_access_denied(error):
+                error = AccessDenied(self._group, error)
+                self._refusals.hidden(topic, error)
             self._survey.hindered(topic, error)
-            if isinstance(error, GroupRefused):
+            if isinstance(error, GroupRefused | AccessDenied):
                 # Told by the broker that refuses, not by topic.
                 self._spells.forget(("share", topic))
             else:
@@ -334,6 +359,7 @@ class Rebalancer:
                 )
             return settings.retry
         self._spells.over(("share", topic))
+        self._refusals.seen(topic)
         self._survey.succeeded(topic)
         if self._is_stopping or topic not in self._tracked:
             return settings.interval
@@ -385,7 +411,44 @@ class Rebalancer:
             self._views.pop(topic, None)
             self._shares.pop(topic, None)
             self._survey.forget(topic)
+            self._refusals.seen(topic)
             self._spells.forget(("share", topic))
+
+    def _ordinary_topics(self) -> set[str]:
+        """All but the group's own one, in which messages are only after some have failed."""
+        return {topic for topic in self._topics() if not is_retry_topic(topic)}
+
+    def _is_idle(self) -> bool:
+        """Whether there is not a queue for this member; told when it has been so for a while."""
+        topics = self._ordinary_topics()
+        views = [self._views[topic] for topic in topics if topic in self._views]
+        is_idle = (
+            self._members is not None
+            and len(views) == len(topics)
+            and any(view.queues for view in views)
+            and not any(self._shares[topic] for topic in topics)
+        )
+        now = self._engine.clock.monotonic()
+        if not is_idle:
+            self._idle_since = None
+            self._spells.over(_NO_QUEUE)
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= _IDLE:
+            queues = sum(len(view.queues) for view in views)
+            members = max(len(view.members) for view in views)
+            names = ", ".join(sorted(topics))
+            self._spells.trouble(
+                _NO_QUEUE,
+                "group %s has no queue for this member: %d members share %d of %s; it waits until "
+                "one of them leaves, or for more queues: orbitmq topic update %s --queues N",
+                self._group,
+                members,
+                queues,
+                names,
+                names,
+            )
+        return is_idle and not self._spells.is_in_trouble(_NO_QUEUE)
 
     def _track(self, topics: set[str]) -> None:
         routes = self._engine.routes

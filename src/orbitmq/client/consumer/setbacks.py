@@ -61,7 +61,9 @@ _ORDINARY = frozenset(
         Setback.NOT_HELD,
     }
 )
-#: Of these, what nobody has to look at. (A span that grows means one message that does not end.)
+#: There is nobody to pull from.
+UNREACHED = frozenset({Setback.NO_BROKER, Setback.NOT_SENT, Setback.NO_ANSWER})
+#: What nobody has to look at. (A span that grows means one message that does not end.)
 _NO_TROUBLE = _ORDINARY - {Setback.OFFSET_SPAN}
 
 

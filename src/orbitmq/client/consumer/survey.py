@@ -41,14 +41,16 @@ That there is no such group is known by the broker that says so: another one may
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.members import Listing
 from orbitmq.client.errors import (
+    AccessDenied,
     BrokerRefused,
     GroupRefused,
     NoNameServer,
@@ -73,7 +75,7 @@ log = logging.getLogger(__name__)
 #: What trouble with them is about.
 _NAME_SERVERS: Final = "name servers"
 #: What somebody can do something about.
-_OBSTACLES: Final = (NoNameServer, NoRoute, GroupRefused)
+_OBSTACLES: Final = (NoNameServer, NoRoute, GroupRefused, AccessDenied)
 
 #: So Apache's brokers begin to say that nobody is in a group, with a code for anything.
 _NOBODY_LISTED: Final = "no consumer for this group"
@@ -152,7 +154,7 @@ class Survey:
     def obstacle(self) -> OrbitError | None:
         """What has kept all topics from being consumed, ever; None without one of the known.
 
-        One of `NoNameServer`, `NoRoute`, `GroupRefused`.
+        One of `NoNameServer`, `NoRoute`, `GroupRefused`, `AccessDenied`.
         """
         if self._consumed:
             return None
@@ -221,8 +223,19 @@ class Survey:
             self.hindered(topic, error)
             self._spells.trouble(about, "the route of %s cannot be had: %s", topic, error)
             return None
-        self._spells.over(about)
         self._spells.over(_NAME_SERVERS)
+        if queues or is_retry_topic(topic):
+            self._spells.over(about)
+        else:
+            self._spells.trouble(
+                about,
+                "group %s gets nothing of %s for now: its read permission is off, at the topic or "
+                "at its broker; turn it on with: orbitmq topic update %s --permission rw, or with "
+                "permission = 6 in the settings of the broker",
+                self._group,
+                topic,
+                topic,
+            )
         return queues
 
     async def _with_similar(self, error: NoRoute) -> NoRoute:
@@ -245,7 +258,7 @@ class Survey:
         after = self.asked if after is None else max(after, self._happened_after)
         # What happens while brokers are asked has happened since.
         happenings, agreed = self._happenings, self._agreed.pop(topic, None)
-        members, broker, after = await self._listed(group, topic, after)
+        members, broker, after, failed = await self._listed(group, topic, after)
         if agreed is not None and agreed == Counter(members) and set(before) <= agreed.keys():
             found = Listing(members)
         else:
@@ -256,6 +269,8 @@ class Survey:
             self._split[topic] = self._split.get(topic, 0) + 1
         if found.is_agreed and found.is_whole and happenings == self._happenings:
             self._agreed[topic] = Counter(found.members)
+        if self._engine.client_id not in found.members:
+            self._check_welcome(topic, failed)
         if self._may_come(topic, before, found):
             return None
         once = tuple(dict.fromkeys(found.members))
@@ -265,9 +280,13 @@ class Survey:
 
     async def _listed(
         self, group_members: GroupMembers, topic: str, after: int
-    ) -> tuple[tuple[str, ...], Address, int]:
-        """What one broker lists, once it knows us; and after how many questions it was asked."""
+    ) -> tuple[tuple[str, ...], Address, int, Mapping[Address, OrbitError]]:
+        """What one broker lists, once it knows us; and after how many questions it was asked.
+
+        Also which brokers have not taken the heartbeat, if one was sent for that.
+        """
         members: tuple[str, ...] = ()
+        failed: Mapping[Address, OrbitError] = {}
         # So Apache's brokers say that there is nobody in the group, not even us.
         with suppress(BrokerRefused):
             members, broker = await group_members.listed(topic, after=after)
@@ -278,11 +297,22 @@ class Survey:
             try:
                 members, broker = await group_members.listed(topic, after=after)
             except BrokerRefused as refused:
+                self._check_welcome(topic, failed)
                 if self._is_no_group(topic, refused, failed):
                     raise self._refused(topic, refused) from refused
                 raise
         self._has_group(topic, str(broker))
-        return members, broker, after
+        return members, broker, after, failed
+
+    def _check_welcome(self, topic: str, failed: Mapping[Address, OrbitError]) -> None:
+        """Raise why no broker of a topic takes us as a member, if they have said so."""
+        route = self._engine.routes.known(topic)
+        brokers = [] if route is None else [set(each.values()) for each in route.brokers.values()]
+        refused = {
+            where: error for where, error in failed.items() if isinstance(error, BrokerRefused)
+        }
+        if brokers and all(each & refused.keys() for each in brokers):
+            raise copy.copy(refused[next(iter(brokers[0] & refused.keys()))])
 
     def _may_come(self, topic: str, before: Collection[str], found: Listing) -> bool:
         """Whether somebody is missing of whom it is no proof yet that nobody lists him.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.errors import SettingError
+from orbitmq.client.errors import BrokerRefused, SettingError
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Assigning:
         self._start = starting.begin if puts_start_by else starting.offset
         self._owned: dict[Queue, OwnedQueue] = {}
         self._wanted: set[Queue] = set()
+        #: Why queues that are wanted could not be begun so far.
+        self._problems: dict[Queue, OrbitError] = {}
         self._tracked: set[str] = set()
         #: Held by whoever changes the assignment: what one gives up, the next may want back.
         self._changing = asyncio.Lock()
@@ -67,6 +70,11 @@ class Assigning:
                     named = ", ".join(str(each) for each in known) or "none that can be read"
                     raise SettingError(f"topic {topic!r} has no queue {queue}; it has {named}")
 
+    def check_begun(self, queue: Queue) -> None:
+        """Raise why a queue that is wanted could not be begun so far."""
+        if queue in self._wanted and (problem := self._problems.get(queue)) is not None:
+            raise copy.copy(self._puller.refusals.of_all([queue]) or problem)
+
     async def assign(self, queues: Iterable[Queue]) -> None:
         """Exactly these from now on, which were checked.
 
@@ -78,6 +86,9 @@ class Assigning:
                 return
             self._track({queue.topic for queue in wanted})
             self._wanted = wanted
+            for queue in self._problems.keys() - wanted:
+                del self._problems[queue]
+                self._puller.refusals.given_up(queue)
             gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
             await self._end(gone)
             new = [queue for queue in wanted if queue not in self._owned]
@@ -107,11 +118,16 @@ class Assigning:
         try:
             offset = await self._start(queue)
         except OrbitError as error:
-            log.warning(
-                "where %s begins cannot be said: %s", queue, error, extra={"queue": str(queue)}
-            )
+            refusals = self._puller.refusals
+            if not (isinstance(error, BrokerRefused) and refusals.refused(queue, error)):
+                log.warning(
+                    "where %s begins cannot be said: %s", queue, error, extra={"queue": str(queue)}
+                )
+            self._problems[queue] = error
             self._engine.spawn(self._begin_later(queue), f"begin {queue}")
             return
+        self._problems.pop(queue, None)
+        self._puller.refusals.given_up(queue)  # its pulls are the next to ask
         if queue in self._wanted and queue not in self._owned:
             now = self._engine.clock.monotonic()
             owned = self._owned[queue] = OwnedQueue(queue, offset, now=now)

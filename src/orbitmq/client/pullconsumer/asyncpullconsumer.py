@@ -241,11 +241,14 @@ class AsyncPullConsumer:
     ) -> list[ReceivedMessage]:
         """The next messages, of any assigned queue; none when there are none within the time.
 
+        Raises `AccessDenied` at once when brokers let this account read none of the topics: then
+        nothing can come, whatever is waited for.
+
         As long as none of its topics could ever be consumed, because no name server answers
         (`NoNameServer`), there is no such topic (`NoRoute`), or the broker does not have the group
         (`GroupRefused`), a poll without messages raises that, when its time is up; another poll may
         succeed. What happens once any of them was consumed is logged and passes, as is whatever
-        else goes wrong.
+        else goes wrong: see `troubles`.
         """
         until = self.deadline(timeout)
         while True:
@@ -260,8 +263,8 @@ class AsyncPullConsumer:
     async def __anext__(self) -> ReceivedMessage:
         """The next message, however long it takes; ends when the consumer is stopped.
 
-        Raises `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does, after some seconds
-        without any message; the next call goes on.
+        Raises `AccessDenied` as `poll` does, and `NoNameServer`, `NoRoute` or `GroupRefused` after
+        some seconds without any message; the next call goes on.
         """
         core = self._core
         self._trouble.note()
@@ -287,8 +290,8 @@ class AsyncPullConsumer:
         them to be joined, as long as the time lasts; batches of a thousand and more are what
         columns are made for. `columns` chooses names of `orbitmq.message.arrow.MESSAGE_SCHEMA`.
         A damaged body raises `BodyCorrupt`, and the same messages come again; with
-        `null_bad_bodies` it is null instead. Raises `NoNameServer`, `NoRoute` or `GroupRefused` as
-        `poll` does.
+        `null_bad_bodies` it is null instead. Raises `AccessDenied`, `NoNameServer`, `NoRoute` or
+        `GroupRefused` as `poll` does.
         """
         until = self.deadline(timeout)
         while True:
@@ -455,6 +458,11 @@ class AsyncPullConsumer:
         queue = self._known(queue)
         await self._core.engine.routes.get(queue.topic)
         return await self._core.progress.stored(queue)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps messages away now, a sentence each; none while all is well."""
+        return self._core.troubles
 
     def counts(self) -> dict[tuple[Queue, Setback], int]:
         """How often pulls were put off, by queue and reason."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
     from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
     from orbitmq.client.engine import Engine
+    from orbitmq.client.errors import AccessDenied
     from orbitmq.client.periodic import Periodic
     from orbitmq.client.pullconsumer.chunks import Chunk
     from orbitmq.client.pullconsumer.settings import PollSettings
@@ -113,7 +114,10 @@ class PullCore:
             listener=listener,
             # Who commits by hand has no progress before: to look must not change a group.
             puts_start_by=settings.auto_commit,
+            refusals=self.puller.refusals,
         )
+        # A poll that waits looks again.
+        self.puller.refusals.on_refused = self.cache.arrived.set
         self._assigning = Assigning(
             engine,
             self.puller,
@@ -310,6 +314,8 @@ class PullCore:
         self.check_running()
         owned = self.owned.get(queue)
         if owned is None or owned.is_dropped:
+            if self._mode is Mode.ASSIGN:
+                self._assigning.check_begun(queue)
             raise QueueNotAssigned(queue)
         return owned
 
@@ -325,8 +331,9 @@ class PullCore:
     ) -> list[Chunk]:
         """What is there, at most so much; waits for `least` messages, at most `timeout`.
 
-        What earlier calls returned is settled by this one. Raises `NoNameServer`, `NoRoute` or
-        `GroupRefused` when that is why nothing was ever consumed.
+        What earlier calls returned is settled by this one. Raises `AccessDenied` when that is why
+        nothing can come any more, and `NoNameServer`, `NoRoute` or `GroupRefused` when that is why
+        nothing was ever consumed.
         """
         self._begin_poll()
         cache = self.cache
@@ -346,14 +353,31 @@ class PullCore:
     def _check_not_hindered(self) -> None:
         """Say what keeps this consumer from its messages, instead of giving it none for ever.
 
-        Only if it never got to any: once one of its topics was consumed, there may simply be none,
-        and what is wrong with the others, or now, is in the log.
+        What may pass only if it never got to any: once one of its topics was consumed, there may
+        simply be none, and what is wrong with the others, or now, is in the log.
         """
+        if (denial := self.denial) is not None:
+            raise copy.copy(denial)
         if any(map(self.puller.refusals.was_served, self._topics())):
             return
         error = self.puller.refusal or self.rebalancer.obstacle
         if error is not None:
             raise copy.copy(error)  # each call adds its traceback
+
+    @property
+    def denial(self) -> AccessDenied | None:
+        """Why nothing can come until an account is changed."""
+        if self._mode is not Mode.ASSIGN:
+            return self.rebalancer.denial
+        queues: dict[str, list[Queue]] = {}
+        for queue in self._planned:
+            queues.setdefault(queue.topic, []).append(queue)
+        return self.puller.refusals.denial(queues, self.owned)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps messages away now, a sentence each."""
+        return tuple(dict.fromkeys((*self.rebalancer.troubles, *self.puller.troubles)))
 
     def _topics(self) -> Iterable[str]:
         if self._mode is Mode.ASSIGN:
@@ -384,7 +408,7 @@ class PullCore:
         cache = self.cache
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self.is_running and not cache.has(least):
+                while self.is_running and not cache.has(least) and self.denial is None:
                     cache.arrived.clear()
                     await cache.arrived.wait()
 

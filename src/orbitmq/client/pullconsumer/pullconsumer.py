@@ -187,8 +187,9 @@ class PullConsumer:
     ) -> list[ReceivedMessage]:
         """The next messages, of any assigned queue; none when there are none within the time.
 
-        Raises `NoNameServer`, `NoRoute` or `GroupRefused` when that is why nothing could be
-        consumed since the beginning: see `AsyncPullConsumer.poll`.
+        Raises `AccessDenied` when that is why nothing can come any more, and `NoNameServer`,
+        `NoRoute` or `GroupRefused` when that is why nothing could be consumed since the beginning:
+        see `AsyncPullConsumer.poll`.
         """
         self._take_back()
         until = self._consumer.deadline(timeout)
@@ -207,8 +208,8 @@ class PullConsumer:
         automatic commits, as a whole. Whatever else is called meanwhile sees the position of the
         iteration.
 
-        Raises `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does, after some seconds
-        without any message; the next call goes on.
+        Raises `AccessDenied` as `poll` does, and `NoNameServer`, `NoRoute` or `GroupRefused` after
+        some seconds without any message; the next call goes on.
         """
         while self._is_running:
             if not self._iterated:
@@ -240,7 +241,7 @@ class PullConsumer:
     ) -> Any:
         """The next messages as a `pyarrow.RecordBatch`; see `AsyncPullConsumer.poll_arrow`.
 
-        Raises `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does.
+        Raises `AccessDenied`, `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does.
         """
         self._take_back()
         read = partial(chunks_to_arrow, columns=columns, null_bad_bodies=null_bad_bodies)
@@ -418,6 +419,11 @@ class PullConsumer:
     def committed(self, queue: Queue) -> int | None:
         """The group's progress in a queue, as the broker has it; None without any."""
         return self._run(self._consumer.committed(queue))
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps messages away now, a sentence each; none while all is well."""
+        return self._do(lambda: self._consumer.troubles)
 
     def counts(self) -> dict[tuple[Queue, Setback], int]:
         """How often pulls were put off, by queue and reason."""

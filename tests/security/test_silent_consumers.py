@@ -1,0 +1,542 @@
+"""Consumers to which nothing can come: each says why in time, and what is final ends it.
+
+The cluster is a process of its own that lets in nobody without an account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from orbitmq import (
+    AccessDenied,
+    AsyncConsumer,
+    AsyncProducer,
+    AsyncPullConsumer,
+    ClientSettings,
+    Consumer,
+    Producer,
+    PullConsumer,
+)
+from orbitmq.broker.settings import AccessSettings, BrokerSettings
+from orbitmq.client.queue import Queue
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from orbitmq.wire.acl import Credentials
+from tests.support.access import account
+from tests.support.command import Started
+from tests.support.nursery import Nursery
+from tests.support.orbitmqcli import Cli, Running
+
+#: By then somebody knows why nothing comes.
+IN_TIME = 5.0
+#: For what is not timed here.
+PATIENCE = 60.0
+
+OPERATOR = account("operator-key", "secret-of-operator")
+#: May read `orders` as `billing`, and nothing else.
+READER = account("reader-key", "secret-of-reader")
+#: May read every topic, as no group.
+LOOKER = account("looker-key", "secret-of-looker")
+#: The right key, and a wrong secret.
+IMPOSTOR = account("operator-key", "secret-of-somebody")
+NOBODY = None
+
+ACCOUNTS = f"""
+[[accounts]]
+accessKey = "{OPERATOR.access_key}"
+secretKey = "{OPERATOR.secret_key}"
+admin = true
+
+[[accounts]]
+accessKey = "{READER.access_key}"
+secretKey = "{READER.secret_key}"
+topicPerms = ["orders=SUB"]
+groupPerms = ["billing=SUB"]
+
+[[accounts]]
+accessKey = "{LOOKER.access_key}"
+secretKey = "{LOOKER.secret_key}"
+defaultTopicPerm = "SUB"
+"""
+
+
+class Guarded(NamedTuple):
+    """A cluster that asks everybody for an account."""
+
+    name_server: str
+    cli: Cli
+
+    def settings(self, who: Credentials | None) -> ClientSettings:
+        return ClientSettings(name_servers=(self.name_server,), credentials=who)
+
+    def run(self, who: Credentials | None, *words: str) -> Any:
+        return self.cli.run(*words, env=keys(who))
+
+    def operate(self, *words: str) -> None:
+        ran = self.run(OPERATOR, *words)
+        assert ran.returncode == 0, ran.stderr
+
+    def start(self, who: Credentials | None, *words: str) -> Running:
+        return Running(words, self.cli.environment(keys(who)))
+
+
+def keys(who: Credentials | None) -> dict[str, str]:
+    if who is None:
+        return {}
+    return {"ORBITMQ_ACCESS_KEY": who.access_key, "ORBITMQ_SECRET_KEY": who.secret_key}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder: Path = tmp_path_factory.mktemp("guarded")
+    (folder / "accounts.toml").write_text(ACCOUNTS)
+    words = ("--set", f"broker.access.accounts={folder / 'accounts.toml'}")
+    with (
+        Started("up", "--namesrv-port", "0", "--broker-port", "0", *words, cwd=folder) as up,
+        Nursery() as nursery,
+    ):
+        name_server = up.address("name server")
+        guarded = Guarded(name_server, Cli(name_server, nursery))
+        for topic in ("orders", "invoices"):
+            guarded.operate("topic", "create", topic, "--queues", "2")
+        with Producer("makers", client=guarded.settings(OPERATOR)) as producer:
+            for number in range(6):
+                producer.send("orders", f"m{number}", tags="paid")
+        yield guarded
+
+
+@pytest.fixture
+def names() -> Iterator[str]:
+    return (f"{time.monotonic_ns()}-{number}" for number in range(10))
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < IN_TIME
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+#: Who consumes what as which group, and what is missing.
+DENIED = [
+    pytest.param(
+        READER, "invoices", "billing", r"no SUB permission on topic 'invoices'", id="topic"
+    ),
+    pytest.param(READER, "orders", "others", r"no SUB permission on group 'others'", id="group"),
+    pytest.param(IMPOSTOR, "orders", "billing", "check the access key and the secret", id="key"),
+    pytest.param(NOBODY, "orders", "billing", "set an access key and a secret key", id="none"),
+]
+
+
+# ---- what does not pass
+
+
+@pytest.mark.parametrize(("who", "topic", "group", "missing"), DENIED)
+@pytest.mark.parametrize("way", ["subscribed", "assigned"])
+def test_a_poll_raises_what_is_missing_without_using_its_time_up(
+    guarded: Guarded, way: str, who: Credentials | None, topic: str, group: str, missing: str
+) -> None:
+    with PullConsumer(group, client=guarded.settings(who), consume_from="first") as consumer:
+        if way == "subscribed":
+            consumer.subscribe(topic)
+        else:
+            consumer.assign([Queue(topic, "broker-a", 0)])
+
+        with in_time(), pytest.raises(AccessDenied, match=missing):
+            consumer.poll(timeout=PATIENCE)
+        with in_time(), pytest.raises(AccessDenied, match=missing):
+            consumer.poll_arrow(timeout=PATIENCE)
+        with in_time(), pytest.raises(AccessDenied, match=missing):
+            next(consumer)
+        troubles = consumer.troubles
+
+    assert len(troubles) == 1
+    assert f"group {group!r} gets nothing from" in troubles[0]
+
+
+async def test_the_asynchronous_poll_and_iteration_raise_as_well(guarded: Guarded) -> None:
+    async with AsyncPullConsumer("others", client=guarded.settings(READER)) as consumer:
+        consumer.subscribe("orders")
+
+        with in_time(), pytest.raises(AccessDenied):
+            await consumer.poll(PATIENCE)
+        with in_time(), pytest.raises(AccessDenied):
+            await anext(consumer)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(("who", "topic", "group", "missing"), DENIED)
+def test_a_consumer_logs_one_error_and_its_run_raises_it(
+    guarded: Guarded,
+    caplog: pytest.LogCaptureFixture,
+    who: Credentials | None,
+    topic: str,
+    group: str,
+    missing: str,
+    ordered: bool,
+) -> None:
+    consumer = Consumer(group, client=guarded.settings(who), ordered=ordered)
+    consumer.on(topic)(lambda message: None)
+
+    with in_time(), pytest.raises(AccessDenied, match=missing):
+        consumer.run()
+
+    assert len(errors(caplog)) == 1
+    assert consumer.statistics().troubles == tuple(errors(caplog))
+
+
+async def test_an_asynchronous_run_raises_as_well_also_of_a_broadcasting_consumer(
+    guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
+    for model in ("clustering", "broadcasting"):
+        consumer = AsyncConsumer("billing", client=guarded.settings(READER), model=model)
+        consumer.on("invoices")(lambda message: None)
+
+        with in_time(), pytest.raises(AccessDenied, match="'invoices'"):
+            await consumer.run()
+
+
+async def test_one_denied_topic_does_not_end_a_consumer_to_which_others_come(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    consumer = AsyncConsumer("billing", client=guarded.settings(READER), consume_from="first")
+    consumer.on("orders")(lambda message: seen.append(message.text()))
+    running = asyncio.create_task(consumer.run())
+    await until(lambda: len(seen) == 6)
+
+    await consumer.subscribe("invoices", lambda message: None)
+    await until(lambda: any("'invoices'" in each for each in consumer.statistics().troubles))
+    with Producer("makers", client=guarded.settings(OPERATOR)) as producer:
+        producer.send("orders", "later", tags="late")
+    await until(lambda: "later" in seen)
+    consumer.stop_soon()
+    await running
+
+    assert len(errors(caplog)) == 1
+
+
+# ---- what may pass
+
+
+async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(
+    guarded: Guarded, names: Iterator[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    group = next(names)
+    guarded.operate("group", "create", group)
+    guarded.operate("group", "pause", group, "--yes")
+    seen: list[str] = []
+    consumer = AsyncConsumer(group, client=guarded.settings(OPERATOR), consume_from="first")
+    consumer.on("orders")(lambda message: seen.append(message.text()))
+    running = asyncio.create_task(consumer.run())
+    polled = AsyncPullConsumer(group, client=guarded.settings(OPERATOR), consume_from="first")
+    polled.subscribe("orders")
+
+    async with polled:
+        await until_told(lambda: consumer.statistics().troubles, f"orbitmq group resume {group}")
+        await until_told(lambda: polled.troubles, f"orbitmq group resume {group}")
+        assert await polled.poll(0.1) == []
+    await asyncio.to_thread(guarded.operate, "group", "resume", group)
+    await until(lambda: "m0" in seen)
+    await until(lambda: consumer.statistics().troubles == ())
+    consumer.stop_soon()
+    await running
+
+    told = [each for each in caplog.records if "group resume" in each.getMessage()]
+    assert [each.levelno for each in told] == [logging.WARNING] * 2  # one of each consumer
+
+
+async def test_a_topic_that_may_not_be_read_is_told_and_consumed_when_it_may(
+    guarded: Guarded, names: Iterator[str]
+) -> None:
+    topic = next(names)
+    guarded.operate("topic", "create", topic, "--permission", "w")
+    consumer = AsyncConsumer(f"{topic}-readers", client=guarded.settings(OPERATOR))
+    consumer.on(topic)(lambda message: None)
+
+    async with consumer:
+        await until_told(
+            lambda: consumer.statistics().troubles,
+            f"orbitmq topic update {topic} --permission rw",
+        )
+
+
+async def test_a_topic_that_is_closed_while_it_is_read_is_told(
+    guarded: Guarded, names: Iterator[str]
+) -> None:
+    topic = next(names)
+    guarded.operate("topic", "create", topic, "--queues", "1")
+    consumer = AsyncConsumer(f"{topic}-readers", client=guarded.settings(OPERATOR))
+    consumer.on(topic)(lambda message: None)
+
+    async with consumer:
+        await until(lambda: any(queue.topic == topic for queue in consumer.queues))
+        with Producer("makers", client=guarded.settings(OPERATOR)) as producer:
+            await asyncio.to_thread(
+                guarded.operate, "topic", "update", topic, "--permission", "w", "--yes"
+            )
+            producer.send(topic, "ends the pull that is held")
+        await until_told(
+            lambda: consumer.statistics().troubles,
+            f"orbitmq topic update {topic} --permission rw",
+        )
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [({"tags": "piad"}, "the tags 'piad'"), ({"sql": "TAGS = 'piad'"}, 'the condition "TAGS')],
+)
+async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matches(
+    guarded: Guarded,
+    names: Iterator[str],
+    caplog: pytest.LogCaptureFixture,
+    choice: dict[str, str],
+    words: str,
+) -> None:
+    topic = next(names)
+    guarded.operate("topic", "create", topic, "--queues", "2")
+    settings = guarded.settings(OPERATOR)
+    with Producer("makers", client=settings) as producer:
+        for number in range(3):
+            producer.send(topic, f"m{number}", tags="paid")
+        consumer = AsyncPullConsumer(f"{topic}-readers", client=settings, consume_from="first")
+        consumer.subscribe(topic, **choice)
+
+        async with consumer:
+            await until_told(lambda: consumer.troubles, words)
+            told = [each for each in caplog.messages if words in each]
+            producer.send(topic, "it", tags="piad")
+            found = await consumer.poll(PATIENCE)
+            await until(lambda: consumer.troubles == ())
+
+    assert [each.text() for each in found] == ["it"]
+    assert len(told) == 1
+    assert f"gets nothing of {topic} so far: of 3 messages none" in told[0]
+
+
+async def test_a_filter_that_matches_something_is_not_told(
+    guarded: Guarded, names: Iterator[str]
+) -> None:
+    topic = next(names)
+    guarded.operate("topic", "create", topic, "--queues", "1")
+    settings = guarded.settings(OPERATOR)
+    with Producer("makers", client=settings) as producer:
+        for tags in ("other", "paid", "other"):
+            producer.send(topic, tags, tags=tags)
+    consumer = AsyncPullConsumer(f"{topic}-readers", client=settings, consume_from="first")
+    consumer.subscribe(topic, "paid")
+
+    async with consumer:
+        found = await consumer.poll(PATIENCE)
+        (queue,) = consumer.assignment()
+        await until(lambda: consumer.position(queue) == 3)
+
+        assert consumer.troubles == ()
+
+    assert [each.text() for each in found] == ["paid"]
+
+
+async def test_a_member_without_a_queue_is_told_until_another_one_leaves(
+    guarded: Guarded, names: Iterator[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    group = next(names)
+    seen: list[str] = []
+    members = [AsyncConsumer(group, client=guarded.settings(OPERATOR)) for _ in range(3)]
+    for member in members:
+        member.on("invoices")(lambda message: seen.append(message.text()))
+
+    for member in members:
+        await member.start()
+    await until_told(
+        lambda: [trouble for member in members for trouble in member.statistics().troubles],
+        "orbitmq topic update invoices --queues",
+    )
+    (spare,) = [member for member in members if member.statistics().troubles]
+    first = next(member for member in members if member is not spare)
+    await first.stop()
+    await until(lambda: spare.statistics().troubles == ())
+    for member in members:
+        await member.stop()
+
+    told = [each for each in caplog.messages if "has no queue for this member" in each]
+    assert len(told) == 1
+    assert "3 members share 2 of invoices" in told[0]
+
+
+async def test_a_restart_of_the_broker_does_not_end_a_consumer(tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(ACCOUNTS)
+
+    def adjust(settings: BrokerSettings) -> BrokerSettings:
+        return replace(settings, access=AccessSettings(accounts=accounts))
+
+    seen: list[str] = []
+    async with AsyncEmbeddedCluster(adjust=adjust) as cluster:
+        await cluster.create_topic("orders", queues=1)
+        client = ClientSettings(name_servers=(cluster.name_server,), credentials=READER)
+        operator = ClientSettings(name_servers=(cluster.name_server,), credentials=OPERATOR)
+        consumer = AsyncConsumer("billing", client=client, consume_from="first")
+        consumer.on("orders")(lambda message: seen.append(message.text()))
+        running = asyncio.create_task(consumer.run())
+        async with AsyncProducer("makers", client=operator) as producer:
+            await producer.send("orders", "before")
+            await until(lambda: seen == ["before"])
+            for _ in range(2):
+                await cluster.restart_broker()
+            await producer.send("orders", "after")
+            await until(lambda: "after" in seen)
+
+        assert not running.done()
+        consumer.stop_soon()
+        await running
+
+
+async def test_a_permission_that_is_taken_away_ends_a_consumer(tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(ACCOUNTS)
+
+    def adjust(settings: BrokerSettings) -> BrokerSettings:
+        return replace(settings, access=AccessSettings(accounts=accounts, check_interval=0.05))
+
+    seen: list[str] = []
+    async with AsyncEmbeddedCluster(adjust=adjust) as cluster:
+        await cluster.create_topic("orders", queues=1)
+        client = ClientSettings(name_servers=(cluster.name_server,), credentials=READER)
+        operator = ClientSettings(name_servers=(cluster.name_server,), credentials=OPERATOR)
+        consumer = AsyncConsumer("billing", client=client, consume_from="first")
+        consumer.on("orders")(lambda message: seen.append(message.text()))
+        running = asyncio.create_task(consumer.run())
+        async with AsyncProducer("makers", client=operator) as producer:
+            await producer.send("orders", "before")
+            await until(lambda: seen == ["before"])
+            fresh = tmp_path / "fresh.toml"
+            fresh.write_text(ACCOUNTS.replace('["orders=SUB"]', "[]"))
+            fresh.replace(accounts)
+            # Ends the pull that is held, once the broker has read the accounts.
+            await asyncio.wait_for(_sent_until(producer, running), PATIENCE)
+
+    with pytest.raises(AccessDenied, match="no SUB permission on topic 'orders'"):
+        running.result()
+
+
+async def _sent_until(producer: AsyncProducer, done: asyncio.Future[None]) -> None:
+    while not done.done():
+        await producer.send("orders", "more")
+        await asyncio.wait((done,), timeout=0.1)
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize(
+    ("who", "words", "missing"),
+    [
+        (READER, ("invoices", "--group", "billing"), "no SUB permission on topic 'invoices'"),
+        (READER, ("orders", "--group", "others"), "no SUB permission on group 'others'"),
+        (READER, ("orders", "--group", "others", "--follow"), "permission on group 'others'"),
+        (IMPOSTOR, ("orders", "--group", "billing"), "check the access key and the secret key"),
+        (NOBODY, ("orders", "--group", "billing"), "set an access key and a secret key"),
+        (READER, ("invoices",), "no SUB permission on topic 'invoices'"),
+        (LOOKER, ("orders",), "no SUB permission on group 'TOOLS_CONSUMER'"),
+        (LOOKER, ("orders", "--follow"), "no SUB permission on group 'TOOLS_CONSUMER'"),
+        (IMPOSTOR, ("orders",), "check the access key and the secret key"),
+    ],
+)
+def test_consume_ends_with_what_is_missing(
+    guarded: Guarded, who: Credentials | None, words: tuple[str, ...], missing: str
+) -> None:
+    ran = guarded.run(who, "consume", *words)
+
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    (sentence,) = ran.stderr.splitlines()
+    assert missing in sentence
+
+
+def test_consume_of_a_topic_that_may_not_be_read_says_so(
+    guarded: Guarded, names: Iterator[str]
+) -> None:
+    topic = next(names)
+    guarded.operate("topic", "create", topic, "--permission", "w")
+
+    ran = guarded.run(OPERATOR, "consume", topic)
+
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"orbitmq topic update {topic} --permission rw" in ran.stderr
+
+
+def test_consume_says_what_it_waits_for_and_goes_on(guarded: Guarded, names: Iterator[str]) -> None:
+    group = next(names)
+    guarded.operate("group", "create", group)
+    guarded.operate("group", "pause", group, "--yes")
+
+    with guarded.start(OPERATOR, "consume", "orders", "-g", group, "--tags", "paid") as consuming:
+        consuming.until_told(f"orbitmq group resume {group}")
+        guarded.operate("group", "resume", group)
+        consuming.until(lambda lines: len(lines) == 6)
+        code = consuming.wait()
+
+    assert code == 0
+    assert len(consuming.errors.splitlines()) == 2  # what it waited for, and the number
+
+
+def test_following_with_a_filter_that_matches_nothing_says_so_once(
+    guarded: Guarded, names: Iterator[str]
+) -> None:
+    words = ("consume", "orders", "--from", "begin", "--follow", "--tags", "piad")
+    with guarded.start(OPERATOR, *words) as consuming:
+        consuming.until_told("none has matched the tags 'piad'")
+        code = consuming.stop()
+
+    assert code == 0
+    assert len(consuming.errors.splitlines()) == 2
+
+
+def test_following_outlasts_a_broker_that_is_away(names: Iterator[str]) -> None:
+    with EmbeddedCluster() as cluster, Nursery() as nursery:
+        cluster.create_topic("orders", queues=1)
+        cluster.send("orders", "before")
+        words = ("consume", "orders", "--group", "billing", "--from", "begin", "--follow")
+        with Cli(cluster.name_server, nursery).start(*words) as following:
+            following.until(lambda lines: lines == ["before"])
+            cluster.restart_broker()
+            cluster.send("orders", "after")
+            following.until(lambda lines: lines == ["before", "after"])
+            code = following.stop()
+
+    assert code == 0
+
+
+@pytest.mark.parametrize("words", [("topic", "list"), ("group", "list"), ("topic", "list", "-s")])
+def test_a_list_that_nobody_would_give_is_not_an_empty_one(
+    guarded: Guarded, words: tuple[str, ...]
+) -> None:
+    ran = guarded.run(IMPOSTOR, *words)
+
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "check the access key and the secret key" in ran.stderr
+
+
+async def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+async def until_told(troubles: Callable[[], Iterable[str]], words: str) -> None:
+    """Wait for a trouble, no longer than anybody should."""
+    await until(lambda: any(words in each for each in troubles()), IN_TIME)
