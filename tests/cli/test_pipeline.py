@@ -313,6 +313,17 @@ def test_a_topic_that_nobody_has_and_a_zone_that_is_none_are_refused_before_spar
     assert not (tmp_path / "ck").exists()
 
 
+def test_the_dead_letters_of_a_group_that_nobody_knows_are_refused_before_spark_starts(
+    cli: Cli, tmp_path: Path
+) -> None:
+    words = ("pipeline", "run", "triage", "--checkpoint", str(tmp_path / "ck"))
+
+    refused = cli.refusal(*words, "-o", "group=ghost", code=2)
+
+    assert "no broker knows group 'ghost'" in refused
+    assert not (tmp_path / "ck").exists()
+
+
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "+02:00", "UTC", "GMT+1"])
 def test_zones_that_spark_takes_are_taken(cli: Cli, zone: str) -> None:
     words = ("pipeline", "run", "archive", "--dry-run", "-o", "topic=t", "-o", "path=p")

@@ -79,7 +79,7 @@ async def list_groups(
             .number("pulled/s", lambda each: rate(each.consume_rate))
             .text("topics", _topics),
             records,
-            empty="no groups",
+            empty="" if found.unreachable else "no groups",
         )
     session.missing(found.unreachable)
 

@@ -19,7 +19,7 @@ import typer
 
 from orbitmq.cli.connecting import DEFAULT_NAME_SERVER, Connection
 from orbitmq.cli.errors import FAILED, CommandError, Misused
-from orbitmq.cli.pipelinechecks import check_topics
+from orbitmq.cli.pipelinechecks import check_names
 from orbitmq.cli.pipelinerecords import PipelineEventRecord
 from orbitmq.cli.pipelinescreen import Screen, screen_for
 from orbitmq.cli.pipelinewish import StopWish
@@ -108,7 +108,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
     if given.is_dry_run:
         _say_plan(given, settings, options, out)
         return
-    check_topics(connection, definition.topics(values))
+    check_names(connection, definition.topics(values), definition.groups(values))
     with contextlib.ExitStack() as stack:
         keep_places(given.checkpoint, values)
         wish = stack.enter_context(StopWish())

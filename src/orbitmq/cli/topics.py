@@ -78,7 +78,8 @@ async def list_topics(
                 .text("oldest", lambda each: out.moment(each.first_stored_at))
                 .text("latest", lambda each: out.moment(each.last_stored_at))
             )
-        out.table(columns, records, empty="no topics; orbitmq topic list --all shows all kinds")
+        none = "no topics; orbitmq topic list --all shows all kinds"
+        out.table(columns, records, empty="" if found.unreachable else none)
     session.missing(found.unreachable)
 
 

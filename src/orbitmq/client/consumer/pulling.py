@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+#: Seconds after which it is said that nothing matches: other queues may be about to answer.
+_MOMENT = 1.0
+
+
 class Filtered:
     """Subscriptions to a part of a topic, of which no message has come so far: a slip, maybe."""
 
@@ -60,20 +64,23 @@ class Filtered:
             self._spells.over(topic)
         self._passed[topic] = (wanted, None if matched or before is None else before + passed)
 
-    def is_unmatched(self, wanted: Subscription) -> bool:
+    def is_unmatched(self, topic: str) -> bool:
         """Whether messages have come, and none of them was wanted."""
-        return bool(self._passed.get(wanted.topic, (wanted, 0))[1])
+        return topic in self._passed and bool(self._passed[topic][1])
 
-    def tell(self, wanted: Subscription) -> None:
+    def tell(self, topic: str) -> None:
         """Say it once; what is wanted may still come."""
+        if self._spells.is_in_trouble(topic):
+            return
+        wanted, passed = self._passed[topic]
         kind = "tags" if wanted.is_by_tags else "condition"
         self._spells.trouble(
-            wanted.topic,
+            topic,
             "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; check "
             "how they are written, or wait for such messages",
             self._group,
-            wanted.topic,
-            self._passed[wanted.topic][1],
+            topic,
+            passed,
             kind,
             wanted.expression,
         )
@@ -136,6 +143,7 @@ class Puller:
         self.filtered = Filtered(group)
         #: Brokers, by name, that could not be asked, or did not answer, and why.
         self.unreached: dict[str, str] = {}
+        self._looks: dict[str, asyncio.TimerHandle] = {}
         self.shared = SharedWaits(engine)
         self._pulls: dict[OwnedQueue, QueuePull] = {}
         self._counts: dict[Queue, SetbackCounts] = {}
@@ -198,6 +206,9 @@ class Puller:
         """End all pulls."""
         for owned in tuple(self._pulls):
             self.end(owned)
+        for look in self._looks.values():
+            look.cancel()
+        self._looks.clear()
         if self._end_watch is not None:
             self._end_watch()
             self._end_watch = None
@@ -249,14 +260,21 @@ class Puller:
 
     # ---- for the pulls
 
-    def at_end(self, wanted: Subscription) -> None:
-        """A queue has nothing more for now: if that is so for all of its topic, look what came."""
-        if self.filtered.is_unmatched(wanted) and all(
+    def at_end(self, topic: str) -> None:
+        """A queue has nothing more for now that is wanted: look soon whether anything has come."""
+        if topic not in self._looks and self.filtered.is_unmatched(topic):
+            loop = asyncio.get_running_loop()
+            self._looks[topic] = loop.call_later(_MOMENT, self._look_for_matches, topic)
+
+    def _look_for_matches(self, topic: str) -> None:
+        del self._looks[topic]
+        if self.filtered.is_unmatched(topic) and all(
+            # One that was never answered is held, since it is empty.
             owned.max_offset is None or owned.next_offset >= owned.max_offset
             for owned in self._pulls
-            if owned.queue.topic == wanted.topic
+            if owned.queue.topic == topic
         ):
-            self.filtered.tell(wanted)
+            self.filtered.tell(topic)
 
     def correct(self, owned: OwnedQueue, *, is_reset: bool = False) -> None:
         """A queue is dropped because its offset is illegal; begin it anew from the right one.

@@ -283,7 +283,7 @@ class QueuePull:
             self._subscription, wanted, max(0, pulled.next_offset - pulled.offset - wanted)
         )
         if not wanted and pulled.next_offset >= pulled.max_offset:
-            self._puller.at_end(self._subscription)
+            self._puller.at_end(self._subscription.topic)
 
     def note_found(self) -> None:
         """What is left to do about messages that were found, once their handlers have them."""

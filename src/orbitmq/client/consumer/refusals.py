@@ -52,7 +52,8 @@ class ReadingOff(BrokerRefused):
         super().__init__(refused.code, refused.remark, refused.address, refused.request_code)
         self.kind = kind
         undone_by = _UNDONE_BY[kind].format(group=group, topic=topic)
-        text = f"group {group!r} gets nothing of {topic} from {self.address} for now: {self.remark}"
+        # The same text for all topics of a group that is paused.
+        text = f"group {group!r} gets nothing from {self.address} for now: {self.remark}"
         self.args = (f"{text}; {undone_by}",)
 
 
@@ -114,8 +115,8 @@ class Refusals:
             return
         self._queues.pop(queue, None)
         for other, refusal in tuple(self._queues.items()):
-            is_same = other.topic == queue.topic or isinstance(refusal, GroupRefused)
-            if is_same and refusal.address == str(where):
+            is_over = other.topic == queue.topic or _is_of_all_topics(refusal)
+            if is_over and refusal.address == str(where):
                 del self._queues[other]
 
     def given_up(self, queue: Queue) -> None:
@@ -167,6 +168,13 @@ class Refusals:
                 extra={"group": self._group, "broker": refusal.address, "times": count},
             )
         self.on_refused()
+
+
+def _is_of_all_topics(refusal: Refusal) -> bool:
+    """Whether a broker refuses the group whatever it asks for: served once, that is over."""
+    if isinstance(refusal, ReadingOff):
+        return refusal.kind in (ForbiddenType.GROUP, ForbiddenType.BROKER)
+    return isinstance(refusal, GroupRefused)
 
 
 def _nothing() -> None:

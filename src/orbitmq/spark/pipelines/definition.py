@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from orbitmq.spark.pipelines.errors import PipelineRefused
 from orbitmq.spark.pipelines.optionkinds import Kind, NotAllowed, kind_of
-from orbitmq.spark.pipelines.reading import READ
+from orbitmq.spark.pipelines.reading import LETTERS, READ
 
 #: Stands for the default of an option that has none.
 REQUIRED: Final = inspect.Parameter.empty
@@ -35,6 +35,8 @@ class Option:
     default: Any
     #: Whether it names topics that are read.
     is_read: bool = False
+    #: Whether its value is a group whose dead letters are read.
+    is_group: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -115,6 +117,11 @@ class Definition:
         texts = [values.get(each.name, each.default) for each in self.options if each.is_read]
         return [name.strip() for text in texts if isinstance(text, str) for name in text.split(",")]
 
+    def groups(self, values: Mapping[str, Any]) -> list[str]:
+        """The groups whose dead letters a run with these values reads, if its options say so."""
+        names = [values.get(each.name, each.default) for each in self.options if each.is_group]
+        return [name for name in names if isinstance(name, str)]
+
     def _names(self) -> str:
         return ", ".join(option.name for option in self.options) or "none"
 
@@ -125,16 +132,16 @@ _STARRED: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 
 def _option(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Option:
     declared = _declared(parameter, function, where)
-    about, is_read = "", False
+    about, is_read, is_group = "", False, False
     if typing.get_origin(declared) is typing.Annotated:
         declared, *notes = typing.get_args(declared)
         about = next((note for note in notes if isinstance(note, str)), "")
-        is_read = READ in notes
+        is_read, is_group = READ in notes, LETTERS in notes
     try:
         kind = kind_of(declared)
     except TypeError as error:
         raise PipelineRefused(f"{where}option {parameter.name}: {error}") from None
-    return Option(parameter.name, about, kind, parameter.default, is_read)
+    return Option(parameter.name, about, kind, parameter.default, is_read, is_group)
 
 
 def _declared(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:

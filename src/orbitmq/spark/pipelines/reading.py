@@ -6,6 +6,8 @@ from typing import Annotated, Final, TypeAlias
 
 #: Beside the type of an option: topics that must be there before anything is started.
 READ: Final = object()
+#: Of an option that names a group whose dead letters are read: one of the two is there before.
+LETTERS: Final = object()
 Topic: TypeAlias = Annotated[str, "The topic to read; several with commas between them.", READ]
 Group: TypeAlias = Annotated[
     str | None, "The group whose progress is reported; by default named after the pipeline."

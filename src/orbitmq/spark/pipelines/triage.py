@@ -11,6 +11,7 @@ from orbitmq.client.admin.deadletters import UNKNOWN_REASON, DeadLetterFilter
 from orbitmq.client.admin.resending import ResendResult
 from orbitmq.client.admin.sync import Admin
 from orbitmq.spark.pipelines.errors import PipelineRefused
+from orbitmq.spark.pipelines.reading import LETTERS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -30,7 +31,7 @@ _SCHEMA: Final = (
 def triage(
     run: Run,
     *,
-    group: Annotated[str, "The group whose dead letters these are."],
+    group: Annotated[str, "The group whose dead letters these are.", LETTERS],
     where: Annotated[
         str | None,
         "Only letters for which this SQL condition holds: reason, topic, tags, keys, attempts, "
