@@ -59,7 +59,7 @@ class ConsumerStatistics:
     #: Messages given up, as far as this consumer knows: brokers count attempts by themselves.
     dead_letters: int = 0
     #: What keeps messages away now, a sentence each: a topic that is not there, a name server that
-    #: does not answer, a group that brokers do not have.
+    #: does not answer, a group that brokers do not have, a permission that is missing.
     troubles: tuple[str, ...] = ()
     #: How often fetching was put off, or odd, by queue and reason: flow control, a broker that
     #: refused, an offset that went back.
