@@ -35,6 +35,7 @@ from orbitmq.client.pullconsumer.errors import QueueNotAssigned
 from orbitmq.client.pullconsumer.settings import PollSettings
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.errors import OrbitError
 
 app = section("Print messages as they come.")
 
@@ -193,20 +194,49 @@ async def _in_group(
     follow: bool,
 ) -> int:
     """Print this member's share, and store progress in what was printed."""
+    is_stored = True
     while not wish.is_set() and show.printed != number:
         left = None if number is None else number - show.printed
         messages = await unless(wish, _polled(consumer, show, left))
-        if messages:
-            for message in messages:
-                show(message)
-            await consumer.commit(messages)
-        elif messages is not None and not follow and consumer.assignment():
-            ends = await consumer.end_offsets()
-            with contextlib.suppress(QueueNotAssigned):
-                # A queue may have gone to another member meanwhile.
-                if _is_past(consumer, ends):
-                    break
+        for message in messages or ():
+            show(message)
+        if messages or not is_stored:
+            is_stored = await _stored(consumer, show)
+        elif messages is not None and not follow and await _is_done(consumer, show):
+            break
+    if not is_stored:
+        await consumer.commit()
     return show.printed
+
+
+async def _stored(consumer: AsyncPullConsumer, show: Shown) -> bool:
+    """Store progress in what was printed; False while a broker is away."""
+    try:
+        await consumer.commit()
+    except QueueNotAssigned:
+        # A queue has gone to another member meanwhile: what was printed of it comes again there.
+        return True
+    except OrbitError as error:
+        if not error.retriable:
+            raise
+        show.warn(f"progress is not stored yet: {error}")
+        return False
+    return True
+
+
+async def _is_done(consumer: AsyncPullConsumer, show: Shown) -> bool:
+    """Whether everything in the queues of this member was printed, as far as brokers say."""
+    if not consumer.assignment():
+        return False
+    try:
+        return _is_past(consumer, await consumer.end_offsets())
+    except QueueNotAssigned:
+        return False  # it has gone to another member
+    except OrbitError as error:
+        if not error.retriable:
+            raise
+        show.warn(f"how far the queues go is not known yet: {error}")
+        return False
 
 
 @dataclass(slots=True)
@@ -218,6 +248,7 @@ class Shown:
     with_headers: bool
     printed: int = field(default=0)
     told: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
 
     def waiting(self, troubles: Iterable[str]) -> None:
         """Say what is waited for, once while it lasts: the reason in it may change."""
@@ -225,6 +256,13 @@ class Shown:
         for what in now.keys() - self.told:
             self.out.note(f"orbitmq: {now[what]}")
         self.told = set(now)
+
+    def warn(self, trouble: str) -> None:
+        """Say it once in a run."""
+        what = trouble.partition(": ")[0]
+        if what not in self.warned:
+            self.warned.add(what)
+            self.out.note(f"orbitmq: {trouble}")
 
     def __call__(self, message: ReceivedMessage) -> None:
         self.printed += 1

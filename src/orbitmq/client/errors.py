@@ -163,9 +163,14 @@ class NotANameServer(BrokerRefused):
 
     def __init__(self, refused: BrokerRefused) -> None:
         super().__init__(refused.code, refused.remark, refused.address, refused.request_code)
+        why = (
+            "asks for an account"
+            if self.code == ResponseCode.NO_PERMISSION
+            else f"does not know request {self.request_code}"
+        )
         text = (
-            f"{self.address} is no name server: it does not know request {self.request_code} and "
-            "is probably a broker; give the address of the name server, port 9876 by default"
+            f"{self.address} is no name server: it {why} and is probably a broker; give the "
+            "address of the name server, port 9876 by default"
         )
         self.args = (text,)
 

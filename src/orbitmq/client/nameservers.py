@@ -80,8 +80,10 @@ class NameServers:
 
 
 def _shows_no_name_server(refused: BrokerRefused) -> bool:
-    return (
-        refused.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and refused.request_code in _BASIC
+    return refused.request_code in _BASIC and refused.code in (
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        # Name servers let everybody ask; a broker with accounts does not say what it knows.
+        ResponseCode.NO_PERMISSION,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,12 +13,12 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.refusals import TELL_AGAIN, Refusals
-from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.errors import AccessDenied, BrokerRefused
 from orbitmq.client.queue import Queue
 from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.consumers import consumer_of, producer_of
 from tests.support.consuming import until
@@ -242,3 +243,82 @@ async def test_a_refusal_is_forgotten_when_its_broker_leaves_the_cluster(
             await consumer.engine.routes.refresh()
 
             await until(lambda: consumer.rebalancer.troubles == ())
+
+
+async def test_what_one_of_two_brokers_denies_ends_no_consumer_and_what_both_deny_does(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    seen: list[str] = []
+    consumer = consumer_of(cluster, "billing", rebalance=QUICK, pull=FAST)
+    consumer.on("orders")(lambda message: seen.append(message.text()))
+
+    with ExitStack() as stack:
+        stack.enter_context(denying(cluster.brokers[1]))
+        running = asyncio.create_task(consumer.run())
+        async with producer_of(cluster) as producer:
+            await producer.send("orders", b"served", queue=Queue("orders", "broker-a", 0))
+            await until(lambda: "served" in seen)
+            await until(
+                lambda: any(
+                    str(cluster.brokers[1].address) in trouble and "not for you" in trouble
+                    for trouble in consumer.statistics().troubles
+                )
+            )
+            assert not running.done()
+
+            stack.enter_context(denying(cluster.brokers[0]))
+            await producer.send("orders", b"more", queue=Queue("orders", "broker-a", 0))
+            with pytest.raises(AccessDenied, match="not for you"):
+                await running
+
+
+@contextmanager
+def denying(broker: Broker) -> Iterator[None]:
+    """Have a broker let nobody consume."""
+
+    def deny(_: Connection, request: Command) -> Command:
+        return request.answer(ResponseCode.NO_PERMISSION, remark="not for you")
+
+    with ExitStack() as stack:
+        for code in (
+            RequestCode.HEART_BEAT,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            RequestCode.PULL_MESSAGE,
+        ):
+            stack.enter_context(answering(broker, code, deny))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        (ResponseCode.NO_PERMISSION, "User:me has no permission to access Topic:orders"),
+        (ResponseCode.SYSTEM_ERROR, "org.apache.rocketmq.acl.common.AclException: no permission"),
+    ],
+)
+def test_both_ways_in_which_apaches_brokers_deny_are_known(
+    refusals: Refusals, code: ResponseCode, remark: str
+) -> None:
+    refused = BrokerRefused(code, remark, HERE, RequestCode.PULL_MESSAGE)
+
+    assert refusals.refused(ONE, refused)
+
+    assert isinstance(refusals.denial({"orders": [ONE]}, [ONE]), AccessDenied)
+    assert refusals.denial({"orders": [ONE, TWO]}, [ONE, TWO]) is None
+    assert refusals.denial({"orders": [ONE], "invoices": []}, [ONE]) is None
+
+
+def test_a_pause_and_a_broken_disk_are_no_denial(refusals: Refusals) -> None:
+    code = ResponseCode.NO_PERMISSION
+    paused = BrokerRefused(code, "it is paused", HERE, RequestCode.PULL_MESSAGE)
+    broken = BrokerRefused(ResponseCode.SYSTEM_ERROR, "disk", HERE, RequestCode.PULL_MESSAGE)
+
+    assert refusals.refused(ONE, paused, ForbiddenType.GROUP)
+    assert not refusals.refused(TWO, broken)
+
+    assert refusals.denial({"orders": [ONE]}, [ONE]) is None
+    assert refusals.of_all([ONE]) is None
+    assert "orbitmq group resume billing" in refusals.standing()[0]
+    refusals.served(OTHER, HERE)  # another topic: the group is not paused any more
+    assert refusals.standing() == ()

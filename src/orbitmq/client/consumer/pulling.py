@@ -86,8 +86,8 @@ class Filtered:
         )
 
     def given_up(self, topic: str, left: Iterable[OwnedQueue]) -> None:
-        """One queue less of a topic; the last one takes the trouble along."""
-        if topic in self._passed and not any(owned.queue.topic == topic for owned in left):
+        """One queue less of a topic; the last one takes the trouble along, but no match."""
+        if self.is_unmatched(topic) and not any(owned.queue.topic == topic for owned in left):
             del self._passed[topic]
             self._spells.forget(topic)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.consumer.refusals import is_access_denied
 from orbitmq.client.errors import BrokerRefused, SettingError
 from orbitmq.errors import OrbitError
 
@@ -69,6 +70,15 @@ class Assigning:
                 if queue.topic == topic and queue not in known:
                     named = ", ".join(str(each) for each in known) or "none that can be read"
                     raise SettingError(f"topic {topic!r} has no queue {queue}; it has {named}")
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps queues from being begun; one stands for all, as they have it in common."""
+        return tuple(
+            f"{queue} cannot be begun: {problem}"
+            for queue, problem in self._problems.items()
+            if not is_access_denied(problem)
+        )[:1]
 
     def check_begun(self, queue: Queue) -> None:
         """Raise why a queue that is wanted could not be begun so far."""

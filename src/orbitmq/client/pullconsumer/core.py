@@ -377,7 +377,8 @@ class PullCore:
     @property
     def troubles(self) -> tuple[str, ...]:
         """What keeps messages away now, a sentence each."""
-        return tuple(dict.fromkeys((*self.rebalancer.troubles, *self.puller.troubles)))
+        found = (*self.rebalancer.troubles, *self._assigning.troubles, *self.puller.troubles)
+        return tuple(dict.fromkeys(found))
 
     def _topics(self) -> Iterable[str]:
         if self._mode is Mode.ASSIGN:
