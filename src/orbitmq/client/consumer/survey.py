@@ -34,7 +34,8 @@ one broker only, as Java's do, see the same as we as soon as all brokers list th
 What keeps a consumer from all of its topics, since the beginning, is an obstacle: a wrong address,
 a name that was mistyped, a group that the broker does not make. Whoever is asked for messages can
 say so instead of returning none. Once one of the topics was consumed, trouble is something that
-passes, or concerns another of them: then there may simply be no messages.
+passes, or concerns another of them: then there may simply be no messages. (What an account may not
+do does not pass at any time: see `refusals`.)
 
 That there is no such group is known by the broker that says so: another one may have it.
 """
