@@ -48,7 +48,8 @@ commands = st.builds(
     int32,
     st.sampled_from(Language),
     int16,
-    st.none() | st.text(min_size=1, max_size=20),
+    # Without the sign that answers put into words.
+    st.none() | st.text(st.characters(exclude_characters="%"), min_size=1, max_size=20),
     st.binary(max_size=30),
     st.sampled_from(Serialization),
     st.none(),
@@ -403,6 +404,28 @@ def test_an_answer_echoes_opaque_and_serialization(serialization: Serialization)
         "TRACE_ON": "true",
     }
     assert received(encode_command(answer)) == answer
+
+
+@pytest.mark.parametrize("serialization", Serialization)
+@pytest.mark.parametrize(
+    ("remark", "said"),
+    [
+        ("topic[%RETRY%billing] not exist", "topic[RETRY of billing] not exist"),
+        ("'%DLQ%billing' is full", "'DLQ of billing' is full"),
+        ("the disk is 95% full", "the disk is 95(percent) full"),
+        ("no consumer for %s%n%%RETRY%", "no consumer for (percent)s(percent)n(percent)RETRY of "),
+        ("%DL%RETRY%Q%", "(percent)DLRETRY of Q(percent)"),
+    ],
+)
+def test_the_remark_of_an_answer_is_no_format_for_printf(
+    serialization: Serialization, remark: str, said: str
+) -> None:
+    request = Command.request(14, opaque=77, serialization=serialization)
+
+    answer = received(encode_command(request.answer(ResponseCode.SYSTEM_ERROR, remark=remark)))
+
+    assert answer.remark == said
+    assert "%" not in said
 
 
 def test_a_one_way_request_says_so() -> None:

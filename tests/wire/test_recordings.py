@@ -55,7 +55,8 @@ def test_captured_frames_decode_and_those_of_java_encode_to_the_same_bytes() -> 
                 if (command.has_ext_fields)
                 else command
             )
-            if command.language is Language.JAVA:
+            # Java writes a `%` in a remark as it is; we write words.
+            if command.language is Language.JAVA and "%" not in (command.remark or ""):
                 java_frames += 1
                 assert to_frame(again).header == frame.header, f"{file.name}, frame {number}"
                 assert encode_command(again) == encode_frame(frame), f"{file.name}, frame {number}"

@@ -382,6 +382,13 @@ def _check_sizes(fields: Mapping[str, str], limits: WireLimits) -> None:
 
 # Encoding
 
+#: What stands for each `%` in the remark of an answer, the longer signs first.
+_PERCENT_IN_WORDS: Mapping[str, str] = {
+    "%RETRY%": "RETRY of ",
+    "%DLQ%": "DLQ of ",
+    "%": "(percent)",
+}
+
 
 def encode_command(command: Command, *, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
     """A command as one run of bytes."""
@@ -401,6 +408,9 @@ def to_frame(command: Command) -> Frame:
 def encode_header(command: Command) -> bytes:
     """The header of a command, the way Java writes it: keys in alphabetical order, no nulls."""
     fields = command.ext_fields if command.has_ext_fields else None
+    remark = command.remark
+    if remark is not None and "%" in remark and command.flag & _RESPONSE:
+        remark = _without_percent(remark)
     if command.serialization is _BINARY:
         return pack_header(
             command.code,
@@ -408,7 +418,7 @@ def encode_header(command: Command) -> bytes:
             command.version,
             command.opaque,
             command.flag,
-            command.remark,
+            remark,
             fields,
         )
     return b'{"code":%d%b,"flag":%d,"language":"%b","opaque":%d%b,%b,"version":%d}' % (
@@ -417,7 +427,18 @@ def encode_header(command: Command) -> bytes:
         command.flag,
         command.language.name.encode(),
         command.opaque,
-        b"" if command.remark is None else b',"remark":' + quoted(command.remark),
+        b"" if remark is None else b',"remark":' + quoted(remark),
         b'"serializeTypeCurrentRPC":"JSON"',
         command.version,
     )
+
+
+def _without_percent(remark: str) -> str:
+    """The remark of an answer in words that no client takes for a format.
+
+    Some clients hand remarks to a function like `printf`, and end when one has a `%` in it, as the
+    names of retry and dead-letter topics do.
+    """
+    for sign, words in _PERCENT_IN_WORDS.items():
+        remark = remark.replace(sign, words)
+    return remark
