@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,43 @@ async def test_bytes_that_are_no_command_close_the_connection_and_are_logged_onc
     lines = [record for record in caplog.records if problem in record.getMessage()]
     assert len(lines) == 1
     assert getattr(lines[0], "client", "").startswith("127.0.0.1:")
+
+
+async def test_a_grpc_client_is_told_apart_in_the_log_and_let_go(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x12\x04" + bytes(23)
+    async with serving(HANDLERS) as server:
+        with caplog.at_level(logging.WARNING):
+            # Something else went wrong with this host before, and was logged.
+            for data in (b"\xff" * 8, preface[:7], preface, preface):
+                async with RawPeer.connected(server.address) as peer:
+                    await peer.send(data)
+                    if len(data) == 7:
+                        await peer.send(preface[7:])
+
+                    assert await peer.is_closed_by_the_other_side()
+
+    lines = [each for each in caplog.records if "gRPC" in each.getMessage()]
+    assert len(lines) == 1
+    assert "use a client of the remoting protocol: orbitmq" in lines[0].getMessage()
+    assert getattr(lines[0], "client", "").startswith("127.0.0.1:")
+
+
+async def test_a_grpc_client_with_tls_is_told_apart_where_tls_is_not_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted = ssl.create_default_context()
+    wanted.set_alpn_protocols(["h2"])
+    async with serving(HANDLERS) as server:
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    await asyncio.open_connection(*server.address, ssl=wanted)
+
+    lines = [each for each in caplog.records if "gRPC" in each.getMessage()]
+    assert len(lines) == 1
+    assert "it speaks TLS, which is disabled here" in lines[0].getMessage()
 
 
 async def test_what_was_asked_before_the_bad_bytes_is_still_answered() -> None:

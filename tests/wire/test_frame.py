@@ -84,6 +84,7 @@ def test_the_reader_says_how_much_it_needs_to_go_on(sent: Frame, cut: int) -> No
         (prefix(20, 0xFF << 24 | 5), "got 255"),
         (b"HTTP/1.1 400 Bad Request\r\n", "this speaks HTTP, not the protocol of RocketMQ"),
         (b"GET / HTTP/1.1\r\n", "this speaks HTTP"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "this speaks HTTP/2, as gRPC clients of RocketMQ 5"),
         (bytes.fromhex("15030300020246 00"), "this speaks TLS"),
     ],
 )

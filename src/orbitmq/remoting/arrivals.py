@@ -35,6 +35,10 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _LEFT_TO_FILES = 32
 _SHARE = 8
 
+#: The first protocol that a greeting in TLS names, and where it does so.
+_HTTP2 = b"\x02h2"
+_GREETING = 4096
+
 
 class Listener:
     """A listening socket that hands out accepted ones."""
@@ -147,11 +151,16 @@ async def speaks_tls(accepted: socket.socket) -> bool | None:
     return first == TLS_HANDSHAKE if first else None
 
 
-def _peek(accepted: socket.socket) -> bytes | None:
-    """The first byte, b"" when the peer is gone, None when nothing has come yet."""
+def asks_for_http2(accepted: socket.socket) -> bool:
+    """Whether a peer that speaks TLS says that it wants HTTP/2 (ALPN), as gRPC clients do."""
+    return _HTTP2 in (_peek(accepted, _GREETING) or b"")
+
+
+def _peek(accepted: socket.socket, size: int = 1) -> bytes | None:
+    """The first bytes, b"" when the peer is gone, None when nothing has come yet."""
     with contextlib.suppress(BlockingIOError, InterruptedError):
         try:
-            return accepted.recv(1, socket.MSG_PEEK)
+            return accepted.recv(size, socket.MSG_PEEK)
         except ConnectionError:
             return b""
     return None

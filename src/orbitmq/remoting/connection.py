@@ -39,7 +39,7 @@ from orbitmq.remoting.sharedsocket import SharedSocket, second_descriptor
 from orbitmq.remoting.unfinished import UnfinishedFrames
 from orbitmq.wire.codes import Flag, ResponseCode
 from orbitmq.wire.command import Command, command_pieces, decode_command
-from orbitmq.wire.errors import FrameError
+from orbitmq.wire.errors import FrameError, OtherProtocol
 from orbitmq.wire.frame import Bytes, Frame, FrameReader
 from orbitmq.wire.versions import Gate
 
@@ -168,7 +168,7 @@ class Connection(Asking, asyncio.Protocol):
                 self.abort("a request could not be served")
                 raise
         if broken is not None:
-            self._fail(f"it sent bytes that are no frame: {broken}", abort=False)
+            self._give_up(broken)
 
     # Answering
 
@@ -254,7 +254,7 @@ class Connection(Asking, asyncio.Protocol):
         except FrameError as error:
             if not self._is_held_up:
                 self._turn(error.frames)
-            self._fail(f"it sent bytes that are no frame: {error}", abort=False)
+            self._give_up(error)
             return
         arriving = self._arriving
         if self._reader.unfinished or arriving.began is not None:
@@ -430,11 +430,18 @@ class Connection(Asking, asyncio.Protocol):
         """Return when the connection has ended."""
         await asyncio.shield(self._closed)
 
-    def _fail(self, problem: str, *, abort: bool = True) -> None:
-        """The peer did something that ends the connection."""
+    def _give_up(self, broken: FrameError) -> None:
+        """The stream has no next frame."""
+        problem = f"it sent bytes that are no frame: {broken}"
+        # Whoever runs a wrong client is told so, whatever else came from that host before.
+        kind = str(broken) if isinstance(broken, OtherProtocol) else ""
+        self._fail(problem, abort=False, kind=kind)
+
+    def _fail(self, problem: str, *, abort: bool = True, kind: str = "") -> None:
+        """The peer did something that ends the connection; each `kind` of that is logged once."""
         if not self.is_open:
             return
-        if count := self._faults.note(self.remote.host):
+        if count := self._faults.note(f"{self.remote.host} {kind}"):
             log.warning(
                 "connection given up: %s (%d from this host so far)",
                 problem[:300],

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.remoting.address import NOWHERE, Address, socket_address
-from orbitmq.remoting.arrivals import Listener, speaks_tls
+from orbitmq.remoting.arrivals import Listener, asks_for_http2, speaks_tls
 from orbitmq.remoting.capacity import Capacity
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.occurrences import Occurrences
@@ -19,6 +19,7 @@ from orbitmq.remoting.owner import Owner
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.remoting.sweeping import IdleSweep
 from orbitmq.remoting.tls import TlsMode
+from orbitmq.wire.frame import SPEAKS_HTTP2
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +179,10 @@ class Server:
             accepted.close()
             self._capacity.leave(accepted)
         elif is_tls and self._mode is TlsMode.DISABLED:
-            self._refuse(accepted, "it speaks TLS, which is disabled here")
+            problem = "it speaks TLS, which is disabled here"
+            if asks_for_http2(accepted):
+                problem += f"; within it {SPEAKS_HTTP2}"
+            self._refuse(accepted, problem)
         elif not is_tls and self._mode is TlsMode.ENFORCING:
             self._refuse(accepted, "it speaks without TLS, which is required here")
         else:

@@ -23,6 +23,10 @@ class FrameError(WireError):
     frames: Sequence[Frame] = ()
 
 
+class OtherProtocol(FrameError):
+    """The peer speaks something else, which its first bytes tell."""
+
+
 class HeaderError(WireError):
     """A request or answer lacks a field or has a wrong one: answer with an error, go on reading."""
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from orbitmq.wire.codes import Serialization
-from orbitmq.wire.errors import EncodeError, FrameError
+from orbitmq.wire.errors import EncodeError, FrameError, OtherProtocol
 from orbitmq.wire.limits import DEFAULT_LIMITS, LARGEST_HEADER, WireLimits
 
 #: The two length words.
@@ -38,7 +38,16 @@ _LAST_TYPE = max(Serialization)
 _LARGEST_MARK = _LAST_TYPE << 24 | _HEADER_LENGTH
 #: An answer, and requests; and records of TLS, an alert and a greeting.
 _HTTP_BEGINNINGS = frozenset((b"HTTP", b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"DELE"))
+#: A client's greeting in HTTP/2: gRPC.
+_HTTP2_BEGINNING = b"PRI "
 _TLS_BEGINNINGS = (b"\x15\x03", b"\x16\x03")
+
+
+#: What to say to whoever tries gRPC.
+SPEAKS_HTTP2 = (
+    "this speaks HTTP/2, as gRPC clients of RocketMQ 5 do, which is not served here; use a client "
+    "of the remoting protocol: orbitmq, or rocketmq-client for Java, rocketmq-client-go/v2, ..."
+)
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -154,7 +163,7 @@ class FrameReader:
             return
         if total > self._limits.frame or total < 4:
             if (other := other_protocol(total)) is not None:
-                raise FrameError(other)
+                raise OtherProtocol(other)
             raise FrameError(f"a frame must have 4 to {self._limits.frame} bytes, got {total}")
         if header > self._limits.header:
             raise FrameError(f"a header may have {self._limits.header} bytes, got {header}")
@@ -168,6 +177,8 @@ def other_protocol(total: int) -> str | None:
     first = (total & 0xFFFFFFFF).to_bytes(4, "big")
     if first in _HTTP_BEGINNINGS:
         return "this speaks HTTP, not the protocol of RocketMQ"
+    if first == _HTTP2_BEGINNING:
+        return SPEAKS_HTTP2
     if first.startswith(_TLS_BEGINNINGS):
         return "this speaks TLS, and the connection is without"
     return None
