@@ -211,3 +211,48 @@ async def test_a_pull_of_another_kind_has_checks_of_its_own(
     lite = await pull(client, code=RequestCode.LITE_PULL_MESSAGE)
 
     assert (usual.code, lite.code) == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
+
+
+SQL = SubscriptionData(
+    topic="orders", sub_string="price > 1", expression_type="SQL92", sub_version=5
+)
+
+
+@pytest.mark.parametrize("subscription", [ORDERS, SQL], ids=["tags", "sql"])
+async def test_a_member_that_dropped_the_heartbeat_of_its_rebalance_is_served(
+    member: RawClient, client: RawClient, subscription: SubscriptionData
+) -> None:
+    """A Java client drops it when another one is under way, and sends the next after 30 s."""
+    await member.stored("orders", b"dear", properties={"price": "2"})
+    await client.heartbeat("c2", subscription, group="readers")
+    await client.query("orders", consumer_group="readers")
+    # The one that was under way, from before the rebalance.
+    await client.heartbeat("c2", subscription, group="readers")
+
+    answers = [
+        await pull(client, consumer_group="readers", sub_version=version) for version in (9, 9, 5)
+    ]
+    stranger = await pull(member, consumer_group="readers", sub_version=9)
+
+    assert all(b"dear" in bodies_in(each) for each in answers)
+    assert stranger.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+async def test_a_newer_version_without_a_rebalance_may_be_another_subscription(
+    client: RawClient, member: RawClient, broker: Broker, open_client: OpenClient
+) -> None:
+    before_any = (await pull(member, sub_version=6)).code
+
+    await member.query("orders")
+    await member.heartbeat("c1", PAID)
+    after_it_was_told = (await pull(member, sub_version=7)).code
+
+    # Another member of the group wants something else.
+    await member.query("orders")
+    other = await open_client(broker)
+    await other.heartbeat("c2", SubscriptionData(topic="orders", sub_string="*", sub_version=8))
+    beside_others = (await pull(member, sub_version=9)).code
+
+    assert [before_any, after_it_was_told, beside_others] == (
+        [ResponseCode.SUBSCRIPTION_NOT_LATEST] * 3
+    )

@@ -33,7 +33,7 @@ def _fields(name: str) -> dict[str, str]:
         field.encode_name: name if "str" in str(field.type) else "1"
         for kind in HEADERS
         for field in msgspec.structs.fields(kind)
-    } | {letter: name for letter in "abci"}
+    } | dict.fromkeys("abci", name)
 
 
 def _bodies(name: str) -> Iterator[bytes]:

@@ -314,6 +314,18 @@ class ConsumerTable:
             return None if compensation is None else compensation[0]
         return found
 
+    def note_lookup(self, channel: Channel, group: str, topic: str) -> None:
+        """A connection looked up progress: a member does, whose rebalance gave it queues."""
+        known = self._groups.get(group)
+        member = None if known is None else known.members.get(channel)
+        if member is not None and topic in member.subscriptions:
+            member.rebalanced.add(topic)
+
+    def may_be_ahead(self, channel: Channel, group: str, topic: str) -> bool:
+        """Whether a pull may quote a newer version than the group's, and mean the same."""
+        known = self._groups.get(group)
+        return known is not None and known.may_be_ahead(channel, topic)
+
     def subscriptions(self, group: str) -> dict[str, SubscriptionData]:
         """What a group wants, by topic."""
         known = self._groups.get(group)

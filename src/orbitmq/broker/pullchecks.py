@@ -112,8 +112,9 @@ class PullChecks:
         ):
             return known
         group, topic = self.check(request, header)
-        wanted = self.wanted(connection, header, group, now, has_waited=has_waited)
-        passed = Passed(group, topic, wanted, header.sub_version)
+        version = self._version(connection, header)
+        wanted = self.wanted(connection, header, group, version, now, has_waited=has_waited)
+        passed = Passed(group, topic, wanted, version)
         if (
             self._is_open
             and self._is_for_all
@@ -189,11 +190,12 @@ class PullChecks:
         connection: Connection,
         header: PullMessageRequest,
         group: SubscriptionGroupConfig,
+        version: int,
         now: float,
         *,
         has_waited: bool = False,
     ) -> MessageFilter:
-        """The filter that this pull brings or its group has: checks 8 to 10.
+        """The filter that this pull brings or its group has in that version: checks 8 to 10.
 
         Raises `Postponed` if it has to be compiled first; `has_waited`: since then.
         """
@@ -224,7 +226,7 @@ class PullChecks:
                 name,
                 header.topic,
                 subscription,
-                header.sub_version,
+                version,
                 connection,
                 has_waited=has_waited,
             )
@@ -235,6 +237,18 @@ class PullChecks:
                 f"group {name!r} has to send heartbeats",
             )
         return wanted
+
+    def _version(self, connection: Connection, header: PullMessageRequest) -> int:
+        """The version that a pull quotes, or that of its group where a newer one means the same."""
+        quoted = header.sub_version
+        if header.sys_flag & _SUBSCRIPTION:
+            return quoted
+        group, topic, consumers = header.consumer_group, header.topic, self._consumers
+        known = consumers.subscription(group, topic, with_compensation=False)
+        if known is None or quoted <= known.sub_version:
+            return quoted
+        is_same = consumers.may_be_ahead(connection, group, topic)
+        return known.sub_version if is_same else quoted
 
     def _check_membership(
         self, connection: Connection, header: PullMessageRequest, group: SubscriptionGroupConfig

@@ -39,9 +39,10 @@ class Offsets:
 
     # Progress.
 
-    def query(self, _: Connection, request: Command) -> Command:
+    def query(self, connection: Connection, request: Command) -> Command:
         """Where a group goes on; where it begins when it has no progress is the client's choice."""
         asked = request.header(headers.QueryConsumerOffsetRequest)
+        self._parts.consumers.note_lookup(connection, asked.consumer_group, asked.topic)
         offset = self._parts.progress.query(asked.topic, asked.consumer_group, asked.queue_id)
         if offset is None and asked.set_zero_if_not_found is not False:
             offset = self._beginning(asked.topic, asked.queue_id)
