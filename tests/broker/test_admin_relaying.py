@@ -240,6 +240,52 @@ async def test_members_that_do_not_answer_are_left_out_and_named(
     assert b'"one"' in bytes(answer.body)
 
 
+async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
+    client: RawClient,
+    members: Members,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(relaying, "MEMBER_DEADLINE", 0.05)
+    member = await members.join("node", {STATUS: silent})
+    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
+
+    answers = [await ask(client, ASK_STATUS, header) for _ in range(8)]
+
+    assert [each.remark for each in answers] == ["no answer from node"] * 8
+    assert len(members.asked) == 3
+    lines = [each for each in caplog.records if "does not tell its progress" in each.getMessage()]
+    assert len(lines) == 1
+    assert getattr(lines[0], "client", "") == "node"
+
+    # Another client, maybe, under the same id.
+    await member.close()
+    await members.join("node", {STATUS: at(3)})
+    told_now = await told(client, ConsumerStatus, ASK_STATUS, header)
+    assert told_now.consumer_table == {"node": {queue("orders"): 3}}
+
+
+async def test_a_member_that_was_late_is_asked_as_before(
+    client: RawClient, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "MEMBER_DEADLINE", 0.05)
+    tells = at(3)
+    asked = 0
+
+    def now_and_then(connection: Connection, request: Command) -> Result:
+        nonlocal asked
+        asked += 1
+        return silent(connection, request) if asked % 3 else tells(connection, request)  # type: ignore[return-value]
+
+    await members.join("busy", {STATUS: now_and_then})
+    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
+
+    for _ in range(9):
+        await ask(client, ASK_STATUS, header)
+
+    assert asked == 9
+
+
 async def test_the_progress_of_nobody_cannot_be_told(client: RawClient) -> None:
     answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from orbitmq.client.consumer.members import GroupMembers, Holdings
+from orbitmq.client.consumer.members import MOST_UNANSWERED, GroupMembers, Holdings
 from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
@@ -427,6 +427,31 @@ async def test_a_java_member_is_asked_only_what_it_answers_from_memory(
 
     assert other.questions == 0
     assert consumer.rebalancer.counts.overdue == 0
+
+
+async def test_a_java_member_that_never_answers_is_asked_a_few_times_only(
+    cluster: AsyncEmbeddedCluster, other: OtherMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client for Node.js calls itself Java's, and knows no such question."""
+    other.holds = None
+    await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
+    settings = RebalanceSettings(interval=60.0, handover=1.0, answer=0.1, silence=0.0)
+
+    async with Group(cluster.name_server, settings=settings) as group:
+        consumer = await group.join()
+        await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+        assert other.harmless_questions == MOST_UNANSWERED
+        assert caplog.text.count("is not asked any more") == 1
+        # Queues change hands again, more than once.
+        for _ in range(2):
+            second = await group.join()
+            await until(lambda: second.owned and not second.rebalancer.claimed, DEADLINE)  # noqa: B023
+            await second.stop()
+            await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
+
+    assert other.harmless_questions <= 3 * MOST_UNANSWERED
+    told = [each for each in caplog.records if "is not asked any more" in each.getMessage()]
+    assert len(told) <= 3, "one of each of us"
 
 
 async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_moment_later(

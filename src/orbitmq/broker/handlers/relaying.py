@@ -2,17 +2,20 @@
 
 Whoever asks waits for as long as the consumer may take: 10 s for the state of one consumer or for
 consuming a message, 5 s for the progress of all members of a group, who are asked at the same time.
+Some clients never tell their progress: such a member is asked a few times, and then no more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orbitmq.broker.consumergroup import Member
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.parts import Parts
+from orbitmq.errors import OrbitError
 from orbitmq.message.errors import MessageError
 from orbitmq.message.stored import decode_message
 from orbitmq.remoting.connection import Connection
@@ -39,6 +42,8 @@ log = logging.getLogger(__name__)
 CONSUMER_DEADLINE = 10.0
 #: How long the members of a group may take.
 MEMBER_DEADLINE = 5.0
+#: How often a member is asked for its progress without an answer; then it is so no more.
+MEMBER_TRIES = 3
 
 #: They prove who the tool is, to us, and are nobody else's business.
 _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
@@ -49,6 +54,10 @@ class Relaying:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        #: How often each was asked for its progress since it told it last.
+        self._untold: Counter[Connection] = Counter()
+        # A counter has no objection to a key that is not there.
+        parts.on_connection_closed(self._untold.__delitem__)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -205,20 +214,35 @@ class Relaying:
         self, member: Member, header: GetConsumerStatusRequest
     ) -> dict[MessageQueue, int] | None:
         """What one member says; None when it says nothing of use."""
+        connection = _connection(member)
+        if self._untold[connection] >= MEMBER_TRIES:
+            return None
         try:
-            answer = await _connection(member).request(
+            answer = await connection.request(
                 RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header, timeout=MEMBER_DEADLINE
             )
+            self._untold.pop(connection, None)
             if answer.code != ResponseCode.SUCCESS or not answer.body:
                 return None
             return decode_body(ConsumerStatus, answer.body).message_queue_table or {}
         except (RemotingError, WireError) as error:
-            log.warning(
-                "a consumer did not tell its progress: %s",
-                error,
-                extra={"group": header.group, "client": member.client.id},
-            )
+            self._note_untold(connection, member.client.id, header.group, error)
             return None
+
+    def _note_untold(
+        self, connection: Connection, client_id: str, group: str, error: OrbitError
+    ) -> None:
+        if not connection.is_open:
+            return
+        self._untold[connection] += 1
+        if self._untold[connection] == MEMBER_TRIES:
+            log.warning(
+                "a consumer does not tell its progress, and is not asked for it any more until it "
+                "connects again: %s (%d times)",
+                error,
+                MEMBER_TRIES,
+                extra={"group": group, "client": client_id},
+            )
 
 
 def _connection(member: Member) -> Connection:

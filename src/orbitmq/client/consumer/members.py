@@ -63,6 +63,9 @@ LEAVING: Final = "orbitmq.leaving"
 #: While something is wrong inside a group, it is told again after so many seconds.
 TELL_AGAIN: Final = 600.0
 
+#: How often a Java member is asked for its positions without an answer; then it is so no more.
+MOST_UNANSWERED: Final = 3
+
 
 class _Finding(msgspec.Struct, rename="camel"):
     text: str
@@ -127,6 +130,8 @@ class GroupMembers:
         self._lists: dict[Address, frozenset[str]] = {}
         #: When brokers that did not answer in time are asked like the others again.
         self._silent_until: dict[Address, float] = {}
+        #: How often Java members were asked since they answered last, and when that was noted last.
+        self._unanswered: dict[str, tuple[int, float]] = {}
         #: Whether brokers allow members to be asked, as far as is known.
         self.may_ask = True
         self._findings = Reminders(interval=TELL_AGAIN)
@@ -220,6 +225,9 @@ class GroupMembers:
         self._tell_findings(answer.ext_fields.get(FINDINGS))
         listed = decode_body(ConsumerList, answer.body).consumer_id_list
         self._lists[broker] = frozenset(listed)
+        for member in [*self._unanswered]:
+            if not any(member in each for each in self._lists.values()):
+                del self._unanswered[member]
         return listed
 
     def _is_late(self, broker: Address) -> None:
@@ -304,19 +312,46 @@ class GroupMembers:
         return len(self._lists.get(broker, frozenset()).intersection(members))
 
     async def begun(self, client_id: str, topic: str) -> frozenset[Queue]:
-        """The queues in which a Java member has a position. Raises when it does not say."""
-        answer = await self._ask_member(
-            topic,
-            client_id,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
-            GetConsumerStatusRequest(topic=topic, group=self._group, client_addr=client_id),
-        )
+        """The queues in which a Java member has a position. Raises when it does not say.
+
+        Some clients that call themselves Java's never do: those are asked a few times.
+        """
+        if self._unanswered.get(client_id, (0, 0.0))[0] >= MOST_UNANSWERED:
+            raise MemberSilent(client_id)
+        asked_at = self._engine.clock.monotonic()
+        try:
+            answer = await self._ask_member(
+                topic,
+                client_id,
+                RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+                GetConsumerStatusRequest(topic=topic, group=self._group, client_addr=client_id),
+            )
+        except RequestTimedOut:
+            self._note_unanswered(client_id, asked_at)
+            raise
         tables = decode_body(ConsumerStatus, answer.body).consumer_table or {}
         if client_id not in tables:
+            self._note_unanswered(client_id, asked_at)
             raise MemberSilent(client_id)
+        self._unanswered.pop(client_id, None)
         return frozenset(
             Queue(each.topic, each.broker_name, each.queue_id) for each in tables[client_id]
         )
+
+    def _note_unanswered(self, client_id: str, asked_at: float) -> None:
+        times, noted_at = self._unanswered.get(client_id, (0, float("-inf")))
+        if asked_at < noted_at:
+            # For another topic, at the same time: that is one silence.
+            return
+        self._unanswered[client_id] = times + 1, self._engine.clock.monotonic()
+        if times + 1 == MOST_UNANSWERED:
+            log.warning(
+                "member %s of group %s does not say which queues it consumes, and is not asked any "
+                "more: a queue that it had is begun here after the time of a hand-over",
+                client_id,
+                self._group,
+                extra={"group": self._group, "client": client_id},
+            )
 
     async def holdings(self, client_id: str, topic: str, *, after: int | None = None) -> Holdings:
         """The queues that a member holds, or is about to begin. Raises when it does not say.
