@@ -216,7 +216,7 @@ async def test_an_account_without_permissions_can_do_nothing_at_all(
             answered.append(request.code)
 
     assert answered == []
-    assert requests == NEEDS.keys() - {RequestCode.QUERY_ASSIGNMENT, RequestCode.VIEW_MESSAGE_BY_ID}
+    assert requests == NEEDS.keys() - {RequestCode.VIEW_MESSAGE_BY_ID}
     assert guarded.parts.store.statistics().log_end == 0
     assert GROUP not in guarded.parts.groups
 

@@ -424,9 +424,16 @@ def test_a_request_gets_its_reply(java: Java) -> None:
     assert len(ids) == 5
 
 
-def test_consumers_share_the_queues_as_they_come_and_go(java: Java) -> None:
-    java.cluster.create_topic("Shared", queues=4)
-    consumers = {"first": java.consume("Shared", "team")}
+@pytest.mark.parametrize("shared_by", ["members", "broker"])
+def test_consumers_share_the_queues_as_they_come_and_go(java: Java, shared_by: str) -> None:
+    options: dict[str, object] = {}
+    if shared_by == "broker":
+        if java.session.release.is_old_line:
+            pytest.skip("the old line does not ask brokers for a share")
+        options["broker_rebalance"] = ""
+    topic, group = f"Shared-{shared_by}", f"team-{shared_by}"
+    java.cluster.create_topic(topic, queues=4)
+    consumers = {"first": java.consume(topic, group, **options)}
     sent: set[str] = set()
     rounds = 0
 
@@ -443,7 +450,7 @@ def test_consumers_share_the_queues_as_they_come_and_go(java: Java) -> None:
             since = {name: len(consumer.lines) for name, consumer in consumers.items()}
             prefix = f"round-{rounds}-"
             rounds += 1
-            assert len(java.send("Shared", 8, prefix=prefix)) == 8
+            assert len(java.send(topic, 8, prefix=prefix)) == 8
             sent.update(f"{prefix}{number}" for number in range(8))
             any_of_them = next(iter(consumers.values()))
             any_of_them.until(lambda: sent <= _bodies(everybody))
@@ -453,7 +460,7 @@ def test_consumers_share_the_queues_as_they_come_and_go(java: Java) -> None:
 
     everybody = list(consumers.values())
     send_until_shared({"first": 4})
-    consumers["second"] = java.consume("Shared", "team")
+    consumers["second"] = java.consume(topic, group, **options)
     everybody.append(consumers["second"])
     send_until_shared({"first": 2, "second": 2})
     consumers.pop("first").release()
@@ -464,7 +471,7 @@ def test_consumers_share_the_queues_as_they_come_and_go(java: Java) -> None:
     # None is lost. One that was being consumed when its queue changed hands may come twice.
     assert set(counted) == sent
     assert sum(counted.values()) - len(sent) <= 8
-    java.expect_all_consumed("Shared", "team")
+    java.expect_all_consumed(topic, group)
 
 
 def test_messages_are_found_by_key_unique_key_and_offset_id(java: Java) -> None:

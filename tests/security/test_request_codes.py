@@ -65,6 +65,7 @@ BROKER: Mapping[Code, Right] = {
     Code.LOCK_BATCH_MQ: Right.CONSUME,
     Code.UNLOCK_BATCH_MQ: Right.CONSUME,
     Code.CHECK_CLIENT_CONFIG: Right.CONSUME,
+    Code.QUERY_ASSIGNMENT: Right.CONSUME,
     Code.HEART_BEAT: Right.OWN,  # and SUB on what it says that it consumes
     Code.UNREGISTER_CLIENT: Right.OWN,  # likewise
     Code.UPDATE_AND_CREATE_TOPIC: Right.ADMIN,
@@ -107,6 +108,7 @@ BROKER: Mapping[Code, Right] = {
     Code.GET_TOPIC_CONFIG: Right.ADMIN,
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: Right.ADMIN,
     Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Right.ADMIN,
+    Code.SET_MESSAGE_REQUEST_MODE: Right.ADMIN,
     Code.GET_ALL_MESSAGE_REQUEST_MODE: Right.ADMIN,
     Code.GET_BROKER_HA_STATUS: Right.ADMIN,
 }
@@ -297,7 +299,7 @@ async def test_who_has_no_right_is_refused_every_request_and_changes_nothing(
 def is_own(code: Code, right: Right) -> bool:
     """What concerns nobody but the client, or names a message that is not there."""
     nothing_there = {Code.VIEW_MESSAGE_BY_ID, Code.HEART_BEAT, Code.LOCK_BATCH_MQ}
-    without_body = {Code.UNLOCK_BATCH_MQ, Code.CHECK_CLIENT_CONFIG}
+    without_body = {Code.UNLOCK_BATCH_MQ, Code.CHECK_CLIENT_CONFIG, Code.QUERY_ASSIGNMENT}
     return right is Right.OWN or code in nothing_there or code in without_body
 
 

@@ -13,6 +13,7 @@ from orbitmq.wire.bodies.membership import (
     HeartbeatData,
     LockBatch,
     ProducerData,
+    QueryAssignment,
     SubscriptionData,
 )
 from orbitmq.wire.bodies.route import MessageQueue
@@ -62,7 +63,10 @@ LOG = {7: "t", 8: "%RETRY%g", 9: "u"}
 _BEAT = HeartbeatData(
     client_id="c",
     consumer_data_set=(
-        ConsumerData(group_name="g", subscription_data_set=(wanting("t"), wanting("%RETRY%g"))),
+        ConsumerData(
+            group_name="g",
+            subscription_data_set=(wanting("t"), wanting("%RETRY%g"), wanting("%RETRY%g_t")),
+        ),
         ConsumerData(group_name="h", subscription_data_set=(wanting("u"),)),
     ),
     producer_data_set=(ProducerData(group_name="free"),),
@@ -75,6 +79,7 @@ _LOCK = LockBatch(
     ),
 )
 _CHECK = CheckClientRequest(client_id="c", group="g", subscription_data=wanting("t"))
+_ASSIGNMENT = QueryAssignment(client_id="c", consumer_group="g", topic="t", strategy_name="AVG")
 
 
 def _end(topic: str | None, offset: int) -> EndTransactionRequest:
@@ -126,6 +131,7 @@ REQUESTS: list[tuple[Command, set[Need]]] = [
     (request(35, UnregisterClientRequest(client_id="c", consumer_group="g")), {SUB_G}),
     (request(38, GetConsumerListRequest(consumer_group="g")), {SUB_G}),
     (request(46, body=encode_body(_CHECK)), {SUB_G, SUB_T}),
+    (request(400, body=encode_body(_ASSIGNMENT)), {SUB_G, SUB_T}),
     (request(307, GetConsumerRunningInfoRequest(consumer_group="g", client_id="c")), {SUB_G}),
 ]
 
@@ -139,5 +145,4 @@ LOOKING: list[tuple[Command, set[Need]]] = [
     (request(33, ViewMessageRequest(offset=100)), set()),
     (request(36, ConsumerSendBackRequest(offset=100, group="g", delay_level=0)), {SUB_G}),
     (request(35, UnregisterClientRequest(client_id="c", producer_group="p")), set()),
-    (request(400), set()),
 ]

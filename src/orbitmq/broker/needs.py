@@ -11,7 +11,12 @@ from typing import NamedTuple
 from orbitmq.broker import names
 from orbitmq.broker.accounts import Grant, Kind
 from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import CheckClientRequest, HeartbeatData, LockBatch
+from orbitmq.wire.bodies.membership import (
+    CheckClientRequest,
+    HeartbeatData,
+    LockBatch,
+    QueryAssignment,
+)
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.membership import GetConsumerListRequest, UnregisterClientRequest
@@ -119,8 +124,12 @@ def _heartbeat(request: Command, _: TopicAt) -> Iterable[Need]:
     """Producers' groups are free: who is asked about a transaction is looked at then."""
     for consumer in decode_body(HeartbeatData, request.body).consumer_data_set:
         yield group_need(consumer.group_name)
+        own = names.retry_topic(consumer.group_name)
         for subscription in consumer.subscription_data_set:
-            yield topic_need(subscription.topic, Grant.SUB)
+            # A Java client to which the broker tells its share names the retry topics of popping as
+            # well. Saying so gives no messages: whoever pulls them needs what that takes.
+            if not subscription.topic.startswith((f"{own}_", f"{own}+")):
+                yield topic_need(subscription.topic, Grant.SUB)
 
 
 def _unregister(request: Command, _: TopicAt) -> Iterable[Need]:
@@ -153,9 +162,10 @@ def _running_info(request: Command, _: TopicAt) -> Iterable[Need]:
     yield group_need(request.header(GetConsumerRunningInfoRequest).consumer_group)
 
 
-def _nothing(_: Command, __: TopicAt) -> Iterable[Need]:
-    """Any account will do: the broker only answers that it does not know such requests."""
-    return ()
+def _assignment(request: Command, _: TopicAt) -> Iterable[Need]:
+    asked = decode_body(QueryAssignment, request.body)
+    yield group_need(asked.consumer_group)
+    yield topic_need(asked.topic, Grant.SUB)
 
 
 #: What the requests of producers and consumers need. Every other request needs an admin.
@@ -185,7 +195,7 @@ NEEDS: Mapping[int, Needs] = {
     Code.GET_CONSUMER_LIST_BY_GROUP: _members,
     Code.GET_CONSUMER_RUNNING_INFO: _running_info,
     Code.CHECK_CLIENT_CONFIG: _check_client,
-    Code.QUERY_ASSIGNMENT: _nothing,
+    Code.QUERY_ASSIGNMENT: _assignment,
 }
 
 #: Every Java client has this producer for itself, whatever else it does.

@@ -18,6 +18,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from orbitmq.broker import names
+from orbitmq.broker.errors import Refused
 from orbitmq.broker.outward import outward_channels
 from orbitmq.broker.rivals import Place
 from orbitmq.broker.settings import HA_DISTANCE, BrokerSettings
@@ -30,13 +32,14 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.errors import RemotingError, RequestTimedOut
 from orbitmq.wire.bodies.base import decode_body, encode_body
 from orbitmq.wire.bodies.registration import body_crc32
-from orbitmq.wire.bodies.route import BrokerMemberGroupResponse, KVTable
+from orbitmq.wire.bodies.route import BrokerMemberGroupResponse, KVTable, TopicRouteData
 from orbitmq.wire.bodies.topics import RegisterBroker
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers.namesrv import (
     BrokerRequest,
     GetBrokerMemberGroupRequest,
+    GetRouteInfoRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
@@ -198,6 +201,37 @@ class Registration:
             for each in self._servers
             if each.place.rival is not None
         )
+
+    async def route(self, topic: str) -> TopicRouteData | None:
+        """Where a topic is in the cluster, by a name server; None when there is none to ask.
+
+        Raises `Refused` when none of them knows the topic, or none answers.
+        """
+        problem: OrbitError | None = None
+        for server in sorted(self._servers, key=lambda each: each.is_reachable is not True):
+            try:
+                answer = await self._channels.request(
+                    server.address,
+                    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+                    GetRouteInfoRequest(topic=topic),
+                    timeout=_LOOK_PATIENCE,
+                )
+                if answer.code == ResponseCode.SUCCESS:
+                    return decode_body(TopicRouteData, answer.body)
+            except OrbitError as error:
+                problem = problem or Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"no name server says where topic {names.shown(topic)} is: {error}",
+                )
+            else:
+                problem = Refused(
+                    ResponseCode.TOPIC_NOT_EXIST,
+                    f"name server {server.address} has no route of topic {names.shown(topic)}: "
+                    f"{answer.remark or f'code {answer.code}'}",
+                )
+        if problem is not None:
+            raise problem
+        return None
 
     async def stop(self, patience: float = _GOODBYE) -> None:
         """Say goodbye to those who knew us, within `patience` and a short time at most."""

@@ -296,6 +296,11 @@ public final class Client {
             var models = consumer.getMessageModel().getDeclaringClass();
             consumer.setMessageModel(Enum.valueOf(models, "BROADCASTING"));
         }
+        if (options.containsKey("broker-rebalance")) {
+            // Only the new line has it.
+            consumer.getClass().getMethod("setClientRebalance", boolean.class)
+                .invoke(consumer, false);
+        }
         if (options.containsKey("sql")) {
             consumer.subscribe(text("topic"), MessageSelector.bySql(text("sql")));
         } else {

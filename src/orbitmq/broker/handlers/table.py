@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.handlers.assignment import Assigning
 from orbitmq.broker.handlers.configuration import Configuration
 from orbitmq.broker.handlers.connections import Connections
 from orbitmq.broker.handlers.family import Family, MakeFamily, refusing
@@ -32,6 +33,7 @@ FAMILIES: tuple[MakeFamily, ...] = (
     Pulling,
     Offsets,
     Membership,
+    Assigning,
     Locking,
     SendingBack,
     Transactions,
