@@ -601,7 +601,7 @@ async def test_a_full_disk_refuses_sends_and_serves_readers(
     broker.parts.store.clean()
 
     assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
-    assert "99% full" in (answers[0].remark or "")
+    assert "99 percent full" in (answers[0].remark or "")
     assert bodies_in(found) == [b"before"]
     assert (await client.stored("orders")).queue_offset == 1
 
