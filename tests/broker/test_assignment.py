@@ -137,7 +137,9 @@ async def test_a_broadcast_member_has_all_queues_that_may_be_read(
 ) -> None:
     make_topic(broker, 3)
 
-    answer = await ask(client, "anybody", message_model=MessageModel.BROADCASTING)
+    answer = await ask(
+        client, "anybody", message_model=MessageModel.BROADCASTING, strategy_name=None
+    )
 
     assert [number for _, number in queues_in(answer)] == [0, 1, 2]
 

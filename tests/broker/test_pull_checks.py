@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
@@ -14,7 +15,7 @@ from orbitmq.broker.pullchecks import PullChecks
 from orbitmq.broker.settings import PullSettings
 from orbitmq.wire.bodies.membership import MessageModel, SubscriptionData
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient, bodies_in, until
@@ -218,19 +219,24 @@ SQL = SubscriptionData(
 )
 
 
+def of_java(request: Command) -> Command:
+    return msgspec.structs.replace(request, language=Language.JAVA)
+
+
 @pytest.mark.parametrize("subscription", [ORDERS, SQL], ids=["tags", "sql"])
-async def test_a_member_that_dropped_the_heartbeat_of_its_rebalance_is_served(
-    member: RawClient, client: RawClient, subscription: SubscriptionData
+async def test_a_java_member_that_dropped_the_heartbeat_of_its_rebalance_is_served(
+    broker: Broker, member: RawClient, open_client: OpenClient, subscription: SubscriptionData
 ) -> None:
-    """A Java client drops it when another one is under way, and sends the next after 30 s."""
+    """It drops the heartbeat when another one is under way, and sends the next after 30 s."""
     await member.stored("orders", b"dear", properties={"price": "2"})
-    await client.heartbeat("c2", subscription, group="readers")
-    await client.query("orders", consumer_group="readers")
+    java = await open_client(broker, of_java)
+    await java.heartbeat("c2", subscription, group="readers")
+    await java.query("orders", consumer_group="readers")
     # The one that was under way, from before the rebalance.
-    await client.heartbeat("c2", subscription, group="readers")
+    await java.heartbeat("c2", subscription, group="readers")
 
     answers = [
-        await pull(client, consumer_group="readers", sub_version=version) for version in (9, 9, 5)
+        await pull(java, consumer_group="readers", sub_version=version) for version in (9, 9, 5)
     ]
     stranger = await pull(member, consumer_group="readers", sub_version=9)
 
@@ -239,20 +245,25 @@ async def test_a_member_that_dropped_the_heartbeat_of_its_rebalance_is_served(
 
 
 async def test_a_newer_version_without_a_rebalance_may_be_another_subscription(
-    client: RawClient, member: RawClient, broker: Broker, open_client: OpenClient
+    broker: Broker, member: RawClient, open_client: OpenClient
 ) -> None:
-    before_any = (await pull(member, sub_version=6)).code
+    java = await open_client(broker, of_java)
+    await java.heartbeat("c2", ORDERS)
+    before_any = (await pull(java, sub_version=6)).code
 
-    await member.query("orders")
-    await member.heartbeat("c1", PAID)
-    after_it_was_told = (await pull(member, sub_version=7)).code
+    await java.query("orders")
+    await java.heartbeat("c2", PAID)
+    after_it_was_told = (await pull(java, sub_version=7)).code
 
     # Another member of the group wants something else.
-    await member.query("orders")
-    other = await open_client(broker)
-    await other.heartbeat("c2", SubscriptionData(topic="orders", sub_string="*", sub_version=8))
-    beside_others = (await pull(member, sub_version=9)).code
+    await java.query("orders")
+    await member.heartbeat("c1", SubscriptionData(topic="orders", sub_string="*", sub_version=8))
+    beside_others = (await pull(java, sub_version=9)).code
 
-    assert [before_any, after_it_was_told, beside_others] == (
-        [ResponseCode.SUBSCRIPTION_NOT_LATEST] * 3
+    # Only Java's take a new version for a rebalance.
+    await member.query("orders")
+    of_python = (await pull(member, sub_version=9)).code
+
+    assert [before_any, after_it_was_told, beside_others, of_python] == (
+        [ResponseCode.SUBSCRIPTION_NOT_LATEST] * 4
     )

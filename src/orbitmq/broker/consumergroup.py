@@ -12,6 +12,7 @@ from orbitmq.wire.bodies.membership import (
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
+    LanguageName,
     MessageModel,
     SubscriptionData,
 )
@@ -163,13 +164,15 @@ class ConsumerGroup:
     def may_be_ahead(self, channel: Channel, topic: str) -> bool:
         """Whether a member may quote a newer version than its heartbeat, and mean the same.
 
-        Clients take a new version after each rebalance that gave them queues, and send a heartbeat;
-        Apache's drop that when another one is under way, as often happens a second after a start.
-        They look up the progress of the queues before. A version that comes without that may stand
-        for another expression.
+        A Java client takes a new version after each rebalance that gave it queues, and sends a
+        heartbeat, which it drops when another one is under way, as often happens a second after
+        its start. It has looked up the progress of the queues before. A version that comes without
+        that, or of a client that takes none for a rebalance, may stand for another expression.
         """
         member = self.members.get(channel)
         if member is None or topic not in member.rebalanced:
+            return False
+        if member.client.language is not LanguageName.JAVA:
             return False
         return _wish(member.subscriptions[topic]) == _wish(self.subscriptions[topic])
 

@@ -73,21 +73,26 @@ class Assigning:
     async def query(self, _: Connection, request: Command) -> Command:
         """The queues of one member."""
         asked = decode_body(QueryAssignment, request.body)
-        try:
-            strategy = _strategy(asked.strategy_name)
-        except Refused as refused:
-            self._tell(asked, refused)
-            raise
+        is_shared = asked.message_model is not MessageModel.BROADCASTING
+        strategy = self._strategy(asked) if is_shared else None
         queues = await self._queues(asked.topic)
         if isinstance(queues, Refused):
             raise Refused(queues.code, str(queues))
-        if asked.message_model is not MessageModel.BROADCASTING:
+        if strategy is not None:
             queues = self._share(asked, strategy, queues)
         assignments = tuple(QueueAssignment(message_queue=queue) for queue in queues)
         return request.answer(
             ResponseCode.SUCCESS,
             body=encode_body(Assignments(message_queue_assignments=assignments)),
         )
+
+    def _strategy(self, asked: QueryAssignment) -> _Strategy:
+        """The strategy by its name; of a group that has none of ours the log tells, too."""
+        try:
+            return _strategy(asked.strategy_name)
+        except Refused as refused:
+            self._tell(asked, refused)
+            raise
 
     def _tell(self, asked: QueryAssignment, refused: Refused) -> None:
         """Say why a group will not get any message; else only the log of the client would."""
