@@ -296,8 +296,11 @@ async def test_apaches_rule_can_be_chosen(
         (3, {}, {"set_zero_if_not_found": True}, "0"),
         (3, {}, {"set_zero_if_not_found": False}, None),
         (3, {"strict_last": True}, {}, None),
-        (0, {}, {}, None),
-        (0, {"zero_for_empty": True}, {}, "0"),
+        (0, {}, {}, "0"),
+        (0, {}, {"set_zero_if_not_found": True}, "0"),
+        (0, {}, {"set_zero_if_not_found": False}, None),
+        (0, {"zero_for_empty": False}, {}, None),
+        (0, {"strict_last": True}, {}, None),
     ],
 )
 async def test_a_group_without_progress_begins_at_0_in_a_young_queue(
@@ -328,6 +331,24 @@ async def test_a_queue_whose_first_message_is_not_in_memory_any_more_is_not_youn
     await ready(client, broker, 10)
 
     assert (await client.query("orders")).code == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_a_queue_whose_messages_have_expired_is_not_young(
+    start_broker: StartBroker, open_client: OpenClient
+) -> None:
+    retention = replace(SMALL_STORE.retention, max_bytes=64 * 1024, files_per_run=100)
+    store = replace(SMALL_STORE, file_size=32 * 1024, retention=retention)
+    broker = await start_broker(store=store)
+    client = await open_client(broker)
+    await ready(client, broker, 3)
+    for _ in range(40):
+        await client.stored("others", b"x" * 4096)
+    broker.parts.store.settle()
+    broker.parts.store.clean()
+    assert broker.parts.store.min_offset("orders", 0) == 3
+
+    assert (await client.query("orders")).code == ResponseCode.QUERY_NOT_FOUND
+    assert await client.max_offset("orders") == 3
 
 
 async def test_a_query_makes_no_group(broker: Broker, client: RawClient) -> None:

@@ -118,8 +118,9 @@ class ProgressSettings:
     #: A group without progress begins at 0 in a queue whose first message is still there and in
     #: memory, even if it asks for the last offset, as Apache does. Strict: it begins at the end.
     strict_last: bool = False
-    #: Whether a queue without messages is answered 0 (as 4.x does) and not "not found".
-    zero_for_empty: bool = False
+    #: Whether 0 is said of a queue that never had a message, as 4.x does, and not "not found", as
+    #: 5.x does: Apache's clients then ask for the end, and pass over what came in between.
+    zero_for_empty: bool = True
 
     def __post_init__(self) -> None:
         check_positive("progress", self, "save_interval")
