@@ -49,6 +49,7 @@ from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ProcessQueueInfo
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.headers.offsets import GetMaxOffsetRequest
 from tests.support.broker import RawClient
 from tests.support.client import quick_settings
 
@@ -355,6 +356,35 @@ def answering(broker: Broker, code: int, handler: ServerHandler) -> Iterator[Non
         yield
     finally:
         dispatcher.serve(code, usual)
+
+
+@contextmanager
+def slipping_in(broker: Broker, topic: str) -> Iterator[None]:
+    """Store a message in queue 0 behind the first answer about its offsets, before it is sent."""
+    dispatcher = broker._dispatcher
+    assert dispatcher is not None
+    answered: list[int] = []
+
+    def interposed(code: int) -> AbstractContextManager[None]:
+        usual: Any = dispatcher._handlers[code]
+
+        async def answer(connection: Connection, request: Command) -> Command:
+            try:
+                answer: Command = usual(connection, request)
+            finally:
+                if request.header(GetMaxOffsetRequest).topic == topic:
+                    answered.append(code)
+                    if len(answered) == 1:
+                        client = await RawClient.open(broker)
+                        await client.stored(topic, b"slipped in")
+                        await client.close()
+            return answer
+
+        return answering(broker, code, answer)
+
+    # In whatever order they are asked.
+    with interposed(RequestCode.QUERY_CONSUMER_OFFSET), interposed(RequestCode.GET_MAX_OFFSET):
+        yield
 
 
 def refusing(broker: Broker, code: int) -> AbstractContextManager[None]:

@@ -175,6 +175,15 @@ async def test_a_question_that_is_not_answered_is_an_error(
         await starting(engine, begin).offset(ORDINARY)
 
 
+async def test_a_group_with_progress_needs_no_other_answer(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    progress = MemoryProgress({ORDINARY: 3})
+
+    with refusing(cluster.brokers[0], RequestCode.GET_MAX_OFFSET):
+        assert await Starting(engine, progress, ConsumeFrom.LAST).offset(ORDINARY) == 3
+
+
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("A14")
 async def test_a_start_that_cannot_be_worked_out_postpones_the_queue_and_is_never_guessed(

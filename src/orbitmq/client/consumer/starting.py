@@ -12,10 +12,10 @@ not, as with Apache, whose clients of the same group must not begin elsewhere.
 A question that cannot be answered is an error; the queue is not begun and tried again later. There
 is no third outcome: a guess here is a silent loss, or everything twice.
 
-Where a group begins without progress is its progress from then on, and is put by before the first
-pull (`Starting.begin`). Whoever has the queue next would otherwise work it out anew, at an end that
-has moved on: what came between would be lost. (Apache's clients put nothing by until a message is
-finished, or a held pull has ended without one.)
+The end is the one of the first look: it is asked for before the progress, and kept until the queue
+is begun, however often that fails. (Apache's clients ask for it afterwards, and pass over what is
+stored in between.) Where a group begins without progress is its progress from then on, and is put
+by before the first pull: whoever has the queue next would begin at an end that has moved on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from orbitmq.client.consumer.progress import Supposing
 from orbitmq.client.durations import Instant, epoch
-from orbitmq.client.errors import BrokerRefused, SettingError
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SettingError
 from orbitmq.client.names import is_retry_topic
+from orbitmq.remoting.errors import ConnectFailed
 from orbitmq.wire.bodies.membership import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.engine import Engine
     from orbitmq.client.queue import Queue
+    from orbitmq.errors import OrbitError
     from orbitmq.wire.headers.base import Header
 
 
@@ -144,24 +146,48 @@ class Starting:
         self._engine = engine
         self._progress = progress
         self._begin = begin
+        #: Where queues ended when they were first looked at, until they are begun.
+        self._ends: dict[Queue, int] = {}
 
     async def offset(self, queue: Queue) -> int:
         """The offset of the first message to pull. Raises when it cannot be worked out."""
-        stored = await self._progress.fetch(queue)
-        return await self.without_progress(queue) if stored is None else stored
+        offset, _ = await self._find(queue)
+        self._ends.pop(queue, None)
+        return offset
 
     async def begin(self, queue: Queue) -> int:
         """The same; and it is put by, unless it was. Raises when that cannot be done either."""
-        stored, progress = await self._progress.fetch(queue), self._progress
-        if stored is not None:
-            if isinstance(progress, Supposing) and progress.is_supposed(queue):
-                progress.insist([queue])
-                await self._put_by(queue)
-            return stored
-        offset = await self.without_progress(queue)
-        progress.update(queue, offset)
-        await self._put_by(queue)
+        offset, is_stored = await self._find(queue)
+        progress = self._progress
+        if not is_stored:
+            progress.update(queue, offset)
+            await self._put_by(queue)
+        elif isinstance(progress, Supposing) and progress.is_supposed(queue):
+            progress.insist([queue])
+            await self._put_by(queue)
+        self._ends.pop(queue, None)
         return offset
+
+    async def _find(self, queue: Queue) -> tuple[int, bool]:
+        """Where a queue begins, and whether that is progress of its group."""
+        unseen = await self._look(queue) if self._point(queue) is _Point.END else None
+        stored = await self._progress.fetch(queue)
+        if stored is not None:
+            return stored, True
+        if unseen is not None:
+            raise unseen
+        end = self._ends.get(queue)
+        return (await self.without_progress(queue) if end is None else end), False
+
+    async def _look(self, queue: Queue) -> OrbitError | None:
+        """See where a queue ends; why that cannot be said, which matters only without progress."""
+        try:
+            end = await end_offset(self._engine, queue)
+        except (BrokerRefused, BrokerUnavailable, ConnectFailed) as error:
+            return error
+        # A broker that was killed may have lost the end that was seen.
+        self._ends[queue] = min(end, self._ends.get(queue, end))
+        return None
 
     async def _put_by(self, queue: Queue) -> None:
         # A broker that does not take progress of the group refuses its pulls as well, and is told
@@ -171,8 +197,7 @@ class Starting:
 
     async def without_progress(self, queue: Queue) -> int:
         """Where a queue of which nothing is put by begins now."""
-        ordinary, retry = WITHOUT_PROGRESS[self._begin.begin]
-        point = retry if is_retry_topic(queue.topic) else ordinary
+        point = self._point(queue)
         if point is _Point.ZERO:
             return 0
         if point is _Point.FIRST:
@@ -180,6 +205,10 @@ class Starting:
         if point is _Point.END:
             return await end_offset(self._engine, queue)
         return await offset_at(self._engine, queue, self._begin.time or 0.0)
+
+    def _point(self, queue: Queue) -> _Point:
+        ordinary, retry = WITHOUT_PROGRESS[self._begin.begin]
+        return retry if is_retry_topic(queue.topic) else ordinary
 
     async def _first(self, queue: Queue) -> int:
         try:
