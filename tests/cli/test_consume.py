@@ -10,6 +10,7 @@ import pytest
 
 from orbitmq.testing import EmbeddedCluster
 from tests.support.orbitmqcli import Cli
+from tests.support.rebalancing import slipping_in
 
 
 @pytest.fixture
@@ -90,6 +91,23 @@ def test_following_prints_what_comes_until_it_is_stopped(
     assert code == 0
     assert json.loads(lines[-1])["body"] == "new"
     assert following.errors == "7 messages\n"
+
+
+@pytest.mark.parametrize("group", [(), ("--group",)], ids=["looking", "in-a-group"])
+def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(
+    cluster: EmbeddedCluster, cli: Cli, names: Iterator[str], group: tuple[str, ...]
+) -> None:
+    name = next(names)
+    cluster.create_topic(name, queues=1)
+    words = (*group, f"{name}-readers") if group else ()
+
+    with (
+        slipping_in(cluster._cluster.brokers[0], name),
+        cli.start("consume", name, "--follow", *words) as following,
+    ):
+        lines = following.until(lambda lines: len(lines) == 1)
+
+    assert lines == ["slipped in"]
 
 
 def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(

@@ -116,16 +116,18 @@ async def consume(
                 printed = await _in_group(consumer, show, wish, number, follow=follow)
         else:
             async with consumer:
-                chosen = queues_of(topic, queue) or await consumer.queues(topic)
+                known = await consumer.queues(topic)
+                chosen = queues_of(topic, queue) or known
                 if not chosen:
                     raise CommandError(
                         f"topic {topic!r} has no queue that can be read: its read permission is "
                         f"off; turn it on with: orbitmq topic update {topic} --permission rw"
                     )
+                # Asked first: what is stored while the rest is asked is printed by --follow.
+                ends = await consumer.end_offsets(set(chosen).intersection(known))
                 await consumer.assign(chosen, tags, sql=sql)
-                await _seek(consumer, start)
-                ends = None if follow else await consumer.end_offsets(chosen)
-                printed = await _looking(consumer, show, wish, number, ends)
+                await _seek(consumer, start, ends)
+                printed = await _looking(consumer, show, wish, number, None if follow else ends)
     session.out.note(several(printed, "message"))
 
 
@@ -136,14 +138,14 @@ def _beginning(text: str, now: float) -> ConsumeFrom:
     return ConsumeFrom(Begin.TIME, time_of(text, now, "--from", "begin, end, "))
 
 
-async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom) -> None:
+async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom, ends: Mapping[Queue, int]) -> None:
     """Whatever progress the tools' group may have, it is not meant."""
     if start.time is not None:
         await consumer.seek_to_time(start.time)
     elif start.begin is Begin.FIRST:
         await consumer.seek_to_begin()
     else:
-        await consumer.seek_to_end()
+        await asyncio.gather(*(consumer.seek(queue, end) for queue, end in ends.items()))
 
 
 async def _looking(
