@@ -29,6 +29,7 @@ from orbitmq.spark.options import stream_options
 from orbitmq.spark.streamdriver import StreamDriver
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, forget_old, numbered, with_small_files
+from tests.support.rebalancing import slipping_in
 from tests.support.remoting import ManualClock
 
 #: Asks brokers at every call.
@@ -455,6 +456,39 @@ def test_a_run_over_what_is_there_may_begin_at_the_end(
         assert stream.latest_offset(begin, limit=None) == begin
 
 
+@pytest.mark.parametrize("is_run_over", [False, True], ids=["stream", "available-now"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"startingOffsets": "latest"},
+        {"startingOffsets": '{"TOPIC": {"broker-a:0": -1}}'},
+        {"startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "latest"},
+    ],
+    ids=["latest", "offsets", "time"],
+)
+def test_what_is_stored_between_the_requests_of_a_start_is_read(
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    place: dict[str, str],
+    is_run_over: bool,
+) -> None:
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-fresh"
+    cluster.create_topic(topic, queues=1)
+    options = {name: text.replace("TOPIC", topic) for name, text in place.items()}
+
+    with (
+        driver(cluster, topic, options=options) as stream,
+        slipping_in(cluster._cluster.brokers[0], topic),
+    ):
+        if is_run_over:
+            stream.take_only_what_is_there()
+        start = begun(stream)
+    with driver(cluster, topic, options=options) as stream:
+        end = stream.latest_offset(start, limit=None)
+
+        assert taken(stream, start, end) == {("broker-a", 0): (0, 1)}
+
+
 def test_a_trigger_that_makes_one_batch_gets_everything(
     orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
@@ -511,6 +545,19 @@ def test_a_queue_that_appears_is_read_from_its_beginning(
 
     assert first == {("broker-a", n): (10, 20) for n in range(4)}
     assert second == {("broker-a", 4): (0, 10), ("broker-a", 5): (0, 10)}
+
+
+def test_a_topic_that_is_made_after_a_stream_from_the_end_has_begun_is_read_from_its_beginning(
+    orbit_cluster: EmbeddedCluster, orbit_broker: str
+) -> None:
+    with driver(orbit_cluster, "", subscribePattern="made-.*") as stream:
+        before = begun(stream)
+        orbit_cluster.create_topic("made-later", queues=1)
+        fill(orbit_broker, "made-later", numbered(3))
+        seen = stream.latest_offset(before, limit=None)
+        after = stream.latest_offset(seen, limit=None)
+
+        assert taken(stream, seen, after) == {("broker-a", 0): (0, 3)}
 
 
 def test_rule_7_what_lies_between_two_offsets(

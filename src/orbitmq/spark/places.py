@@ -62,24 +62,39 @@ def _assigned(cluster: RangeCluster, queues: tuple[Queue, ...], *, refresh: bool
 
 
 def resolve(
-    place: Place, queues: Iterable[Queue], cluster: RangeCluster, *, shown_as: str = "offsets"
+    place: Place,
+    queues: Iterable[Queue],
+    cluster: RangeCluster,
+    *,
+    seen: Mapping[Queue, Bounds] | None = None,
 ) -> dict[Queue, int]:
-    """The offset that a place stands for in each of the queues. Raises what the cluster raises."""
+    """The offset that a place stands for in each of the queues. Raises what the cluster raises.
+
+    A queue ends where it ended at the first look, which is `seen` if there was one before: what is
+    stored while more is asked is not passed over.
+    """
     queues = tuple(queues)
     match place:
         case Earliest():
             return {queue: each.low for queue, each in cluster.bounds(queues).or_raise().items()}
         case Latest():
-            return cluster.ends(queues).or_raise()
+            return _ends(queues, cluster, seen)
         case GroupProgress():
             known = cluster.progress(queues).or_raise()
             without = [queue for queue, offset in known.items() if offset is None]
             found = {queue: offset for queue, offset in known.items() if offset is not None}
             return found | resolve(Earliest(), without, cluster)
         case AtOffsets(offsets, option):
-            return _at_offsets(offsets, option, queues, cluster)
+            return _at_offsets(offsets, option, queues, cluster, seen)
         case AtTimes():
-            return _at_times(place, queues, cluster)
+            return _at_times(place, queues, cluster, seen)
+
+
+def _ends(
+    queues: Iterable[Queue], cluster: RangeCluster, seen: Mapping[Queue, Bounds] | None
+) -> dict[Queue, int]:
+    known = {queue: seen[queue].high for queue in queues if queue in seen} if seen else {}
+    return known | cluster.ends(queue for queue in queues if queue not in known).or_raise()
 
 
 def placed(positions: Positions, bounds: Mapping[Queue, Bounds], *, fail: bool) -> dict[Queue, int]:
@@ -133,7 +148,11 @@ def available(
 
 
 def _at_offsets(
-    offsets: Positions, option: str, queues: tuple[Queue, ...], cluster: RangeCluster
+    offsets: Positions,
+    option: str,
+    queues: tuple[Queue, ...],
+    cluster: RangeCluster,
+    seen: Mapping[Queue, Bounds] | None,
 ) -> dict[Queue, int]:
     if missing := sorted(set(queues) - offsets.keys()):
         raise OptionRefused(
@@ -143,14 +162,18 @@ def _at_offsets(
         )
     if unknown := sorted(offsets.keys() - set(queues)):
         raise OptionRefused(option, _shown(unknown), f"offsets of queues that are read: {queues}")
-    found = dict(offsets)
-    moving = [queue for queue in queues if offsets[queue] < 0]
-    for queue, bounds in cluster.bounds(moving).or_raise().items():
-        found[queue] = {EARLIEST: bounds.low, LATEST: bounds.high}[offsets[queue]]
-    return found
+    earliest = [queue for queue in queues if offsets[queue] == EARLIEST]
+    latest = [queue for queue in queues if offsets[queue] == LATEST]
+    found = dict(offsets) | resolve(Earliest(), earliest, cluster)
+    return found | _ends(latest, cluster, seen)
 
 
-def _at_times(place: AtTimes, queues: tuple[Queue, ...], cluster: RangeCluster) -> dict[Queue, int]:
+def _at_times(
+    place: AtTimes,
+    queues: tuple[Queue, ...],
+    cluster: RangeCluster,
+    seen: Mapping[Queue, Bounds] | None,
+) -> dict[Queue, int]:
     times: dict[Queue, float] = dict(place.times)
     if place.time is not None:
         times = dict.fromkeys(queues, place.time) | times
@@ -159,16 +182,18 @@ def _at_times(place: AtTimes, queues: tuple[Queue, ...], cluster: RangeCluster) 
             place.option, f"no time for {_shown(missing)}", "a time for every queue that is read"
         )
     times = {queue: times[queue] for queue in queues}
+    is_error = place.on_no_match is OnNoMatch.ERROR
+    # Asked before the search: a message that is stored during both is behind that end.
+    ends = {} if is_error else _ends(queues, cluster, seen)
     known = cluster.at_times(times).or_raise()
     without = [queue for queue, offset in known.items() if offset is None]
-    if without and place.on_no_match is OnNoMatch.ERROR:
+    if without and is_error:
         raise SourceError(
             f"no message of {_shown(without)} was stored at or after "
             f"{datetime.fromtimestamp(times[without[0]], UTC).isoformat()}, as {place.option} "
             "wants it; set startingOffsetsByTimestampStrategy to latest to begin at the end there"
         )
-    found = {queue: offset for queue, offset in known.items() if offset is not None}
-    return found | cluster.ends(without).or_raise()
+    return {queue: ends[queue] if at is None else at for queue, at in known.items()}
 
 
 def _shown(queues: Iterable[Queue]) -> str:

@@ -216,7 +216,9 @@ class StreamDriver:
 
     def _begin(self) -> dict[Queue, int]:
         if self._resolved is None:
-            self._resolved = resolve(self._options.read.start, self._heads.queues, self._cluster)
+            self._resolved = resolve(
+                self._options.read.start, self._heads.queues, self._cluster, seen=self._target
+            )
         return self._resolved
 
     def _bounds(self, *, fresh: bool = False, take_all: bool = False) -> dict[Queue, Bounds]:
