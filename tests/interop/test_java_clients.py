@@ -474,6 +474,34 @@ def test_consumers_share_the_queues_as_they_come_and_go(java: Java, shared_by: s
     java.expect_all_consumed(topic, group)
 
 
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(
+    java: Java, orderly: bool
+) -> None:
+    how = {"orderly": ""} if orderly else {}
+
+    def start_and_send(topics: list[str]) -> None:
+        for topic in topics:
+            java.cluster.create_topic(topic, queues=2)
+        consumers = [java.consume(topic, f"at-{topic}", last="", **how) for topic in topics]
+        sent: set[str] = set()
+
+        def send_round() -> bool:
+            """Sends to each, until all have begun to consume."""
+            sent.add(f"body-{len(sent)}")
+            for topic in topics:
+                java.cluster.send(topic, f"body-{len(sent) - 1}")
+            return all(consumer.messages for consumer in consumers)
+
+        consumers[-1].until(send_round)
+        for consumer in consumers:
+            consumer.until_bodies(sent)
+            consumer.release()
+
+    for wave in range(5):
+        start_and_send([f"Fresh-{'in-order-' if orderly else ''}{wave}-{n}" for n in range(5)])
+
+
 def test_messages_are_found_by_key_unique_key_and_offset_id(java: Java) -> None:
     java.cluster.create_topic("Indexed", queues=2)
     sent = java.send("Indexed", 10, keys="invoice-", property="colour:blau")

@@ -632,7 +632,9 @@ public final class Client {
         consumer.setNamesrvAddr(text("namesrv"));
         consumer.setInstanceName(text("instance", "driver"));
         consumer.setClientIP(text("client-ip", "127.0.0.1"));
-        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeFromWhere(options.containsKey("last")
+            ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+            : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(1);
         // Otherwise what was taken and printed may not be in the progress that it reports.
         consumer.setAwaitTerminationMillisWhenShutdown(10_000);
