@@ -115,6 +115,24 @@ async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(
     assert len(pulls) <= len(kept) + 3
 
 
+async def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(beside: Beside) -> None:
+    async def start_and_send(topic: str) -> None:
+        await beside.create_topic(topic, queues=2)
+        taken = Taken()
+        consumer = beside.consumer(topic, f"at-{topic}", taken, consume_from="last")
+        sent: list[str] = []
+        async with beside.producer(f"makers-of-{topic}") as producer, asyncio.TaskGroup() as tasks:
+            tasks.create_task(consumer.start())
+            while not taken.messages or len(sent) < 10:
+                sent.append(f"body-{len(sent)}")
+                await producer.send(topic, sent[-1])
+        await taken.until_texts(sent)
+        await consumer.stop()
+
+    for wave in range(10):
+        await asyncio.gather(*(start_and_send(f"OurFresh-{wave}-{n}") for n in range(5)))
+
+
 async def test_a_batch_handler_takes_what_java_sent_and_acknowledges_part_of_it(
     beside: Beside,
 ) -> None:
