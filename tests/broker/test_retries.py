@@ -166,10 +166,11 @@ async def test_a_consumer_may_name_a_delay(tmp_path: Path) -> None:
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
 
+        broker.advance(0.0007)
         await send_back(client, broker.messages("orders")[0], extra={"delayMs": "1234"})
-        broker.advance(1.234)
+        broker.advance(1.2335)
         early = broker.bodies(RETRY)
-        broker.advance(0.001)
+        broker.advance(0.0008)
 
         assert early == []
         assert broker.bodies(RETRY) == [b"bad"]

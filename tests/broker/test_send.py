@@ -71,6 +71,45 @@ async def test_a_message_is_stored_and_its_place_is_answered(
     }
 
 
+class TickingClock(HandClock):
+    """A clock for which a millisecond passes with every look."""
+
+    def now(self) -> float:
+        self.advance(0.001)
+        return self.time
+
+
+async def test_a_message_is_not_stored_before_another_connection_has_sent_it(
+    tmp_path: Path,
+) -> None:
+    """What several connections bring in one step of the loop is written together."""
+    async with hand_broker(tmp_path, TickingClock()) as (broker, first):
+        second = await RawClient.open(broker.broker)
+        await asyncio.gather(first.stored("orders"), second.stored("orders"))
+        await second.close()
+
+        earlier, later = broker.messages("orders")
+        assert earlier.store_ms < later.store_ms
+
+
+async def test_a_message_is_not_stored_before_one_of_the_brokers_own_that_came_before_it(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    async with hand_broker(tmp_path, clock) as (broker, client):
+        draft = Draft("orders", 0, b"own", b"", 0, broker.parts.store_host)
+        sending = asyncio.create_task(client.stored("orders", b"sent"))
+        while not sending.done():
+            # In the step that reads what was sent, it is put before the reading.
+            broker.parts.turns.put(replace(draft))
+            clock.advance(1)
+            await asyncio.sleep(0)
+
+        messages = broker.messages("orders")
+        sent = next(n for n, message in enumerate(messages) if message.body == b"sent")
+        assert messages[sent - 1].store_ms < messages[sent].store_ms
+
+
 async def test_the_offset_id_names_the_broker_and_the_place_in_its_log(
     broker: Broker, client: RawClient
 ) -> None:

@@ -69,12 +69,25 @@ async def test_a_message_is_delivered_at_its_time_and_not_a_millisecond_before(
         assert (parked.properties["REAL_TOPIC"], parked.properties["REAL_QID"]) == ("T", "1")
 
 
+async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is_over(
+    tmp_path: Path,
+) -> None:
+    async with hand_broker(tmp_path) as (broker, client):
+        broker.advance(0.0007)
+        await client.stored("T", b"later", properties={"TIMER_DELAY_MS": "1000"})
+
+        broker.advance(0.9995)
+        early = broker.bodies("T")
+        broker.advance(0.0008)
+
+        assert early == []
+        assert broker.bodies("T") == [b"later"]
+
+
 async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(
     tmp_path: Path,
 ) -> None:
     async with hand_broker(tmp_path) as (broker, _):
-        # In the middle of a millisecond, so that rounding does not matter.
-        broker.advance(0.0005)
         for number in (3, 1, 2):
             put(broker, b"%d" % number, 1000 + number)
 

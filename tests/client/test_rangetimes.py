@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbitmq.client.admin import ResetTo
+from orbitmq.client.admin.sync import Admin
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.rangecluster import RangeCluster
 from orbitmq.client.rangetimes import search
 from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.clock import MovableClock
 from tests.support.filling import fill, numbered
 
 
@@ -46,23 +50,52 @@ async def test_a_guess_that_is_nearly_right_costs_few_looks(by: int) -> None:
     assert len(looks) <= 4
 
 
+class StandingClock(MovableClock):
+    """A clock whose time of day moves only when it is moved; it stands within a millisecond."""
+
+    def now(self) -> float:
+        return 1_700_000_000.0007 + self._ahead
+
+
+@pytest.fixture
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(clock=StandingClock()) as cluster:
+        yield cluster
+
+
 def test_messages_are_found_by_the_time_at_which_they_were_stored(
-    orbit_cluster: EmbeddedCluster,
+    cluster: EmbeddedCluster,
 ) -> None:
-    orbit_cluster.create_topic("orders", queues=2)
+    cluster.create_topic("orders", queues=2)
     times = []
     for first in (0, 10, 20):
-        times.append(orbit_cluster.clock.now())
-        fill(orbit_cluster.broker_addresses[0], "orders", numbered(10, first=first))
-        orbit_cluster.clock.advance(100)
+        times.append(cluster.clock.now())
+        fill(cluster.broker_addresses[0], "orders", numbered(10, first=first))
+        cluster.clock.advance(100)
     filled, empty = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
-    access = RangeAccess(name_servers=(orbit_cluster.name_server,))
+    access = RangeAccess(name_servers=(cluster.name_server,))
 
     def found(time: float) -> dict[Queue, int | None]:
-        with RangeCluster(access, "readers") as cluster:
-            return cluster.at_times({filled: time, empty: time}).or_raise()
+        with RangeCluster(access, "readers") as asked:
+            return asked.at_times({filled: time, empty: time}).or_raise()
 
     assert [found(time)[filled] for time in times] == [0, 10, 20]
     assert found(times[1] + 50)[filled] == 20
     assert found(times[0] - 50)[filled] == 0
     assert found(times[2] + 50) == {filled: None, empty: None}
+
+
+def test_an_administrator_finds_what_was_stored_from_a_time_on(cluster: EmbeddedCluster) -> None:
+    cluster.create_topic("orders", queues=1)
+    fill(cluster.broker_addresses[0], "orders", numbered(1))
+    cluster.clock.advance(0.001)
+    fill(cluster.broker_addresses[0], "orders", numbered(2, first=1))
+    since = cluster.clock.now()
+
+    with Admin(name_server=cluster.name_server) as admin:
+        admin.groups.create("readers")
+        browsed = [bytes(each.body) for each in admin.messages.browse("orders", since=since)]
+        moved = admin.progress.plan_reset("readers", "orders", ResetTo.time(since))
+
+    assert browsed == [b"1", b"2"]
+    assert [move.to_offset for move in moved.moves] == [1]

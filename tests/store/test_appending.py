@@ -292,6 +292,37 @@ def test_a_delay_begins_with_the_write_and_not_with_the_turn(
     assert bodies(store, "T", 0) == [bytes(before), b"last"]
 
 
+def test_messages_of_a_turn_share_a_time_until_it_is_taken_anew(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store = open_store()
+    for body in (b"0", b"1", b"2", b"3"):
+        put(store, "T", 0, body)
+        clock.advance(0.01)
+        if body == b"1":
+            store.take_time_anew()
+    store.write()
+    put(store, "T", 0, b"next turn")
+    store.write()
+
+    times = [message.store_ms - int(NOW * 1000) for message in messages_of(store.read("T", 0, 0))]
+    assert times == [0, 0, 20, 20, 40]
+
+
+def test_a_turn_whose_clock_is_set_back_has_no_message_before_another(
+    open_store: OpenStore, clock: HandClock
+) -> None:
+    store = open_store()
+    put(store, "T", 0, b"first")
+    clock.advance(-0.5)
+    store.take_time_anew()
+    put(store, "T", 0, b"second")
+    store.write()
+
+    first, second = messages_of(store.read("T", 0, 0))
+    assert first.store_ms == second.store_ms
+
+
 @pytest.mark.parametrize("born", [BORN_HOST, bytes(20)], ids=["IPv4", "IPv6"])
 def test_a_turn_that_is_discarded_leaves_nothing_to_be_stamped(
     open_store: OpenStore, clock: HandClock, born: bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies.membership import Connection, LanguageName, ProducerInfo
 
 #: A connection, as far as the tables care: something to tell one from another.
@@ -40,7 +41,7 @@ class Client:
         return ProducerInfo(
             client_id=self.id,
             language=self.language,
-            last_update_timestamp=round(heard_at * 1000),
+            last_update_timestamp=milliseconds(heard_at),
             remote_ip=self.address,
             version=self.version,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.topics import DataVersion
 from orbitmq.wire.errors import BodyError
@@ -11,13 +12,13 @@ from orbitmq.wire.errors import BodyError
 
 def first_version(now: float) -> DataVersion:
     """The version of a table that has never changed."""
-    return DataVersion(timestamp=round(now * 1000))
+    return DataVersion(timestamp=milliseconds(now))
 
 
 def next_version(version: DataVersion, now: float, state_version: int = 0) -> DataVersion:
     """The version after one change."""
     return DataVersion(
-        counter=version.counter + 1, state_version=state_version, timestamp=round(now * 1000)
+        counter=version.counter + 1, state_version=state_version, timestamp=milliseconds(now)
     )
 
 

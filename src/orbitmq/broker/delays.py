@@ -29,6 +29,7 @@ from orbitmq.broker.logfollowing import LogFollowingFile
 from orbitmq.broker.parking import Reading, park, released
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.releasing import Release, Retrying
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.properties import property_value, replace_property
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.sysflag import (
@@ -71,7 +72,7 @@ class Delays:
         #: Called when the step may have something to do earlier than it said.
         self.wake: Callable[[], None] = nobody
         self._levels = [
-            _Level(number, round(delay * 1000))
+            _Level(number, milliseconds_up(delay))
             for number, delay in enumerate(parts.settings.store.delay_levels, start=1)
         ]
         self._version = first_version(parts.clock.now())
@@ -103,7 +104,7 @@ class Delays:
 
     def step(self, now: float) -> float | None:
         """Deliver a bounded part of what is due; when there will be more."""
-        now_ms = int(now * 1000)
+        now_ms = milliseconds(now)
         waiting: list[tuple[int, int, _Level]] = []
         for level in self._levels:
             due = self._due(level, now_ms)
@@ -171,7 +172,7 @@ class Delays:
         else:
             self._advance(level, failed)
             level.first_due = 0
-            level.retrying.failed(int(self._clock.now() * 1000))
+            level.retrying.failed(milliseconds(self._clock.now()))
         self.wake()
 
     def _advance(self, level: _Level, offset: int) -> None:

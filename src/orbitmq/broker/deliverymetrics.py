@@ -17,6 +17,7 @@ from orbitmq.broker.handlers.apart import Steps
 from orbitmq.broker.parking import Reading, real_place
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.transactions import QUEUE, HalfMessages
+from orbitmq.clock import milliseconds
 
 #: Half messages that are looked at for their topic.
 MOST_HALVES = 2000
@@ -72,7 +73,7 @@ async def add_timers(page: Exposition, parts: Parts, steps: Steps) -> None:
     timers = parts.timers
     counts = timers.counts
     stored = page.labels(storage_type="local", storage_medium="disk")
-    now_ms = int(parts.clock.now() * 1000)
+    now_ms = milliseconds(parts.clock.now())
     late_ms = timers.late(now_ms)
     behind = timers.unread
     for name, text, value in (

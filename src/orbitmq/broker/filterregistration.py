@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from orbitmq.broker.compiledfilters import memory_of
+from orbitmq.clock import milliseconds
 from orbitmq.filter.subscription import MessageFilter
 from orbitmq.wire.bodies.base import Body, Int64
 
@@ -63,10 +64,10 @@ class Registration:
     def data(self, group: str, topic: str) -> FilterData:
         """The registration as it is written."""
         return FilterData(
-            born_time=round(self.born_at * 1000),
+            born_time=milliseconds(self.born_at),
             client_version=self.version,
             consumer_group=group,
-            dead_time=0 if self.left_at is None else round(self.left_at * 1000),
+            dead_time=0 if self.left_at is None else milliseconds(self.left_at),
             expression=self.expression,
             expression_type=self.expression_type,
             topic=topic,

@@ -33,6 +33,7 @@ from orbitmq.broker.handlers.apart import Steps
 from orbitmq.broker.lag import consumed_topics, lag_of
 from orbitmq.broker.latencies import CREATING
 from orbitmq.broker.parts import Parts
+from orbitmq.clock import milliseconds
 from orbitmq.store.errors import StoreError
 from orbitmq.store.scanning import store_time
 from orbitmq.wire.bodies.membership import ConsumeType
@@ -368,7 +369,7 @@ class Metrics:
         return int(not self._parts.store.statistics().refusal)
 
     def _now_ms(self) -> int:
-        return int(self._parts.clock.now() * 1000)
+        return milliseconds(self._parts.clock.now())
 
 
 def _left_out(page: Exposition, what: str, count: int) -> None:

@@ -14,6 +14,7 @@ from orbitmq.broker.findings import findings_table
 from orbitmq.broker.names import SCHEDULE_TOPIC
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.rates import Rates
+from orbitmq.clock import milliseconds
 from orbitmq.store.errors import StoreError
 from orbitmq.store.scanning import store_time
 from orbitmq.store.statistics import StoreStatistics
@@ -49,12 +50,12 @@ def _puts_and_gets(parts: Parts, rates: Rates) -> dict[str, str]:
     running = max(0, int(parts.clock.now() - parts.started_at))
     release = release_of(OUR_VERSION)
     return {
-        "bootTimestamp": str(round(parts.started_at * 1000)),
+        "bootTimestamp": str(milliseconds(parts.started_at)),
         "runtime": _duration(running),
         "brokerActive": "true",
         "brokerVersion": str(OUR_VERSION),
         "brokerVersionDesc": f"V{release}".replace(".", "_"),
-        "startAcceptSendRequestTimeStamp": str(round(parts.settings.send.accept_from * 1000)),
+        "startAcceptSendRequestTimeStamp": str(milliseconds(parts.settings.send.accept_from)),
         "putMessageTimesTotal": str(now.puts),
         "putMessageFailedTimes": str(parts.counters.failed_puts),
         "putMessageSizeTotal": str(now.put_bytes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from orbitmq.broker.errors import Refused
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.properties import property_value
 from orbitmq.message.wellknown import TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
 from orbitmq.wire.codes import ResponseCode
@@ -15,12 +16,12 @@ ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 _is_number = re.compile(r"[+-]?[0-9]{1,18}").fullmatch
 
 
-def asked_time(properties: bytes, now_ms: int) -> int | None:
+def asked_time(properties: bytes, now: float) -> int | None:
     """The time that a message asks for, in milliseconds; None when it asks for none."""
-    for name, unit, start in (
-        (TIMER_DELAY_SEC, 1000, now_ms),
-        (TIMER_DELAY_MS, 1, now_ms),
-        (TIMER_DELIVER_MS, 1, 0),
+    for name, unit, is_delay in (
+        (TIMER_DELAY_SEC, 1000, True),
+        (TIMER_DELAY_MS, 1, True),
+        (TIMER_DELIVER_MS, 1, False),
     ):
         text = property_value(properties, name)
         if text is None:
@@ -31,7 +32,10 @@ def asked_time(properties: bytes, now_ms: int) -> int | None:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"timer message illegal, property {name} must be a number, got {text[:64]!r}",
             )
-        return start + number * unit
+        if not is_delay:
+            return number * unit
+        # A delay must not end early, and none at all is over at once.
+        return number * unit + (milliseconds_up(now) if number > 0 else milliseconds(now))
     return None
 
 

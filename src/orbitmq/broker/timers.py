@@ -40,6 +40,7 @@ from orbitmq.broker.recalls import RecallHandle, recall_key
 from orbitmq.broker.releasing import Release, Retrying
 from orbitmq.broker.timerfile import FILE_NAME, TimerFile, left_by_apache
 from orbitmq.broker.timerproperties import ASKED, asked_time, number_in
+from orbitmq.clock import milliseconds
 from orbitmq.message.properties import property_value, remove_properties, replace_property
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_NONE, transaction_type
@@ -136,8 +137,8 @@ class Timers:
             return
         if property_value(draft.properties, TIMER_OUT_MS) is not None:
             return
-        now_ms = int(self._clock.now() * 1000)
-        due_ms = asked_time(draft.properties, now_ms)
+        now = self._clock.now()
+        now_ms, due_ms = milliseconds(now), asked_time(draft.properties, now)
         if due_ms is None:
             return
         self._check_enabled()
@@ -193,9 +194,9 @@ class Timers:
         if self._release is not None or not self._heap:
             return None
         due_ms = max(self._heap[0] >> _PLACE_BITS, self._retrying.not_before)
-        if due_ms > int(now * 1000):
+        if due_ms > milliseconds(now):
             return due_ms / 1000
-        self._deliver(int(now * 1000))
+        self._deliver(milliseconds(now))
         return None
 
     def _read_on(self) -> bool:
@@ -291,7 +292,7 @@ class Timers:
         if failed is None:
             self._retrying.succeeded()
         else:
-            self._retrying.failed(int(self._clock.now() * 1000))
+            self._retrying.failed(milliseconds(self._clock.now()))
             for entry in taken[failed:]:
                 self._late.add(entry & _PLACE)
                 heapq.heappush(self._heap, entry)
@@ -322,8 +323,8 @@ class Timers:
         document = self._document()
         if document is not None:
             self._told = document
-        first_ms = self._heap[0] >> _PLACE_BITS if self._heap else int(self._clock.now() * 1000)
-        return self._told, min(first_ms, int(self._clock.now() * 1000))
+        first_ms = self._heap[0] >> _PLACE_BITS if self._heap else milliseconds(self._clock.now())
+        return self._told, min(first_ms, milliseconds(self._clock.now()))
 
     def replace(self, master: TimerFile) -> None:
         """Become a copy of a master's progress; for a broker that delivers nothing itself."""

@@ -22,6 +22,7 @@ from orbitmq.broker.parts import Parts
 from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.releasing import Release
 from orbitmq.broker.transactions import QUEUE, HalfMessages, root_of
+from orbitmq.clock import milliseconds
 from orbitmq.message.errors import BodyCorrupt
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.properties import replace_property
@@ -143,8 +144,8 @@ class TransactionChecks:
             # What is left may be too little to be seen in the time of day: then it is time.
             if again > now:
                 return again
-            self._round_ms = int(now * 1000)
-        is_over, is_waiting = self._walk(int(now * 1000), self._round_ms)
+            self._round_ms = milliseconds(now)
+        is_over, is_waiting = self._walk(milliseconds(now), self._round_ms)
         if not is_over:
             return None if is_waiting else now
         interval = self._parts.settings.transactions.check_interval

@@ -41,6 +41,7 @@ from orbitmq.broker.errors import BrokerError, Refused
 from orbitmq.broker.outcomes import PutResult, failed
 from orbitmq.broker.parking import Reading, park, real_place
 from orbitmq.broker.parts import Parts
+from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
 from orbitmq.message.properties import (
     encode_properties,
@@ -218,7 +219,7 @@ class HalfMessages:
         parts = self._parts
         body = "".join([f"{mark.offset}{_SEPARATOR}" for mark in marks]).encode()
         properties = encode_properties({TAGS: ENDED_TAG, UNIQ_KEY: parts.unique_ids()})
-        now_ms = int(parts.clock.now() * 1000)
+        now_ms = milliseconds(parts.clock.now())
         draft = Draft(
             names.OP_HALF_TOPIC, QUEUE, body, properties, now_ms, parts.store_host, waits=False
         )

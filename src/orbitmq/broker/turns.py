@@ -177,6 +177,8 @@ class Turns:
             draft.reconsume_times,
             draft.prepared_offset,
         )
+        # What connections bring into this turn after it may have been sent only now.
+        self._store.take_time_anew()
         self.is_dirty = True
         self.finish_soon()
         return place
@@ -217,6 +219,8 @@ class Turns:
             self.finish()
         else:
             self._last_sender = connection
+            # As after `append`: they may have sent it only now.
+            self._store.take_time_anew()
             self.finish_soon()
 
     def finish(self) -> None:

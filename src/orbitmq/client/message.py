@@ -10,6 +10,7 @@ from typing import Any, Final
 from orbitmq.client.durations import Duration, Instant, epoch, seconds
 from orbitmq.client.errors import MessageRefused, SettingError
 from orbitmq.client.names import sending_problem
+from orbitmq.clock import milliseconds_up
 from orbitmq.message.properties import ITEM_END, NAME_END
 from orbitmq.message.wellknown import (
     DELAY,
@@ -111,9 +112,9 @@ class Message:
         if self.delay_level:
             found[DELAY] = str(self.delay_level)
         elif self.delay is not None:
-            found[TIMER_DELAY_MS] = str(round(self.delay * 1000))
+            found[TIMER_DELAY_MS] = str(milliseconds_up(self.delay))
         elif self.deliver_at is not None:
-            found[TIMER_DELIVER_MS] = str(round(self.deliver_at * 1000))
+            found[TIMER_DELIVER_MS] = str(milliseconds_up(self.deliver_at))
         if not self.wait_stored:
             found[WAIT] = "false"
         return found

@@ -9,6 +9,7 @@ from orbitmq.client.engine import NOT_MINE, Engine
 from orbitmq.client.queue import Queue
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.client.serving import MemberHandler, NotMine
+from orbitmq.clock import milliseconds
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import (
@@ -73,7 +74,7 @@ class RangeMember:
         info = ConsumerRunningInfo(
             properties={
                 "PROP_CONSUME_TYPE": ConsumeType.CONSUME_ACTIVELY.value,
-                "PROP_CONSUMER_START_TIMESTAMP": str(round(self._started * 1000)),
+                "PROP_CONSUMER_START_TIMESTAMP": str(milliseconds(self._started)),
                 "PROP_CLIENT_VERSION": "orbitmq-spark",
             },
             subscription_set=self._subscriptions.to_data(),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.landmarks import look
 from orbitmq.client.consumer.starting import end_offset, first_offset, offset_at
+from orbitmq.clock import milliseconds
 from orbitmq.message.stored import decode_messages
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.pull import PullMessageResponse
@@ -41,7 +42,7 @@ async def first_at(engine: Engine, queue: Queue, time: float, group: str) -> int
     guess, low, high = await asyncio.gather(
         offset_at(engine, queue, time), first_offset(engine, queue), end_offset(engine, queue)
     )
-    wanted = round(time * 1000)
+    wanted = milliseconds(time)
 
     async def is_young(offset: int) -> bool:
         return await _is_young(engine, queue, offset, wanted, group)

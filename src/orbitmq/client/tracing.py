@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter
 from orbitmq.client.errors import ClientError
+from orbitmq.clock import milliseconds_up
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -306,7 +307,7 @@ def _sent_attributes(messages: Sequence[Message], operation: str) -> Attributes:
     if first.delay_level:
         found["messaging.rocketmq.message.delay_time_level"] = first.delay_level
     if first.deliver_at is not None:
-        found["messaging.rocketmq.message.delivery_timestamp"] = round(first.deliver_at * 1000)
+        found["messaging.rocketmq.message.delivery_timestamp"] = milliseconds_up(first.deliver_at)
     return found
 
 

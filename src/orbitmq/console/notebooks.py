@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from orbitmq.client.admin import DeadLetterFilter
 from orbitmq.client.admin.deadletters import LONGEST_NAME, UNKNOWN_REASON
 from orbitmq.client.admin.moments import moment
+from orbitmq.clock import milliseconds
 
 
 def dead_letter_snippet(
@@ -54,4 +55,4 @@ def _conditions(where: DeadLetterFilter, pile: str | None) -> Iterator[str]:
 
 
 def _millis(value: object) -> int:
-    return round(moment(value) * 1000)  # type: ignore[arg-type]  # a `Moment`: the filter saw to it
+    return milliseconds(moment(value))  # type: ignore[arg-type]  # a `Moment`: the filter saw to it

@@ -14,6 +14,7 @@ from orbitmq.client.admin.progresstables import decode_progress_tables
 from orbitmq.client.engine import Engine
 from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
+from orbitmq.clock import milliseconds
 from orbitmq.remoting.address import Address
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.stats import (
@@ -162,13 +163,11 @@ class BrokerTables:
 
     async def stored_since(self, broker: Address, topic: str, since: float) -> int:
         """How many messages of a topic were stored from a time on."""
-        count = 0
+        count, since_ms = 0, milliseconds(since)
         for queue_id, (low, high, last) in (await self._stats(broker, topic)).items():
-            if high <= low or last < since * 1000:
+            if high <= low or last < since_ms:
                 continue
-            header = SearchOffsetRequest(
-                topic=topic, queue_id=queue_id, timestamp=int(since * 1000)
-            )
+            header = SearchOffsetRequest(topic=topic, queue_id=queue_id, timestamp=since_ms)
             code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
             answer = await self._engine.ask(broker, code, header, timeout=TIMEOUT)
             count += high - min(max(answer.header(OffsetResponse).offset, low), high)

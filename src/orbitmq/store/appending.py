@@ -18,6 +18,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.checksum import CRC_BITS, crc32
 from orbitmq.message.errors import RecordRefused
 from orbitmq.message.record import (
@@ -98,7 +99,8 @@ class Appender:
         self._max_batch = settings.file_size - END_OF_FILE_SIZE
         self._unpublished: deque[Placed] = deque()
         # The turn:
-        self._store_ms = 0  #: 0 between turns
+        self._store_ms = 0  #: the time of its last message; 0 between turns
+        self._now_ms = 0  #: the time of the next message; 0: the clock is to be asked
         self._position = 0  #: where the next record goes
         self._limit = 0  #: where a record must end in this file
         self._segment_at = 0
@@ -127,7 +129,7 @@ class Appender:
 
         The body must stay as it is until `write`. Hosts are packed, properties encoded.
         """
-        store_ms = self._store_ms or self._begin_turn()
+        store_ms = self._now_ms or self._take_time()
         try:
             pack, fixed, hosts = self._heads[len(born_host)]
         except KeyError:
@@ -199,7 +201,7 @@ class Appender:
                 f"messages of a transaction (flags {sys_flag:#x}) have no place in a batch; send "
                 "each by itself"
             )
-        store_ms = self._store_ms or self._begin_turn()
+        store_ms = self._now_ms or self._take_time()
         queue = self._by_key.get((topic, queue_id)) or self._queues.create(topic, queue_id)
         constants = record_constants(
             sys_flag, born_ms, born_host, store_ms, self._store_host, reconsume_times
@@ -261,7 +263,22 @@ class Appender:
             raise record_refused(error, len(properties)) from error
         return pieces, arrivals, at
 
-    def _begin_turn(self) -> int:
+    def take_time_anew(self) -> None:
+        """Have the next message of the turn stored at the time of its own `append`.
+
+        Messages share a time until this is called: reading the clock for each would cost. It is
+        called before messages are appended that may have been sent after others of the turn were
+        appended, because no message may be stored before it was sent.
+        """
+        self._now_ms = 0
+
+    def _take_time(self) -> int:
+        if not self._store_ms:
+            self._begin_turn()
+        self._store_ms = self._now_ms = max(self._store_ms, self._store_time())
+        return self._now_ms
+
+    def _begin_turn(self) -> None:
         if self.is_mirror:
             raise WriteRefused("this log is a copy of the master's, and only the master adds to it")
         refusal = self._refusal()
@@ -269,17 +286,15 @@ class Appender:
             raise refusal
         self._position = self._segment_at = self._log.end
         self._limit = self._log.following_file(self._position) - END_OF_FILE_SIZE
-        self._store_ms = self._store_time()
-        return self._store_ms
 
     def _store_time(self) -> int:
-        """The time of this turn.
+        """The time of messages that are appended now.
 
         It does not fall when the clock is corrected by a little, so that messages can be searched
         by time. A clock that was far ahead is followed back, or delayed messages would wait for
         as long as it was wrong; a search by time is then inexact in that stretch.
         """
-        now = int(self._clock.now() * 1000)
+        now = milliseconds(self._clock.now())
         if now < self.last_store_ms <= now + _CLOCK_SLACK_MS:
             return self.last_store_ms
         return max(now, 1)
@@ -319,7 +334,7 @@ class Appender:
         segments = [(at, b"".join(pieces)) for at, pieces in self._segments]
         self._segments = []
         turn, self._turn = self._turn, []
-        store_ms, self._store_ms = self._store_ms, 0
+        store_ms, self._store_ms, self._now_ms = self._store_ms, 0, 0
         try:
             self._log.write(segments)
         except OSError as error:
@@ -346,12 +361,12 @@ class Appender:
     def _stamp_scheduled(self) -> None:
         """Have the delays of a turn's messages begin now.
 
-        A turn has one time, that of its beginning, and may be long. A message that is to be
-        delivered a minute after it was stored must not be delivered a minute after that, which is
-        too early. So its own time is that of the write, and no fraction of a millisecond before it.
+        A turn may be long. A message that is to be delivered a minute after it was stored must not
+        be delivered a minute after it was appended, which is too early. So its own time is that of
+        the write, and no fraction of a millisecond before it.
         """
         scheduled, self._scheduled = self._scheduled, []
-        now = max(self._store_ms, -(-round(self._clock.now() * 1_000_000) // 1000))
+        now = max(self._store_ms, milliseconds_up(self._clock.now()))
         for pieces, place, order in scheduled:
             pieces[place] = restamped(bytes(pieces[place]), now)
             queue, number, _, at, size = self._turn[order]
@@ -365,7 +380,7 @@ class Appender:
         self._segments = []
         self._scheduled = []
         turn, self._turn = self._turn, []
-        self._store_ms = 0
+        self._store_ms = self._now_ms = 0
         self._return_numbers(turn)
 
     def forget_topic(self, topic: str) -> None:

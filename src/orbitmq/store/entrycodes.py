@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orbitmq.clock import milliseconds_up
 from orbitmq.message.properties import property_value
 from orbitmq.message.tagcode import tag_code
 from orbitmq.message.wellknown import DELAY, TAGS
@@ -28,7 +29,7 @@ class EntryCodes:
     """The codes of new entries. Remembers tags."""
 
     def __init__(self, delay_levels: Sequence[float]) -> None:
-        self._delays_ms = [round(delay * 1000) for delay in delay_levels]
+        self._delays_ms = [milliseconds_up(delay) for delay in delay_levels]
         self._known: dict[bytes, int] = {}  #: by tags as they lie in properties
 
     def of(self, queue: ConsumeQueue, properties: bytes, store_ms: int) -> int:

@@ -105,6 +105,7 @@ class Store:
         # Called for every message: without a detour.
         self.append = self._appender.append
         self.append_batch = self._appender.append_batch
+        self.take_time_anew = self._appender.take_time_anew
 
     # ---- writing
 

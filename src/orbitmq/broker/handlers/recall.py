@@ -11,6 +11,7 @@ from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.permissions import may_write
 from orbitmq.broker.recalls import RecallHandle, decode_handle, recall_key
+from orbitmq.clock import milliseconds
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.wellknown import (
     BORN_TIMESTAMP,
@@ -53,7 +54,7 @@ class Recalling:
                 f"recall failed, the topic[{header.topic}] not exist",
             )
         handle = decode_handle(header.recall_handle)
-        now_ms = int(self._parts.clock.now() * 1000)
+        now_ms = milliseconds(self._parts.clock.now())
         self._check_handle(handle, header.topic, now_ms)
         draft = self._marker(connection, header, handle, now_ms)
         self._parts.timers.park_until(draft, handle.due_ms)

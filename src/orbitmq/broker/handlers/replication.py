@@ -9,6 +9,7 @@ from orbitmq.broker.progress import encode_progress
 from orbitmq.broker.replication.following import Following
 from orbitmq.broker.replication.serving import Serving
 from orbitmq.broker.timerfile import TIMER_PROGRESS, apache_checkpoint
+from orbitmq.clock import milliseconds
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.wire.bodies.base import Body, encode_body
@@ -62,7 +63,7 @@ class Replication:
 
     def timer_counts(self, _: Connection, request: Command) -> Command:
         """How many timer messages wait, by topic."""
-        now_ms = int(self._parts.clock.now() * 1000)
+        now_ms = milliseconds(self._parts.clock.now())
         waiting = self._parts.timers.counts.waiting
         counts = {
             topic: TimingCount(count=count, time_stamp=now_ms)
@@ -110,7 +111,7 @@ class Replication:
                 activated=following.is_connected,
                 master_addr=None if following.address is None else str(following.address),
                 max_offset=self._parts.store.mirroring.written,
-                last_read_timestamp=0 if ago is None else round((clock.now() - ago) * 1000),
+                last_read_timestamp=0 if ago is None else milliseconds(clock.now() - ago),
             )
         )
 

@@ -11,6 +11,7 @@ from orbitmq.broker.outcomes import PutResult
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.peers import peer_of
 from orbitmq.broker.permissions import may_write
+from orbitmq.clock import milliseconds
 from orbitmq.message.errors import MessageError
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.properties import append_property, property_value
@@ -137,7 +138,7 @@ class Replying:
                 "asked is gone, or cannot be told because several accounts use this client id, or "
                 "did of late; set other instance names"
             )
-        now_ms = int(self._parts.clock.now() * 1000)
+        now_ms = milliseconds(self._parts.clock.now())
         try:
             push = self._pushed(connection, header, properties, now_ms)
             answer = await channel.request(

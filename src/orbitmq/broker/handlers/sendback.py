@@ -13,6 +13,7 @@ from orbitmq.broker.outcomes import PutResult
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.permissions import may_write
 from orbitmq.broker.retries import Failure
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.errors import MessageError
 from orbitmq.message.properties import property_value
 from orbitmq.message.stored import StoredMessage, decode_message
@@ -176,9 +177,8 @@ class SendingBack:
         if not self._parts.settings.timer:
             self._parts.delays.park(draft)
         else:
-            # Never early: the part of a millisecond that has passed counts as one.
-            longest = int(timers.longest * 1000)
-            timers.park_until(draft, int(now * 1000) + min(int(delay_ms) + 1, longest))
+            longest = milliseconds(timers.longest)
+            timers.park_until(draft, milliseconds_up(now) + min(int(delay_ms), longest))
 
     def _log_dead(self, draft: Draft, group: str, failure: Failure) -> None:
         log.info(

@@ -17,6 +17,7 @@ from orbitmq.broker.parts import Parts
 from orbitmq.broker.rates import SAMPLE_INTERVAL, Rates
 from orbitmq.broker.runtimeinfo import runtime_info
 from orbitmq.broker.statsitems import stats_data
+from orbitmq.clock import milliseconds
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.wire.bodies.base import encode_body
@@ -208,7 +209,7 @@ class Statistics:
         following = max(progress or 0, store.min_offset(topic, queue_id))
         if following < end:
             waiting_since = store.store_time(topic, queue_id, following)
-            delay = max(0, round(parts.clock.now() * 1000) - waiting_since)
+            delay = max(0, milliseconds(parts.clock.now()) - waiting_since)
         return QueueTimeSpan(
             message_queue=self._queue(topic, queue_id),
             min_time_stamp=first,

@@ -13,6 +13,7 @@ from orbitmq.broker.parking import Reading, copied, real_place
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.transactionchecks import immunity_of
 from orbitmq.broker.transactions import OWN_NOTES, QUEUE, root_of
+from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
 from orbitmq.message.errors import MessageError
 from orbitmq.message.properties import remove_properties, replace_property
@@ -136,7 +137,7 @@ class Transactions:
     def _check(self, header: EndTransactionRequest, half: StoredMessage) -> None:
         immunity_ms = immunity_of(half)
         if immunity_ms is not None and not header.from_transaction_check:
-            age_ms = int(self._parts.clock.now() * 1000) - half.born_ms
+            age_ms = milliseconds(self._parts.clock.now()) - half.born_ms
             if age_ms > immunity_ms:
                 raise Refused(
                     ResponseCode.ILLEGAL_OPERATION,

@@ -26,6 +26,7 @@ from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import check_topic
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.clock import milliseconds
 from orbitmq.message.errors import MessageIdInvalid
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.message.stored import decode_message, decode_messages
@@ -168,8 +169,8 @@ class AsyncMessages:
         check_topic(topic)
         if not key:
             raise BadRequest("a key must not be empty")
-        begin = 0 if since is None else _ms(since)
-        end = _FOREVER_MS if until is None else _ms(until) - 1
+        begin = 0 if since is None else milliseconds(moment(since))
+        end = _FOREVER_MS if until is None else milliseconds(moment(until)) - 1
         nodes = (await self._directory.look()).readers()
         seen: set[str] = set()
         while begin <= end:
@@ -403,7 +404,3 @@ def _refusals(failed: Collection[Exception]) -> list[BrokerRefused]:
 
 def _addresses(topology: Topology) -> Mapping[str, Address]:
     return {node.broker: node.address for node in topology.readers()}
-
-
-def _ms(time: Moment) -> int:
-    return round(moment(time) * 1000)

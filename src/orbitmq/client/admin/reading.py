@@ -15,6 +15,7 @@ from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
+from orbitmq.clock import milliseconds
 from orbitmq.filter.errors import InvalidFilter
 from orbitmq.filter.tags import TagFilter, parse_tags
 from orbitmq.message.stored import decode_messages
@@ -151,7 +152,7 @@ class Reading:
         Brokers of 4.9 answer with a neighbour of it, and any broker may with the last of several
         messages of one millisecond; so the answer is looked at, and searched for here if need be.
         """
-        millis = _millis(time)
+        millis = milliseconds(time)
         header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.id, timestamp=millis)
         answer = await self._asking.ask(where, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         found = min(max(answer.header(OffsetResponse).offset, low), high)
@@ -172,13 +173,6 @@ class Reading:
         message = await self.at(where, queue, offset)
         # One that is gone was stored before everything that is left.
         return message is None or message.stored.store_ms < millis
-
-
-def _millis(time: float) -> int:
-    """A time on the brokers' scale; the next one when it lies between two."""
-    whole = int(time * 1000)
-    # A float of seconds is not exact to the millisecond that it was made of.
-    return whole if time * 1000 - whole < 0.001 else whole + 1
 
 
 def tag_filter(wanted: Wanted) -> TagFilter:

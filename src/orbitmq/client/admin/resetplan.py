@@ -16,6 +16,7 @@ from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.errors import BadRequest, NotEffective
 from orbitmq.client.admin.moments import Moment, moment
 from orbitmq.client.queue import Queue
+from orbitmq.clock import milliseconds
 
 
 class _Kind(enum.Enum):
@@ -110,7 +111,7 @@ class ResetTo:
             case _Kind.END:
                 return -1
             case _Kind.TIME:
-                return round(self.at * 1000)
+                return milliseconds(self.at)
             case _:
                 return None
 

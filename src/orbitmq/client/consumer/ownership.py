@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
+from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ProcessQueueInfo
 
@@ -138,4 +139,4 @@ def _known(position: int | None) -> int:
 def _epoch_millis(clock: Clock, **instants: float) -> Mapping[str, int]:
     """Instants of the clock that never goes back, as times of the day."""
     offset = clock.now() - clock.monotonic()
-    return {name: round((instant + offset) * 1000) for name, instant in instants.items()}
+    return {name: milliseconds(instant + offset) for name, instant in instants.items()}

@@ -10,6 +10,7 @@ import msgspec
 
 from orbitmq.client.calltimes import property_of
 from orbitmq.client.consumer.sendback import DEFAULT_RETRIES
+from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies.membership import ConsumeType
 from orbitmq.wire.versions import OUR_VERSION, release_of
 
@@ -54,7 +55,7 @@ class Particulars:
             "PROP_CONSUMEORDERLY": str(self.is_ordered).lower(),
             "PROP_THREADPOOL_CORE_SIZE": workers,
             "PROP_CLIENT_VERSION": version,
-            "PROP_CONSUMER_START_TIMESTAMP": round(self.started_at * 1000),
+            "PROP_CONSUMER_START_TIMESTAMP": milliseconds(self.started_at),
             "consumerGroup": self.group,
             "messageModel": self.model.value,
             "consumeFromWhere": self.begins.value,

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import retry_topic
+from orbitmq.clock import milliseconds_up
 from orbitmq.errors import OrbitError
 from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.wellknown import (
@@ -235,7 +236,7 @@ class SendingBack:
         # A message that is given up waits for nothing.
         if failure.delay is not None and level != DEAD:
             level = level_for(failure.delay)
-            extra[_DELAY_FIELD] = str(min(round(failure.delay * 1000), _LONGEST_DELAY_MS))
+            extra[_DELAY_FIELD] = str(min(milliseconds_up(failure.delay), _LONGEST_DELAY_MS))
         if failure.reason:
             extra[_REASON_FIELD] = failure.reason
         header = ConsumerSendBackRequest(

@@ -32,6 +32,7 @@ from orbitmq.client.consumer.progress import Supposing
 from orbitmq.client.durations import Instant, epoch
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SettingError
 from orbitmq.client.names import is_retry_topic
+from orbitmq.clock import milliseconds
 from orbitmq.remoting.errors import ConnectFailed
 from orbitmq.wire.bodies.membership import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -238,7 +239,7 @@ async def offset_at(engine: Engine, queue: Queue, time: float) -> int:
     header = SearchOffsetRequest(
         topic=queue.topic,
         queue_id=queue.id,
-        timestamp=round(time * 1000),
+        timestamp=milliseconds(time),
         broker_name=queue.broker,
     )
     return await _ask(engine, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orbitmq.client.errors import SettingError
 from orbitmq.client.names import check_topic
+from orbitmq.clock import milliseconds
 from orbitmq.filter import SQL92, TAG, TagFilter, UnknownFilterType, compile_filter, parse_tags
 from orbitmq.filter.tags import ALL
 from orbitmq.message.wellknown import TAGS
@@ -138,5 +139,5 @@ class Subscriptions:
         return tuple(each.to_data() for each in self._by_topic.values())
 
     def _next_version(self) -> int:
-        self._last_version = max(round(self._now() * 1000), self._last_version + 1)
+        self._last_version = max(milliseconds(self._now()), self._last_version + 1)
         return self._last_version

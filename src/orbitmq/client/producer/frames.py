@@ -8,6 +8,7 @@ from typing import Final
 from orbitmq.client.producer.drafts import Draft
 from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.queue import Queue
+from orbitmq.clock import milliseconds
 from orbitmq.remoting.blocking import Encode
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.command import Command
@@ -44,7 +45,7 @@ class SendFrames:
 
     def encoder(self, draft: Draft, queue: Queue, connection: Connection | None = None) -> Encode:
         """What encodes the send, for a connection that prepares requests or for any other."""
-        born_ms = int(self._now() * 1000)
+        born_ms = milliseconds(self._now())
         if connection is not None and connection.prepares:
             header = self.header(draft, queue, born_ms)
 
@@ -72,7 +73,7 @@ class SendFrames:
             **self._constant(draft, queue),  # type: ignore[arg-type]  # named as declared
             queue_id=queue.id,
             sys_flag=draft.sys_flag,
-            born_timestamp=int(self._now() * 1000) if born_ms is None else born_ms,
+            born_timestamp=milliseconds(self._now()) if born_ms is None else born_ms,
             flag=draft.flag,
             properties=draft.properties,
         )
