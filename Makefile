@@ -42,7 +42,7 @@ format: $(READY) ## Apply the formatter and the safe fixes
 demo: $(READY) ## See it work
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-bench: $(READY) ## Measure against floors and peers; QUICK=1 ends within 12 minutes
+bench: $(READY) ## Measure against floors and peers (fetched once); QUICK=1 ends within 12 minutes
 	@$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 profile: $(READY) ## Which functions take the time of the hot paths; flame graphs in build/profile

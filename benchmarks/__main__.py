@@ -25,6 +25,7 @@ from benchmarks.catalogue import BENCHES, CURVES
 from benchmarks.growth.curve import Curve, Grown, measure_curve
 from benchmarks.growth.wording import size_text
 from benchmarks.machine import this_machine
+from benchmarks.peers import fetch_missing
 from benchmarks.report import Report, print_curves, print_table, read_json, write_json
 from benchmarks.runner import Absent, Bench, NotAtHand, Result, Scale, absence, measure
 
@@ -48,6 +49,7 @@ def main(
     if not chosen:
         print(f"no bench has {options.only!r} in its name", file=sys.stderr)
         return 2
+    fetch_missing(line.peer for line in chosen if isinstance(line, Bench) and line.peer)
     machine = this_machine()
     measured = _measure_all(chosen, scale)
     if not options.only:

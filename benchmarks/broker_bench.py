@@ -24,7 +24,7 @@ from typing import Literal
 from benchmarks.load.asking import Drive, Driven, Pace, Paced, Pulls, Requests, Sends, Target
 from benchmarks.load.counting import flushes
 from benchmarks.load.proc import own_bytes, resident_bytes
-from benchmarks.load.processes import APACHE_HEAP, APACHE_VERSION, Interpreter, OurBroker
+from benchmarks.load.processes import APACHE, APACHE_HEAP, APACHE_VERSION, Interpreter, OurBroker
 from benchmarks.load.stage import Stage, check
 from benchmarks.runner import Bench, Clock, Prepare, Sample, Scale, Work
 from benchmarks.warming import warm_up
@@ -213,7 +213,7 @@ def _latency(
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
         ours = _STAGE.broker().target
-        other = _STAGE.apache(scale)[0] if against_apache else _STAGE.floor("relay")
+        other = _STAGE.apache()[0] if against_apache else _STAGE.floor("relay")
 
         def wanted(target: Target, way: Literal["broker", "relay"], seconds: float) -> Pace:
             return Pace(
@@ -340,7 +340,7 @@ def _beside_apache(
 ) -> Prepare:
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        apache, _ = _STAGE.apache(scale)
+        apache, _ = _STAGE.apache()
         ours = _Side(_STAGE.broker().target, requests, load)
         theirs = _Side(apache, requests, load, is_java=True)
         yield _pair(scale, ours, theirs, reading, again=again)
@@ -350,7 +350,7 @@ def _beside_apache(
 
 @contextmanager
 def _start_beside_apache(scale: Scale) -> Iterator[tuple[Work, Work]]:
-    _, took = _STAGE.apache(scale)
+    _, took = _STAGE.apache()
     with _start(scale) as (ours, _):
         yield ours, lambda: Sample(1, took, took)
 
@@ -358,7 +358,7 @@ def _start_beside_apache(scale: Scale) -> Iterator[tuple[Work, Work]]:
 def _memory_beside_apache(count: Callable[[int], int]) -> Prepare:
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        apache, _ = _STAGE.apache(scale)
+        apache, _ = _STAGE.apache()
         yield _occupied(_STAGE.broker().pid, count), _occupied(apache.pid, count)
 
     return prepare
@@ -390,6 +390,7 @@ def _line(
         room=room,
         unit=unit,
         compared_with=compared_with,
+        peer=APACHE if compared_with == _APACHE else None,
         prepare=prepare,
         clock=clock,
         target=target,

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from benchmarks.load.asking import Pace, Paced
-from benchmarks.load.clientprocesses import ClientProcess
+from benchmarks.load.clientprocesses import CPP, ClientProcess
 from benchmarks.load.clientstage import ClientStage
 from benchmarks.load.clientwork import Consume, Consuming, Deliver, Send, Sending, Spent
 from benchmarks.load.handover import (
@@ -29,7 +29,7 @@ from benchmarks.load.handover import (
     PulledBatches,
     WindowHandover,
 )
-from benchmarks.load.processes import APACHE_VERSION
+from benchmarks.load.processes import APACHE, APACHE_VERSION
 from benchmarks.runner import (
     LEAST_ROUNDS,
     Bench,
@@ -71,7 +71,7 @@ def _per_cpu(done: Spent) -> Sample:
 
 
 def _is_quick(scale: Scale) -> bool:
-    return not scale.may_fetch
+    return scale.is_quick
 
 
 # ---- sending
@@ -298,7 +298,7 @@ def _consume_through(topic: str, count: int) -> Spent:
 
 # ---- ours against others
 
-_Peer = Callable[[Scale], ClientProcess]
+_Peer = Callable[[], ClientProcess]
 _Load = Callable[[ClientProcess, Scale], Spent]
 #: What each client took, round by round.
 _Kept = dict[ClientProcess, deque[Spent]]
@@ -318,7 +318,7 @@ def _pushed(client: ClientProcess, scale: Scale) -> Spent:
 def _beside(peer: _Peer, load: _Load, kept: _Kept, *, is_java: bool) -> Prepare:
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        other = peer(scale)
+        other = peer()
         kept.clear()
 
         def work(client: ClientProcess) -> Work:
@@ -359,7 +359,7 @@ def _beside_again(peer: _Peer, kept: _Kept) -> Prepare:
 
     @contextmanager
     def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        ours, other = _STAGE.ours, peer(scale)
+        ours, other = _STAGE.ours, peer()
         if not kept:
             raise NotAtHand(_NO_ROUNDS)
         yield again(kept[ours], _per_cpu), again(kept[other], _per_cpu)
@@ -410,6 +410,7 @@ def _line(
         room=room,
         unit=unit,
         compared_with=compared_with,
+        peer={_CPP: CPP, _JAVA: APACHE}.get(compared_with),
         prepare=prepare,
         clock=clock,
         target=target,

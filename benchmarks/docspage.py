@@ -78,8 +78,11 @@ be taken back.
 
 `make bench` runs everything and takes about half an hour, `make bench QUICK=1` takes fewer rounds,
 smaller sizes and at most twelve minutes; what it drops is named on its page, and it is not
-published. Both write `build/bench.json`, which holds the figures of every round, and the same as a
-page with plots in `build/bench`. `make bench ARGS="--only growth"` measures a part.
+published. What others have made is fetched first, and once: Apache's jars and Kafka's from Maven
+Central (needs Java and Maven) into `build/interop` and `build/kafka`, the C++ client from PyPI into
+`build/clients`. Where that cannot be done a line says so, and the rest is measured. Both write
+`build/bench.json`, which holds the figures of every round, and the same as a page with plots in
+`build/bench`. `make bench ARGS="--only growth"` measures a part.
 The data of this page: [bench.json](data/bench.json).
 
 `make profile` says where the time goes: it runs our side of the hot paths (sends, pulls, decoding,

@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from benchmarks.warming import Warming
+
+if TYPE_CHECKING:
+    from benchmarks.peers import Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,6 @@ class Scale:
     patience: float = 15.0
     #: Wall time after which no further line begins: what is left then is said to be left out.
     longest: float = math.inf
-    may_fetch: bool = True  #: whether peers may be fetched from the network
     is_quick: bool = False  #: curves have fewer points, and the largest sizes are smaller
     #: Of peers in Java, on every path that is measured.
     warming: Warming = _FULL_WARMING
@@ -91,7 +93,6 @@ class Scale:
             megabytes=48,
             patience=3.0,
             longest=630.0,
-            may_fetch=False,
             is_quick=True,
             warming=Warming(slot=0.4, least=2.0, longest=4.0),
             java_round=0.4,
@@ -126,6 +127,7 @@ class Bench:
     once_per_round: bool = False  #: one call is one round, without calibration
     #: What neighbouring benches share: entered before the first of them, left after the last.
     stage: AbstractContextManager[object] | None = None
+    peer: Peer | None = None  #: what it is compared with, where that has to be fetched
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

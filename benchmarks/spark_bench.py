@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from benchmarks.load.kafka import KAFKA
 from benchmarks.load.sparkstage import Filled, SparkStage
 from benchmarks.load.sparkstreams import Streaming, one_by_one, ready_rows, tiny_batches
 from benchmarks.runner import (
@@ -237,6 +238,7 @@ def _line(
         room="spark",
         unit="rows/s",
         compared_with=compared_with,
+        peer=KAFKA if compared_with == _KAFKA else None,
         prepare=prepare,
         clock=Clock.WALL,
         rounds=rounds or (_ROUNDS if name.startswith("stream") else 5),

@@ -15,10 +15,10 @@ import msgspec
 
 from benchmarks.load.asking import Failed
 from benchmarks.load.clientwork import ClientOutcome, ClientWish
-from benchmarks.load.processes import APACHE_VERSION, Child
+from benchmarks.load.processes import APACHE, APACHE_VERSION, Child
+from benchmarks.peers import ROOT, NotFetched, Peer, Tell
 from benchmarks.runner import NotAtHand
 
-ROOT = Path(__file__).parents[2]
 _JAVA_SOURCES = Path(__file__).parent / "java"
 _COMPILE_DEADLINE = 120.0
 #: As many threads of the compiler and the collector as a machine with two cores can use.
@@ -72,15 +72,32 @@ class OurClient(ClientProcess):
         super().__init__("-m", "benchmarks.load.ourclient")
 
 
+def _fetch_cpp(_: Tell) -> None:
+    # It lives with the tests that use it.
+    from tests.support import clients  # noqa: PLC0415
+
+    try:
+        clients.obtain("rocketmq")
+    except clients.Unobtainable as error:
+        raise NotFetched(str(error)) from error
+
+
+CPP = Peer(
+    "the C++ client",
+    "the package index",
+    [ROOT / "build" / "clients" / "rocketmq-0.4.4"],
+    _fetch_cpp,
+)
+
+
 class CppClient(ClientProcess):
     """The one from PyPI, which is C++ inside."""
 
-    def __init__(self, home: Path, *, may_fetch: bool) -> None:
+    def __init__(self, home: Path) -> None:
         # It lives with the tests that use it.
         from tests.support import clients  # noqa: PLC0415
 
-        if not may_fetch and not clients.FOLDER.exists():
-            raise NotAtHand("it is not in build/clients; run: make test")
+        CPP.check()
         try:
             package = clients.obtain("rocketmq")
         except clients.Unobtainable as error:
@@ -97,15 +114,12 @@ class CppClient(ClientProcess):
 class JavaClient(ClientProcess):
     """Apache's."""
 
-    def __init__(self, home: Path, *, may_fetch: bool) -> None:
+    def __init__(self, home: Path) -> None:
         # It lives with the tests against Apache, and needs Java: not for everybody who measures.
         from tests.interop import apache  # noqa: PLC0415
         from tests.support.maven import Unavailable  # noqa: PLC0415
 
-        if not may_fetch and not (apache.CACHE / APACHE_VERSION / "jars").exists():
-            raise NotAtHand(
-                f"its jars are not in build/interop/{APACHE_VERSION}; run: make interop"
-            )
+        APACHE.check()
         try:
             release = apache.Release.obtain(APACHE_VERSION)
             classes = _compiled(release.jars, apache.CACHE / APACHE_VERSION)

@@ -18,7 +18,7 @@ from benchmarks.load.clientprocesses import (
 )
 from benchmarks.load.clientwork import Send
 from benchmarks.load.processes import Floor, Generator
-from benchmarks.runner import NotAtHand, Scale
+from benchmarks.runner import NotAtHand
 
 T = TypeVar("T")
 
@@ -58,13 +58,13 @@ class ClientStage:
     def relay(self) -> Target:
         return self._once("relay", lambda: Floor("relay")).target
 
-    def cpp(self, scale: Scale) -> ClientProcess:
+    def cpp(self) -> ClientProcess:
         """The C++ client. Raises `NotAtHand`."""
-        return self._peer("cpp", lambda home: CppClient(home, may_fetch=scale.may_fetch))
+        return self._peer("cpp", CppClient)
 
-    def java(self, scale: Scale) -> ClientProcess:
+    def java(self) -> ClientProcess:
         """Apache's client. Raises `NotAtHand`."""
-        return self._peer("java", lambda home: JavaClient(home, may_fetch=scale.may_fetch))
+        return self._peer("java", JavaClient)
 
     def filled(self, count: int) -> str:
         """A topic of four queues with so many messages of 1 KiB."""

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from benchmarks.runner import NotAtHand
+from benchmarks.peers import ROOT, Peer, Tell, fetching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_CACHE = Path(__file__).parents[2] / "build" / "kafka"
+_CACHE = ROOT / "build" / "kafka"
 #: The newest of Spark's source that Maven Central was seen to have, and what it is made for; of its
 #: small part for secured brokers only an older one was there. Spark has the rest of what it needs.
 _KAFKA = "3.9.2"
@@ -48,22 +48,31 @@ class KafkaJars:
     broker: Path
 
     @classmethod
-    def obtain(cls, *, may_fetch: bool) -> Self:
+    def obtain(cls) -> Self:
         """Raises `NotAtHand`, with the reason."""
-        jars = cls(_CACHE / "source", _CACHE / _KAFKA)
-        if not may_fetch and not (jars.source.exists() and jars.broker.exists()):
-            raise NotAtHand("its jars are not in build/kafka; run: make bench")
-        # It lives with the tests against Apache.
-        from tests.support.maven import Unavailable, fetch_jars, make_whole  # noqa: PLC0415
+        KAFKA.check()
+        return cls(*KAFKA.places)
 
-        try:
-            if not jars.source.exists():
-                make_whole(jars.source, lambda at: fetch_jars(at, _SOURCE, alone=True))
-            if not jars.broker.exists():
-                make_whole(jars.broker, lambda at: fetch_jars(at, _BROKER))
-        except Unavailable as error:
-            raise NotAtHand(f"Kafka could not be fetched: {error}") from error
-        return jars
+
+def _fetch(tell: Tell) -> None:
+    # It lives with the tests against Apache.
+    from tests.support import maven  # noqa: PLC0415
+
+    def told(files: int) -> None:
+        tell(f"{files} files")
+
+    source, broker = KAFKA.places
+    with fetching():
+        maven.tool("java")
+        if not source.exists():
+            maven.make_whole(
+                source, lambda at: maven.fetch_jars(at, _SOURCE, alone=True, tell=told)
+            )
+        if not broker.exists():
+            maven.make_whole(broker, lambda at: maven.fetch_jars(at, _BROKER, tell=told))
+
+
+KAFKA = Peer(f"Kafka {_KAFKA}", "Maven Central", [_CACHE / "source", _CACHE / _KAFKA], _fetch)
 
 
 class KafkaBroker:

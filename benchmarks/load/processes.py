@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 from benchmarks.load.asking import Failed, Outcome, Target, Wish
+from benchmarks.peers import ROOT, Peer, Tell, fetching
 from benchmarks.runner import NotAtHand
 
 _STOP_DEADLINE = 30.0
@@ -157,15 +158,32 @@ class Interpreter(Child):
         self.took = time.perf_counter() - self.began
 
 
-@contextmanager
-def apache_broker(*, may_fetch: bool) -> Iterator[tuple[Target, float]]:
-    """Apache's broker and the seconds that it took to start; raises `NotAtHand`."""
+def _fetch_apache(tell: Tell) -> None:
     # It lives with the tests against Apache, and needs Java: not for everybody who measures.
     from tests.interop import apache  # noqa: PLC0415
+    from tests.support import maven  # noqa: PLC0415
+
+    with fetching():
+        maven.tool("java")
+        apache.fetch(APACHE_VERSION, lambda files: tell(f"{files} files"))
+
+
+#: The broker and the client.
+APACHE = Peer(
+    f"Apache RocketMQ {APACHE_VERSION}",
+    "Maven Central",
+    [ROOT / "build" / "interop" / APACHE_VERSION / "jars"],
+    _fetch_apache,
+)
+
+
+@contextmanager
+def apache_broker() -> Iterator[tuple[Target, float]]:
+    """Apache's broker and the seconds that it took to start; raises `NotAtHand`."""
+    from tests.interop import apache  # noqa: PLC0415  # as above
     from tests.support.maven import Unavailable  # noqa: PLC0415
 
-    if not may_fetch and not (apache.CACHE / APACHE_VERSION / "jars").exists():
-        raise NotAtHand(f"its jars are not in build/interop/{APACHE_VERSION}; run: make interop")
+    APACHE.check()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # It tells what it does, which is of use in a log of tests only.

@@ -179,7 +179,7 @@ class SparkStage:
 
     def _obtained_jars(self) -> KafkaJars | NotAtHand:
         try:
-            return KafkaJars.obtain(may_fetch=self._scale.may_fetch)
+            return KafkaJars.obtain()
         except NotAtHand as reason:
             return reason  # which is not found out anew for every line
 

@@ -24,7 +24,7 @@ from benchmarks.load.asking import (
 )
 from benchmarks.load.proc import cpu_seconds
 from benchmarks.load.processes import Floor, Generator, OurBroker, apache_broker
-from benchmarks.runner import NotAtHand, Scale
+from benchmarks.runner import NotAtHand
 
 T = TypeVar("T")
 
@@ -78,16 +78,14 @@ class Stage:
     def floor(self, kind: str, answer_size: int = 0) -> Target:
         return self._once((kind, answer_size), lambda: Floor(kind, answer_size)).target
 
-    def apache(self, scale: Scale) -> tuple[Target, float]:
+    def apache(self) -> tuple[Target, float]:
         """Apache's broker, and how long it took to start. Raises `NotAtHand`.
 
         It is cold: lines warm it up with their own load.
         """
         if "apache" not in self._made:
             try:
-                self._made["apache"] = self._stack.enter_context(
-                    apache_broker(may_fetch=scale.may_fetch)
-                )
+                self._made["apache"] = self._stack.enter_context(apache_broker())
             except NotAtHand as reason:
                 self._made["apache"] = reason
         made = self._made["apache"]

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.maven import Unavailable, fetch_jars, make_whole, tool
+from tests.support.maven import Tell, Unavailable, fetch_jars, make_whole, tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,9 +100,8 @@ class Release:
         """Fetches and compiles what is not there yet; raises `Unavailable` with the reason."""
         tool("java")
         home = CACHE / version
-        jars = home / "jars"
-        if not jars.exists():
-            make_whole(jars, lambda folder: _fetch(version, folder))
+        jars = jars_of(version)
+        fetch(version)
         sources = sorted(SOURCES.glob("*.java"))
         text = b"".join(path.read_bytes() for path in sources)
         classes = home / f"classes-{hashlib.sha256(text).hexdigest()[:16]}"
@@ -369,9 +368,18 @@ def _await_registration(name_server: str, broker: str, server: Server) -> None:
     raise DriverFailed(f"the broker did not register\n{server.output()}")
 
 
-def _fetch(version: str, jars: Path) -> None:
-    modules = ("namesrv", "broker", "tools", "client")
-    fetch_jars(jars, [f"org.apache.rocketmq:rocketmq-{each}:{version}" for each in modules])
+def jars_of(version: str) -> Path:
+    """The folder of the jars of a version, which is there when all of them are."""
+    return CACHE / version / "jars"
+
+
+def fetch(version: str, tell: Tell | None = None) -> None:
+    """Fetches the jars of a version if they are not there yet. Raises `Unavailable`."""
+    jars = jars_of(version)
+    if not jars.exists():
+        modules = ("namesrv", "broker", "tools", "client")
+        wanted = [f"org.apache.rocketmq:rocketmq-{each}:{version}" for each in modules]
+        make_whole(jars, lambda folder: fetch_jars(folder, wanted, tell=tell))
 
 
 def _compile(jars: Path, sources: list[Path], classes: Path) -> None:

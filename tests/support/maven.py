@@ -5,11 +5,32 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+#: Is told how many files have been downloaded.
+Tell: TypeAlias = Callable[[int], None]
 
 PROBE_DEADLINE = 60.0  #: for the first answer of Maven Central, when nothing is cached
 FETCH_DEADLINE = 300.0
+#: How often it is told how far a fetch is.
+_TOLD_EVERY = 5.0
+
+#: In what Maven says when it does not get through.
+_NO_WAY = (
+    "No plugin found for prefix",  # nothing has ever been downloaded
+    "Connect to",
+    "Connection refused",
+    "Connection reset",
+    "Network is unreachable",
+    "No route to host",
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Unknown host",
+    "timed out",
+)
 
 _WITHOUT_OTHERS = (
     "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
@@ -20,11 +41,19 @@ class Unavailable(Exception):
     """Artifacts, or the programs to run them, cannot be had here, for the reason given."""
 
 
-def fetch_jars(folder: Path, artifacts: Sequence[str], *, alone: bool = False) -> None:
+class Unreachable(Unavailable):
+    """Nothing can be had from Maven Central here."""
+
+
+def fetch_jars(
+    folder: Path, artifacts: Sequence[str], *, alone: bool = False, tell: Tell | None = None
+) -> None:
     """Puts artifacts (`group:name:version`) and all that they need to run into `folder`.
 
     `alone`: only these. Raises `Unavailable`.
     """
+    if shutil.which("mvn") is None:
+        raise Unreachable("mvn is not installed")
     without = _WITHOUT_OTHERS if alone else ""
     dependencies = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
@@ -38,9 +67,11 @@ def fetch_jars(folder: Path, artifacts: Sequence[str], *, alone: bool = False) -
         f"<dependencies>{dependencies}</dependencies></project>"
     )
     probe = f"-Dartifact={artifacts[0]}:pom"
-    _maven(pom, PROBE_DEADLINE, "dependency:get", probe, "-Dtransitive=false")
+    _maven(pom, PROBE_DEADLINE, tell, "dependency:get", probe, "-Dtransitive=false")
     target = f"-DoutputDirectory={folder}"
-    _maven(pom, FETCH_DEADLINE, "dependency:copy-dependencies", target, "-DincludeScope=runtime")
+    _maven(
+        pom, FETCH_DEADLINE, tell, "dependency:copy-dependencies", target, "-DincludeScope=runtime"
+    )
 
 
 def make_whole(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -68,12 +99,30 @@ def tool(name: str) -> str:
     return found
 
 
-def _maven(pom: Path, deadline: float, *arguments: str) -> None:
-    line = [tool("mvn"), "-B", "-q", "-f", str(pom), *arguments]
-    try:
-        subprocess.run(line, check=True, capture_output=True, text=True, timeout=deadline)
-    except subprocess.TimeoutExpired as late:
-        raise Unavailable(f"Maven Central did not answer within {deadline} s") from late
-    except subprocess.CalledProcessError as failed:
-        why = next((each for each in failed.stdout.splitlines() if each.strip()), "no reason given")
-        raise Unavailable(f"mvn {arguments[0]} failed: {why}") from failed
+def _maven(pom: Path, deadline: float, tell: Tell | None, *arguments: str) -> None:
+    line = [tool("mvn"), "-B", "-f", str(pom), *arguments]
+    until = time.monotonic() + deadline
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+        output: bytes | None = None
+        try:
+            while output is None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise Unreachable(f"no answer within {deadline:g} s")
+                try:
+                    output, _ = running.communicate(timeout=min(left, _TOLD_EVERY))
+                except subprocess.TimeoutExpired as still:
+                    if tell is not None:
+                        tell((still.output or b"").count(b"] Downloaded from "))
+        finally:
+            running.kill()
+    if running.returncode:
+        raise _failure(arguments[0], output.decode(errors="replace"))
+
+
+def _failure(goal: str, output: str) -> Unavailable:
+    errors = [each for each in output.splitlines() if each.startswith("[ERROR] ")]
+    why = errors[0].removeprefix("[ERROR] ").partition(" -> ")[0] if errors else "no reason given"
+    if any(sign in why for sign in _NO_WAY):
+        return Unreachable("no connection")
+    return Unavailable(f"mvn {goal} failed: {why}")

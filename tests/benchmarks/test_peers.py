@@ -1,0 +1,181 @@
+"""What lines are measured beside is fetched before them, or said to be missing."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.catalogue import BENCHES
+from benchmarks.peers import NotFetched, Peer, Tell
+from benchmarks.report import read_json
+from benchmarks.runner import Bench, Sample, Scale
+from tests.support.maven import Unavailable, Unreachable, fetch_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from benchmarks.runner import Work
+
+NO_WAY = NotFetched("no connection", is_source_gone=True)
+
+
+def peer_in(folder: Path, name: str, error: NotFetched | None = None) -> Peer:
+    place = folder / "stable" / name
+
+    def fetch(tell: Tell) -> None:
+        if error is not None:
+            raise error
+        tell("3 files")
+        place.mkdir(parents=True)
+
+    return Peer(name, "the pasture", [place], fetch)
+
+
+def beside(peer: Peer) -> Bench:
+    @contextmanager
+    def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
+        peer.check()
+        yield lambda: Sample(10, 2.0, 5.0), lambda: Sample(10, 1.0, 1.0)
+
+    return Bench(
+        name=f"beside {peer.name}",
+        room="peers",
+        unit="leaps/s",
+        compared_with=peer.name,
+        prepare=prepare,
+        once_per_round=True,
+        peer=peer,
+    )
+
+
+@pytest.mark.parametrize("scale", [Scale(), Scale.quick()], ids=["full", "quick"])
+def test_a_peer_that_is_missing_is_fetched_once_and_measured_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: Scale
+) -> None:
+    out = tmp_path / "bench.json"
+    lines = [beside(peer_in(tmp_path, "horse"))]
+
+    for _ in range(2):
+        main(["--json", str(out)], benches=lines, curves=[], scale=scale)
+
+    (result,) = read_json(out).results
+    said = capsys.readouterr().err
+    assert result.ratio == 0.5
+    assert said.count("fetched horse in") == 1
+    assert f"fetching horse from the pasture into {tmp_path / 'stable'}: 3 files" in said
+
+
+def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    near = peer_in(tmp_path, "dog")
+    near.source = "the yard"
+    lines = [
+        beside(peer_in(tmp_path, "horse", NO_WAY)),
+        beside(peer_in(tmp_path, "cow", AssertionError("not tried"))),  # type: ignore[arg-type]
+        beside(near),
+    ]
+
+    main(["--json", str(out)], benches=lines, curves=[], scale=Scale.quick())
+
+    horse, cow, dog = read_json(out).results
+    said = [line for line in capsys.readouterr().err.splitlines() if "without" in line]
+    assert said == [
+        "measuring without horse and cow, which cannot be fetched from the pasture: no connection"
+    ]
+    note = "not at hand: it could not be fetched from the pasture: no connection"
+    assert (horse.note, cow.note, dog.ratio) == (note, note, 0.5)
+
+
+def test_a_peer_that_lacks_something_does_not_keep_others_of_its_source_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    lines = [
+        beside(peer_in(tmp_path, "horse", NotFetched("no saddle"))),
+        beside(peer_in(tmp_path, "cow")),
+    ]
+
+    main(["--json", str(out)], benches=lines, curves=[], scale=Scale.quick())
+
+    assert [each.ratio for each in read_json(out).results] == [None, 0.5]
+    assert "measuring without horse, which cannot be" in capsys.readouterr().err
+
+
+def test_nothing_is_fetched_for_lines_that_are_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [beside(peer_in(tmp_path, "horse")), beside(peer_in(tmp_path, "cow"))]
+    arguments = ["--json", str(tmp_path / "bench.json"), "--only", "beside cow"]
+
+    main(arguments, benches=lines, curves=[], scale=Scale.quick())
+
+    assert "horse" not in capsys.readouterr().err
+
+
+def test_every_line_beside_something_of_others_names_what_is_to_be_fetched() -> None:
+    words = ("Apache RocketMQ", "C++", "Kafka")
+
+    named = {each.name: each.peer is not None for each in BENCHES}
+    needed = {each.name: any(word in each.compared_with for word in words) for each in BENCHES}
+
+    assert named == needed
+    assert any(needed.values())
+
+
+def mvn_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Puts a Maven first that does what it is told: what a network does cannot be had at will."""
+    program = tmp_path / "bin" / "mvn"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("No plugin found for prefix 'dependency'", Unreachable),
+        ("Could not transfer artifact a:b:1 from/to central: Connect to x:443 failed", Unreachable),
+        ("Could not find artifact a:b:jar:1 in central", Unavailable),
+    ],
+)
+def test_it_is_told_apart_whether_maven_central_or_an_artifact_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, error: type[Unavailable]
+) -> None:
+    mvn_that(tmp_path, monkeypatch, f'echo "[ERROR] {said}"; exit 1')
+
+    with pytest.raises(Unavailable) as caught:
+        fetch_jars(tmp_path / "jars", ["a:b:1"])
+
+    assert type(caught.value) is error
+
+
+def test_a_fetch_tells_how_many_files_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It ends when somebody has been told of both files.
+    (tmp_path / "wait").touch()
+    mvn_that(
+        tmp_path,
+        monkeypatch,
+        "printf '[INFO] Downloaded from central: x\\n[INFO] Downloaded from central: y\\n'\n"
+        f"while [ -e {tmp_path / 'wait'} ]; do sleep 0.05; done",
+    )
+    monkeypatch.setattr("tests.support.maven._TOLD_EVERY", 0.05)
+    told: list[int] = []
+
+    def tell(files: int) -> None:
+        told.append(files)
+        if files == 2:
+            (tmp_path / "wait").unlink(missing_ok=True)
+
+    fetch_jars(tmp_path / "jars", ["a:b:1"], tell=tell)
+
+    assert told[-1] == 2
+    assert sorted(told) == told
