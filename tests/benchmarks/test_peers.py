@@ -159,7 +159,7 @@ def test_it_is_told_apart_whether_maven_central_or_an_artifact_is_missing(
 def test_a_fetch_tells_how_many_files_have_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It ends when somebody has been told of both files.
+    # It runs Maven twice. The first ends when somebody has been told of both its files.
     (tmp_path / "wait").touch()
     mvn_that(
         tmp_path,
@@ -177,5 +177,5 @@ def test_a_fetch_tells_how_many_files_have_come(
 
     fetch_jars(tmp_path / "jars", ["a:b:1"], tell=tell)
 
-    assert told[-1] == 2
+    assert 2 in told
     assert sorted(told) == told

@@ -16,7 +16,7 @@ Tell: TypeAlias = Callable[[int], None]
 PROBE_DEADLINE = 60.0  #: for the first answer of Maven Central, when nothing is cached
 FETCH_DEADLINE = 300.0
 #: How often it is told how far a fetch is.
-_TOLD_EVERY = 5.0
+_TOLD_EVERY = 10.0
 
 #: In what Maven says when it does not get through.
 _NO_WAY = (
@@ -66,11 +66,22 @@ def fetch_jars(
         "<artifactId>fetched</artifactId><version>1</version>"
         f"<dependencies>{dependencies}</dependencies></project>"
     )
+    had = 0
+
+    def tell_all(files: int) -> None:
+        if tell is not None:
+            tell(had + files)
+
     probe = f"-Dartifact={artifacts[0]}:pom"
-    _maven(pom, PROBE_DEADLINE, tell, "dependency:get", probe, "-Dtransitive=false")
+    had = _maven(pom, PROBE_DEADLINE, tell_all, "dependency:get", probe, "-Dtransitive=false")
     target = f"-DoutputDirectory={folder}"
     _maven(
-        pom, FETCH_DEADLINE, tell, "dependency:copy-dependencies", target, "-DincludeScope=runtime"
+        pom,
+        FETCH_DEADLINE,
+        tell_all,
+        "dependency:copy-dependencies",
+        target,
+        "-DincludeScope=runtime",
     )
 
 
@@ -99,7 +110,8 @@ def tool(name: str) -> str:
     return found
 
 
-def _maven(pom: Path, deadline: float, tell: Tell | None, *arguments: str) -> None:
+def _maven(pom: Path, deadline: float, tell: Tell, *arguments: str) -> int:
+    """Runs it to its end; how many files it has downloaded."""
     line = [tool("mvn"), "-B", "-f", str(pom), *arguments]
     until = time.monotonic() + deadline
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
@@ -112,12 +124,16 @@ def _maven(pom: Path, deadline: float, tell: Tell | None, *arguments: str) -> No
                 try:
                     output, _ = running.communicate(timeout=min(left, _TOLD_EVERY))
                 except subprocess.TimeoutExpired as still:
-                    if tell is not None:
-                        tell((still.output or b"").count(b"] Downloaded from "))
+                    tell(_files(still.output))
         finally:
             running.kill()
     if running.returncode:
         raise _failure(arguments[0], output.decode(errors="replace"))
+    return _files(output)
+
+
+def _files(output: bytes | None) -> int:
+    return (output or b"").count(b"] Downloaded from ")
 
 
 def _failure(goal: str, output: str) -> Unavailable:
