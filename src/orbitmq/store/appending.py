@@ -273,9 +273,21 @@ class Appender:
         self._now_ms = 0
 
     def _take_time(self) -> int:
-        if not self._store_ms:
+        """The time of messages that are appended from now on.
+
+        It does not fall when the clock is corrected by a little, so that messages can be searched
+        by time. A clock that was far ahead is followed back, or delayed messages would wait for
+        as long as it was wrong; a search by time is then inexact in that stretch.
+        """
+        last = self._store_ms
+        if not last:
             self._begin_turn()
-        self._store_ms = self._now_ms = max(self._store_ms, self._store_time())
+        now = milliseconds(self._clock.now())
+        if now < last:
+            now = last
+        elif now < self.last_store_ms <= now + _CLOCK_SLACK_MS:
+            now = self.last_store_ms
+        self._store_ms = self._now_ms = max(now, 1)
         return self._now_ms
 
     def _begin_turn(self) -> None:
@@ -286,18 +298,6 @@ class Appender:
             raise refusal
         self._position = self._segment_at = self._log.end
         self._limit = self._log.following_file(self._position) - END_OF_FILE_SIZE
-
-    def _store_time(self) -> int:
-        """The time of messages that are appended now.
-
-        It does not fall when the clock is corrected by a little, so that messages can be searched
-        by time. A clock that was far ahead is followed back, or delayed messages would wait for
-        as long as it was wrong; a search by time is then inexact in that stretch.
-        """
-        now = milliseconds(self._clock.now())
-        if now < self.last_store_ms <= now + _CLOCK_SLACK_MS:
-            return self.last_store_ms
-        return max(now, 1)
 
     def _make_room(self, size: int, allowed: int, what: str) -> int:
         """End the current file and begin the next one; where the record goes."""
