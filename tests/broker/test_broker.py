@@ -575,7 +575,7 @@ async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path
 
     class SlowDisk(ConfigDisk):
         def sync(self, fd: int) -> None:
-            gate.wait(10)
+            gate.wait(30)
 
     topics = TopicTable(TopicSettings(cluster="c", broker_name="b"), now=0.0)
     file = ConfigFile(tmp_path / "topics.json", TopicConfigTable, disk=SlowDisk())
@@ -645,7 +645,7 @@ async def test_a_stop_in_a_hurry_waits_for_nobody_and_keeps_what_was_answered(
     doors = broker._doors
     await until(lambda: any(each.unwritten for each in doors.connections))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await broker.stop(grace=0)
     deaf.connection.abort()
     await asyncio.gather(*pulling, return_exceptions=True)

@@ -94,7 +94,7 @@ async def test_both_ports_share_one_limit_of_connections(
     refused = []
     for address in (broker.address, broker.vip_address):
         third = await second_client(address)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await third.connection.wait_closed()
         refused.append(address)
     await first.close()

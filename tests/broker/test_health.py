@@ -61,7 +61,7 @@ class Response(NamedTuple):
 async def exchange(address: Address | None, request: bytes) -> bytes:
     """Everything that is answered to these bytes until the connection ends."""
     assert address is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(*address)
         try:
             writer.write(request)
@@ -300,7 +300,7 @@ async def test_a_broker_whose_store_is_being_repaired_is_alive_and_turns_clients
             await Broker(small_settings(tmp_path / "other", server=settings.server)).start()
         was_done = starting.done()
         files.may_go_on.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await starting
         afterwards = await get(broker.http_address, "/healthz")
         client = await RawClient.open(broker)
@@ -330,7 +330,7 @@ async def test_a_start_that_is_cancelled_while_the_store_is_opened_leaves_nothin
         await until(files.is_waiting.is_set, 10)
 
         starting.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(asyncio.CancelledError):
                 await starting
         is_waiting_still = not files.may_go_on.is_set()
@@ -341,7 +341,7 @@ async def test_a_start_that_is_cancelled_while_the_store_is_opened_leaves_nothin
     assert is_waiting_still
     assert pages is None
     # The folder is free as soon as the opening has come to its end, and the port at once.
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 again = Broker(settings)
@@ -368,12 +368,12 @@ async def test_a_broker_that_is_stopped_while_its_store_is_opened_does_not_run_a
 
         # However often it is said.
         stopping += [asyncio.create_task(broker.stop(grace)) for _ in range(2)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(OrbitError, match="stopped while it was starting"):
                 await starting
         was_stopped = any(each.done() for each in stopping)
         files.may_go_on.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await asyncio.gather(*stopping)
     finally:
         files.may_go_on.set()
@@ -403,7 +403,7 @@ async def test_a_start_that_is_cancelled_when_it_is_just_done_leaves_nothing_run
     broker = Broker(small_settings(tmp_path, http=ANY_PORT))
     starting = asyncio.create_task(broker.start())
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(asyncio.CancelledError):
             await starting
 
@@ -542,14 +542,14 @@ async def test_a_client_that_does_not_take_its_answer_is_let_go(
     async def huge() -> Answer:
         return Answer(HTTPStatus.OK, (bytes(1024 * 1024),) * 64)
 
-    settings = HttpSettings(port=0, timeout=0.2, connections=1)
+    settings = HttpSettings(port=0, timeout=2.0, connections=1)
     endpoint = await start_endpoint({"/huge": huge, "/hello": hello}, settings)
     assert endpoint.address is not None
     reader, writer = await asyncio.open_connection(*endpoint.address, limit=1024)
     writer.write(b"GET /huge HTTP/1.1\r\n\r\n")
 
     statuses: list[int] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while 200 not in statuses:
             statuses.append((await get(endpoint.address, "/hello")).status)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):

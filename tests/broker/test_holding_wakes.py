@@ -37,7 +37,7 @@ from tests.support.replication import SERVING, following, slave_of, until_copied
 
 #: Far longer than any of these tests waits for an answer.
 HOLD = 100.0
-DEADLINE = 10.0
+DEADLINE = 30.0
 OTHERS = "others"
 
 

@@ -666,7 +666,7 @@ async def test_a_scrape_over_http_is_the_same(
 
     reader, writer = await asyncio.open_connection(*broker.http_address)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         answer = await reader.read()
     writer.close()
 

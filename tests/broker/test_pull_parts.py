@@ -36,7 +36,7 @@ async def by_sql(client: RawClient, text: str, **fields: Any) -> Command:
 
 async def until_in_parts(broker: Broker) -> None:
     """Return when a pull waits for its next part."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not len(broker.parts.pacing):  # noqa: ASYNC110  # a step of the loop at a time
             await asyncio.sleep(0)
 
@@ -178,7 +178,7 @@ async def test_a_batch_is_judged_in_slices_for_those_who_wait(
     put(broker.parts.store, "orders", 0, b"cheap", {"price": "-1"})
     broker.parts.store.write()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert bodies_in(await pull) == [b"cheap"]
     assert at_once <= 2 * broker.parts.held._slices.at_once
 
@@ -192,7 +192,7 @@ async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(
 
     broker.parts.topics.delete("orders", now=0.0)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await pull).code == ResponseCode.TOPIC_NOT_EXIST
 
 
@@ -209,7 +209,7 @@ async def test_a_pull_in_parts_is_begun_anew_when_its_topic_was_made_anew(
     broker.parts.topics.ensure(msgspec.structs.replace(before), now=0.0)
     judged = spied(broker)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert bodies_in(await pull) == [b"10", b"700"]
     assert sum(judged) == 800
 
@@ -251,7 +251,7 @@ async def test_a_pull_in_parts_ends_when_its_group_is_forbidden(
 
     broker.parts.groups.forbid(GROUP, "orders", is_forbidden=True, now=0.0)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await pull).code == ResponseCode.NO_PERMISSION
 
 
@@ -271,7 +271,7 @@ async def test_a_pull_in_parts_is_begun_anew_for_another_subscription(
     broker.parts.consumers.revision += 1
     broker.parts.filters.register(GROUP, [wanted], 0.0)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert bodies_in(await pull) == [b"20", b"600"]
 
 
@@ -299,7 +299,7 @@ async def test_a_pull_that_is_begun_anew_has_committed_and_was_held(
     broker.parts.store.delete_topic("orders")
     broker.parts.topics.ensure(msgspec.structs.replace(before), now=0.0)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await pull).code in (
             ResponseCode.PULL_NOT_FOUND,
             ResponseCode.PULL_OFFSET_MOVED,

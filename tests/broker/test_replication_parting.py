@@ -295,7 +295,7 @@ async def scripted_master(*frames: bytes, first: int = 0) -> AsyncIterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await reader.readexactly(8)
         at = first
         for frame in frames:

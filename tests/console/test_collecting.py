@@ -202,7 +202,7 @@ async def test_stopping_ends_streams_and_leaves_no_task() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", browser.console.port)
             writer.write(b"GET /api/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await reader.readuntil(b"retry")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await reader.read()
         writer.close()
         await writer.wait_closed()

@@ -140,7 +140,7 @@ async def test_a_handshake_has_a_deadline() -> None:
 
 async def test_a_handshake_in_small_steps_has_the_same_deadline_and_gives_its_room_back() -> None:
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
-    settings = ServerSettings(tls=tls, handshake=0.2, connections=1)
+    settings = ServerSettings(tls=tls, handshake=2.0, connections=1)
     async with serving(HANDLERS, settings) as server:
         async with RawPeer.connected(server.address) as peer:
             # A record of 16 KiB that comes byte by byte.

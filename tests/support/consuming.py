@@ -22,6 +22,7 @@ from orbitmq.client.names import retry_topic
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
+from orbitmq.clock import Clock
 from orbitmq.message.stored import StoredMessage
 from orbitmq.message.wellknown import RETRY_TOPIC, UNIQ_KEY
 
@@ -158,10 +159,12 @@ async def consuming(
     batch: bool | None = None,
     listener: bool = False,
     lapsed: Callable[[OwnedQueue], None] | None = None,
+    clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Consumption of `orders` by a handler, with `settings` of `ConsumeSettings`."""
-    engine = Engine(ClientSettings(name_servers=("127.0.0.1:9",), client_ip="127.0.0.1"))
+    client = ClientSettings(name_servers=("127.0.0.1:9",), client_ip="127.0.0.1")
+    engine = Engine(client, clock=clock)
     await engine.start()
     consume = ConsumeSettings(**settings)
     if isinstance(handler, Mapping):

@@ -96,7 +96,7 @@ class RawSlave:
     async def read(self, size: int) -> bytes:
         """So many bytes; what there is when the master closes before."""
         found = b""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(found) < size:
                 data = await asyncio.get_running_loop().sock_recv(self._socket, size - len(found))
                 if not data:

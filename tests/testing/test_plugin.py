@@ -62,7 +62,7 @@ def test_a_program_that_consumes(orbit_cluster, orbit_topic, orbit_client):
             both.set()
 
     with consumer:
-        assert both.wait(10)
+        assert both.wait(30)
 
     orbit_cluster.until_consumed("billing", orbit_topic)
     assert sorted(bodies) == [b"paid", b"shipped"]

@@ -36,6 +36,7 @@ from tests.support.consuming import (
     until_at_least,
 )
 from tests.support.scarcethreads import refuse_threads
+from tests.support.store import HandClock
 
 
 def messages(count: int, start: int = 0) -> list[ReceivedMessage]:
@@ -465,14 +466,19 @@ class TestDrain:
 
 class TestTooLong:
     async def test_a_call_that_takes_too_long_is_given_up(self) -> None:
-        gate = Gate()
+        gate, clock = Gate(), HandClock()
 
         def handle(message: ReceivedMessage) -> None:
             if message.queue_offset == 0:
                 gate(message)
 
-        async with consuming(handle, timeout=0.5) as bench:
+        async with consuming(handle, timeout=0.5, clock=clock) as bench:
             owned = bench.own(messages(3))
+            await until(lambda: bench.statistics.topic("orders").consumed == 2 and gate.entered)
+            assert bench.statistics.timed_out == 0
+
+            clock.advance(0.6)
+
             await until(lambda: bench.position(owned) == 3)
 
             ((message, failure),) = bench.sent_back.back
@@ -497,9 +503,11 @@ class TestTooLong:
             assert bench.sent_back.offsets == [0], "it went back twice"
 
     async def test_calls_that_wait_for_a_worker_are_not_late(self) -> None:
-        gate = Gate()
-        async with consuming(gate, timeout=0.5, workers=1) as bench:
+        gate, clock = Gate(), HandClock()
+        async with consuming(gate, timeout=0.5, workers=1, clock=clock) as bench:
             bench.own(messages(4))
+            await until(lambda: gate.entered)
+            clock.advance(0.6)
             await until(lambda: bench.sent_back.offsets == [0])
             gate.open()
             await until(lambda: len(gate.entered) == 4)

@@ -277,7 +277,7 @@ def test_the_file_is_whole_after_kill_9(path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             writer.wait(chance.random() * 0.05)
         os.kill(writer.pid, signal.SIGKILL)
-        writer.wait(10)
+        writer.wait(30)
         writer.stdout.close()
 
         found = read_positions(path)

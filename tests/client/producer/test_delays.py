@@ -31,7 +31,7 @@ from orbitmq.wire.versions import Release, ordinal_of
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.producing import scripted_cluster
-from tests.support.remoting import until
+from tests.support.remoting import DEADLINE, until
 from tests.support.tries import TRIES
 
 
@@ -229,7 +229,7 @@ async def test_the_blocking_face_refuses_as_well_also_on_a_connection_that_is_th
                 with pytest.raises(TimesUnsupported):
                     producer.send("orders", b"x", delay=1)
                 with pytest.raises(TimesUnsupported):
-                    producer.submit("orders", b"x", delay=1).result(10)
+                    producer.submit("orders", b"x", delay=1).result(30)
                 with pytest.raises(TimesUnsupported):
                     producer.send_one_way("orders", b"x", delay=1)
 
@@ -250,7 +250,7 @@ async def test_in_a_cluster_of_both_lines_messages_for_later_go_to_brokers_that_
             with Producer("svc", client=client) as producer:
                 for _ in range(4):
                     producer.send("orders", b"later", delay=60)
-                    producer.submit("orders", b"later", delay=60).result(10)
+                    producer.submit("orders", b"later", delay=60).result(30)
                     producer.send_one_way("orders", b"later", delay=60)
                 queue = next(each for each in producer.queues("orders") if each.broker == "a")
                 with pytest.raises(TimesUnsupported):
@@ -304,7 +304,7 @@ async def test_a_broker_that_does_not_say_its_version_gets_nothing_for_later() -
 
         with pytest.raises(SendFailed, match="has not said its version"):
             await producer.send("orders", b"x", delay=60)
-        await producer.send("orders", b"now")
+        await producer.send("orders", b"now", timeout=DEADLINE)
 
     assert [sent.body for sent in cluster.sent] == [b"now"]
 

@@ -164,7 +164,7 @@ async def test_a_late_reply_is_no_error_for_who_replied(cluster: AsyncEmbeddedCl
         AsyncProducer("asker", name_server=cluster.name_server) as producer,
     ):
         with pytest.raises(NoReply):
-            await producer.request("questions", b"soon?", timeout=1.0)
+            await producer.request("questions", b"soon?", timeout=3.0)
         go_on.set()
         await until(lambda: len(outcome) == 1)
 

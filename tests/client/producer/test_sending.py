@@ -290,7 +290,7 @@ async def test_another_broker_is_tried_with_the_same_id(answering: Answering) ->
 
 
 async def test_a_broker_that_does_not_answer_leaves_time_for_another() -> None:
-    settings = SendSettings(timeout=2.0)
+    settings = SendSettings(timeout=6.0)
     async with (
         scripted_cluster("a", "b") as cluster,
         cluster.producer(sending=settings) as producer,

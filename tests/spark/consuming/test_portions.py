@@ -169,7 +169,7 @@ async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) 
     second = await portions.plan(20)
     await portions.settle(second, [])
     third = await portions.plan(20)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while QUEUE not in {piece.range.queue for piece in third.pieces}:
             await portions.settle(third, [])
             await asyncio.sleep(0.02)

@@ -97,7 +97,7 @@ def definition(
         group="billing",
         wire_group="billing",
         namespace=None,
-        access=RangeAccess(name_servers=(cluster.name_server,), timeout=1.0),
+        access=RangeAccess(name_servers=(cluster.name_server,), timeout=20.0),
         handled=(Handled(topic="orders", function=handler, batch=batch),),
         middleware=middleware,
         consume=ConsumeSettings(send_back_timeout=1.0, **consume),
