@@ -9,6 +9,7 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.timerfile import TimerFile
+from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies.base import decode_body
 from orbitmq.wire.bodies.membership import RequestModes
 from orbitmq.wire.bodies.offsets import ConsumerOffsets, DelayOffsets, TimerMetrics
@@ -53,7 +54,7 @@ async def test_the_progress_of_delay_levels_is_copied(client: RawClient) -> None
 
 async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_path: Path) -> None:
     async with hand_broker(tmp_path) as (broker, client):
-        now_ms = int(broker.clock.now() * 1000)
+        now_ms = milliseconds(broker.clock.now())
         for after in (1000, 60_000):
             due = {"TIMER_DELIVER_MS": str(now_ms + after)}
             await client.stored("orders", b"later", properties=due)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from orbitmq.broker.alarms import Alarm
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.settings import DelaySettings
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.stored import decode_messages
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -74,7 +75,7 @@ async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path: Path) ->
         assert (message.tags, message.keys, message.flag) == ("a", "k", 7)
         assert message.unique_id == answer.transaction_id
         assert (message.born_ms, message.born_host) == (parked.born_ms, parked.born_host)
-        assert message.store_ms == int(broker.clock.now() * 1000)
+        assert message.store_ms == milliseconds(broker.clock.now())
 
 
 async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
@@ -126,14 +127,14 @@ async def test_each_message_is_delivered_once_in_order_and_at_its_time(
                 if what == "send":
                     body = b"%d" % next(numbers)
                     put(broker, amount, body)
-                    now_ms = int(broker.clock.now() * 1000)
-                    due.append((now_ms + round(delays[amount - 1] * 1000), amount, body))
+                    begin_ms = milliseconds_up(broker.clock.now())
+                    due.append((begin_ms + round(delays[amount - 1] * 1000), amount, body))
                 elif what == "wait":
                     broker.advance(amount / 1000)
                 else:
                     await broker.restart()
                     broker.step()
-                now_ms = int(broker.clock.now() * 1000)
+                now_ms = milliseconds(broker.clock.now())
                 for level in range(1, 5):
                     expected = [body for at, of, body in due if of == level and at <= now_ms]
                     assert broker.bodies("T", level) == expected

@@ -28,6 +28,7 @@ from orbitmq.broker.metrics import Metrics
 from orbitmq.broker.parts import Parts
 from orbitmq.broker.settings import AccessSettings, HttpSettings, PullSettings
 from orbitmq.broker.timers import Timers
+from orbitmq.clock import milliseconds
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.testing.clock import MovableClock
@@ -286,7 +287,7 @@ class NotedSteps(Steps):
 
 async def test_many_overdue_timer_messages_are_counted_in_bounded_steps() -> None:
     clock = HandClock()
-    now_ms = int(clock.now() * 1000)
+    now_ms = milliseconds(clock.now())
     timers = Timers.__new__(Timers)
     timers._store = cast(Any, SimpleNamespace(max_offset=lambda *_: 0))
     timers._scanned = 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.settings import ReplySettings
+from orbitmq.clock import milliseconds
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.send import PushReplyRequest, SendMessageResponse
 from tests.support.broker import RawClient
@@ -52,7 +53,7 @@ async def test_a_reply_is_pushed_to_the_client_that_asked_and_stored(
     assert "PUSH_REPLY_TIME\x01" in (header.properties or "")
     assert header.born_host == str(client.connection.local)
     assert header.store_host == str(broker.broker.address)
-    assert header.store_timestamp == int(broker.clock.now() * 1000)
+    assert header.store_timestamp == milliseconds(broker.clock.now())
     assert answer.header(SendMessageResponse).msg_id == stored.offset_id
     assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
     assert stored.properties == PROPERTIES

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from orbitmq.broker.drafts import Draft
 from orbitmq.broker.recalls import RecallHandle, decode_handle
 from orbitmq.broker.settings import DelaySettings
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.properties import property_value
 from orbitmq.store.settings import FlushPolicy, RetentionSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -316,11 +317,11 @@ async def test_each_message_is_delivered_at_its_time_unless_it_was_recalled(
             delivered: set[bytes] = set()
             crashed = False
             for what, amount in steps:
-                now_ms = int(broker.clock.now() * 1000)
+                now_ms = milliseconds(broker.clock.now())
                 if what == "send":
                     body = b"%d" % next(numbers)
                     handles[body] = put(broker, body, amount) or ""
-                    due[body] = now_ms + amount
+                    due[body] = milliseconds_up(broker.clock.now()) + amount
                 elif what == "recall":
                     open_ones = [body for body in due if body not in delivered]
                     if open_ones and due[open_ones[amount % len(open_ones)]] > now_ms:
@@ -338,7 +339,7 @@ async def test_each_message_is_delivered_at_its_time_unless_it_was_recalled(
                     await broker.crash()
                     broker.step()
                     crashed = True
-                now_ms = int(broker.clock.now() * 1000)
+                now_ms = milliseconds(broker.clock.now())
                 delivered |= {body for body, at in due.items() if at <= now_ms}
                 found = broker.bodies("T")
                 assert set(found) == delivered

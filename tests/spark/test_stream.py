@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orbitmq.clock import milliseconds
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered, send_one
 from tests.support.sparking import (
@@ -279,7 +280,7 @@ def test_a_stream_begins_where_it_is_told(
     orbit_cluster.create_topic("orders", queues=2)
     send(orbit_cluster, "orders", 20, queues=2)
     orbit_cluster.clock.advance(100)
-    time = round(orbit_cluster.clock.now() * 1000)
+    time = milliseconds(orbit_cluster.clock.now())
     orbit_cluster.clock.advance(100)
     send(orbit_cluster, "orders", 20, first=20, queues=2)
     folders = iter(range(100))

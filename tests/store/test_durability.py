@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orbitmq.clock import milliseconds
 from orbitmq.store.settings import RetentionSettings
 from tests.support.store import SMALL, HandClock, QuickFiles, put
 
@@ -162,7 +163,7 @@ def test_apache_is_not_sent_past_what_the_index_lacks(
     open_store: OpenStore, clock: HandClock
 ) -> None:
     store = open_store(replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0)))
-    began = int(clock.now() * 1000)
+    began = milliseconds(clock.now())
     clock.advance(5.0)
     fill(store, 1, 110_000)
     for _ in range(4):

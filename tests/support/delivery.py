@@ -10,6 +10,7 @@ from typing import Any
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.parts import Parts
+from orbitmq.clock import milliseconds
 from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
@@ -174,7 +175,7 @@ async def send_half(
         body,
         properties={"TRAN_MSG": "true", "PGROUP": "makers"} | properties,
         sys_flag=4,
-        born_timestamp=int(broker.clock.now() * 1000),
+        born_timestamp=milliseconds(broker.clock.now()),
     )
 
 

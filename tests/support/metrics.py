@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orbitmq.broker.broker import Broker
+from orbitmq.clock import milliseconds
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.wire.bodies.membership import SubscriptionData
 from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
@@ -26,7 +27,7 @@ async def use_in_every_way(hand: HandBroker, client: RawClient, producer: AskedP
     await client.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     await client.heartbeat("c", wanting("orders"))
     stored = await client.stored("orders", b"12345")
-    now_ms = int(hand.clock.now() * 1000)
+    now_ms = milliseconds(hand.clock.now())
     await client.stored("orders", b"later", properties={"TIMER_DELIVER_MS": str(now_ms + 1000)})
     await client.stored("orders", b"much later", properties={"TIMER_DELAY_SEC": "1000"})
     hand.advance(2)
