@@ -26,10 +26,10 @@ This page is made by `python -m tools.spark_options_docs` from the code; edit it
 [Spark](../spark.md).
 
 Names are those of Spark's Kafka source where the meaning is the same, and are read without regard
-to case. A name that is nearly one of these is refused, and so is a bad value in any kind of query.
-What is for batches only is refused by a stream; any other option that belongs to another kind of
-query is warned of on the driver. Offsets in JSON: -2 is the earliest, -1 the latest; queues are
-named `broker-a:0`. Times are milliseconds, or ISO texts with their zone.
+to case. A name that is not known is refused, and so is a bad value, in any kind of query. What is
+for batches only is refused by a stream; any other option that belongs to another kind of query is
+warned of on the driver. Offsets in JSON: -2 is the earliest, -1 the latest; queues are named
+`broker-a:0`. Times are milliseconds, or ISO texts with their zone.
 """
 
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -73,7 +73,8 @@ _MEANING = {
     "startingOffsetsByTimestampStrategy": "When a queue has nothing that young: `error` or "
     "`latest`.",
     "failOnDataLoss": "Fail when wanted offsets are not there; else warn, leave out what is gone, "
-    "and go on at the present end of a queue that ends before the wanted offset.",
+    "read a queue that was made anew from its beginning, and go on at the present end of one that "
+    "ends before the wanted offset.",
     "minPartitions": "Cut queues so that there are about that many tasks.",
     "maxRecordsPerPartition": "Cut queues into pieces of at most that many messages.",
     "includeProperties": "Whether there is a column `properties`.",
@@ -93,6 +94,8 @@ _MEANING = {
     "queues": "Only these queues: `broker-a:0`, or plain numbers for that queue of every broker.",
     "fromOffset": "Only from this offset on, in every queue.",
     "toOffset": "Only below this offset, in every queue.",
+    "createTopic": "Whether rows may go to a topic that does not exist. Brokers create it then, if "
+    "they are configured to.",
     "producerGroup": "The group that messages are sent as.",
     "sendTimeoutMs": "How long a frame of messages is tried.",
     "sendBatchBytes": "Bytes of messages that are sent together.",

@@ -94,7 +94,7 @@ class SparkStage:
         return {"nameServer": self.cluster.name_server, "subscribe": topic}
 
     def write(self, frame: DataFrame, topic: str) -> None:
-        options = {"nameServer": self.cluster.name_server, "topic": topic}
+        options = {"nameServer": self.cluster.name_server, "topic": topic, "createTopic": "true"}
         frame.write.format("rocketmq").options(**options).mode("append").save()
 
     def checkpoint(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from orbitmq.cli.printing import Printer
 from orbitmq.cli.tables import drawing
 from orbitmq.spark.pipelines.belonging import keep_places
 from orbitmq.spark.pipelines.progress import Progress
+from orbitmq.testing.background import EmbeddedCluster
 from tests.support.command import DEADLINE, environment
 from tests.support.orbitmqcli import Cli
 
@@ -321,6 +323,28 @@ def test_the_dead_letters_of_a_group_that_nobody_knows_are_refused_before_spark_
     refused = cli.refusal(*words, "-o", "group=ghost", code=2)
 
     assert "no broker knows group 'ghost'" in refused
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "options"),
+    [
+        ("backfill", ("path=lake",)),
+        ("transform", ("topic=orders", "sql=SELECT body FROM messages")),
+        ("statistics", ("topic=orders",)),
+    ],
+)
+def test_a_topic_for_results_that_nobody_has_is_refused_before_spark_starts(
+    cli: Cli, cluster: EmbeddedCluster, tmp_path: Path, pipeline: str, options: Sequence[str]
+) -> None:
+    cluster.create_topic("orders", queues=1)
+    given = [word for option in (*options, "into=order") for word in ("-o", option)]
+
+    missing = cli.refusal(
+        "pipeline", "run", pipeline, "--checkpoint", str(tmp_path / "ck"), *given, code=2
+    )
+
+    assert missing.startswith("no broker has topic 'order'; do you mean orders?")
     assert not (tmp_path / "ck").exists()
 
 

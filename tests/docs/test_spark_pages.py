@@ -89,6 +89,7 @@ print(stored("orders-copied"))  # ['order-1 None', 'order-2 None']
 print(stored("orders-tagged"))  # ['order-1 from-spark', 'order-2 from-spark']
 """
         ),
+        Use(behind='print(len(stored("orders-copied")))  # 4'),
         Use(
             behind="""
 query.processAllAvailable()

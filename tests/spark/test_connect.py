@@ -29,7 +29,7 @@ def test_reads_streams_and_writes_through_a_connect_session(
             *(sys.executable, "-m", "tests.support.sparkconnectsource"),
             *(orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path)),
         ],
-        cwd=ROOT,
+        cwd=tmp_path,  # tables of SQL are folders there
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
@@ -39,7 +39,12 @@ def test_reads_streams_and_writes_through_a_connect_session(
 
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said == {"kind": "pyspark.sql.connect.session", "rows": 500}
+    assert said == {
+        "kind": "pyspark.sql.connect.session",
+        "rows": 500,
+        "in_view": 500,
+        "told": [True, True, True],
+    }
     assert in_files(tmp_path) == list(range(500))
     copies = sorted(int(each.body) for each in orbit_cluster.messages("copies"))
     assert copies == list(range(500))

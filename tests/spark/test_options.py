@@ -11,7 +11,7 @@ import pytest
 
 from orbitmq.client.queue import Queue
 from orbitmq.client.ranges import RangeFilter
-from orbitmq.spark.errors import OptionMisspelt, OptionRefused
+from orbitmq.spark.errors import OptionRefused, OptionUnknown
 from orbitmq.spark.offsets import (
     AtOffsets,
     AtTimes,
@@ -353,6 +353,7 @@ def test_a_value_that_nothing_can_use_is_refused_wherever_it_is_given(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"nameServer": "b:1", "namesrvAddr": "a:1"}, "did you mean nameServer"),
         ({"kafka.bootstrap.servers": "a:1"}, "kafka.bootstrap.servers'; did you mean nameServer"),
         ({"namesrvAddr": "a:1"}, "did you mean nameServer"),
         ({"nameServer": "a:1", "kafka.group.id": "billing"}, "did you mean group"),
@@ -362,15 +363,40 @@ def test_the_names_that_others_have_for_an_option_are_refused_with_ours(
     options: dict[str, str], said: str
 ) -> None:
     for environment in ({}, {"ORBITMQ_NAME_SERVER": "b:1"}):
-        with pytest.raises(OptionMisspelt, match=said):
+        with pytest.raises(OptionUnknown, match=said):
             stream_options({"subscribe": "a"} | options, environment)
 
 
-def test_unknown_options_are_told_of_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    batch_options(LEAST | {"kafka.bootstrap.servers": "x", "checkpointLocation": "file:/x"}, {})
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("maxBytesPerTrigger", "unknown option 'maxbytespertrigger'; did you mean maxOffsetsPerTr"),
+        ("FAILONDATALOS", "unknown option 'failondatalos'; did you mean failOnDataLoss"),
+        ("tags", "unknown option 'tags'; did you mean subExpression"),
+        ("colour", "unknown option 'colour'; there are nameServer, "),
+    ],
+)
+def test_unknown_options_are_refused_in_every_kind_of_query(option: str, said: str) -> None:
+    with pytest.raises(OptionUnknown, match=said):
+        batch_options(LEAST | {option: "1"}, {})
+    with pytest.raises(OptionUnknown, match=said):
+        stream_options(LEAST | {option: "1"}, {})
+    with pytest.raises(OptionUnknown, match=said) as refused:
+        write_options({"nameServer": "a:1", option: "1"}, {})
 
-    assert "option kafka.bootstrap.servers is not known and has no effect: here" in caplog.text
-    assert "checkpointlocation" not in caplog.text.lower()
+    again = pickle.loads(pickle.dumps(refused.value))  # noqa: S301  # our own
+    assert str(again) == str(refused.value)
+
+
+def test_what_spark_gives_for_itself_is_no_unknown_option(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = {"checkpointLocation": "file:/x", "PATH": "x", "queryName": "q", "__partition": "[]"}
+
+    stream_options(LEAST | given, {})
+    write_options({"nameServer": "a:1", "topic": "orders"} | given, {})
+
+    assert not caplog.messages
 
 
 SECRETS = {

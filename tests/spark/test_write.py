@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 
+from orbitmq import Admin
 from orbitmq.javahash import java_hash
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered
-from tests.support.sparking import DEADLINE, read, stream, until
+from tests.support.sparking import DEADLINE, read, run_over, stream, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -266,3 +268,161 @@ def test_messages_cannot_be_overwritten(
 
     with pytest.raises(Exception, match="messages cannot be overwritten"):
         writer.options(**options).mode("overwrite").save()
+
+
+# ---- topics that do not exist
+
+
+def test_rows_for_a_topic_that_does_not_exist_are_refused_before_any_task(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
+    frame = spark.range(1).selectExpr("'x' AS body")
+    said = (
+        f"no broker serves topic '{slip}' according to {cluster.name_server}; do you mean "
+        f"'{orbit_shared_topic}'? If not, create it with: orbitmq topic create {slip}, or set the "
+        "option createTopic to true"
+    )
+
+    with pytest.raises(AnalysisException, match=re.escape(said)):
+        write(frame, cluster, topic=slip)
+    assert not exists(cluster, slip)
+    write(frame, cluster, topic=slip, createTopic="true")
+
+    assert [bytes(each.body) for each in cluster.messages(slip)] == [b"x"]
+
+
+def test_a_row_for_a_topic_that_does_not_exist_fails_its_write(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
+    frame = spark.range(2).selectExpr(
+        "'x' AS body", f"IF(id = 0, '{orbit_shared_topic}', '{slip}') AS topic"
+    )
+
+    with pytest.raises(Exception, match=f"no broker serves topic '{slip}'.* createTopic to true"):
+        write(frame.coalesce(1), cluster)
+    assert not exists(cluster, slip)
+    write(frame.coalesce(1), cluster, createTopic="true")
+
+    assert [bytes(each.body) for each in cluster.messages(slip)] == [b"x"]
+
+
+def test_a_stream_into_a_topic_that_does_not_exist_ends_before_it_sends(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
+    fill(cluster.broker_addresses[0], orbit_shared_topic, numbered(4))
+
+    def run(**options: str) -> None:
+        query = (
+            stream(spark, cluster, orbit_shared_topic, startingOffsets="earliest")
+            .select("body")
+            .writeStream.format("rocketmq")
+            .options(nameServer=cluster.name_server, topic=slip, **options)
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(DEADLINE)
+
+    with pytest.raises(StreamingQueryException, match=f"no broker serves topic '{slip}'"):
+        run()
+    assert not exists(cluster, slip)
+    run(createTopic="true")
+
+    assert sorted(int(each.body) for each in cluster.messages(slip)) == [0, 1, 2, 3]
+
+
+def exists(cluster: EmbeddedCluster, topic: str) -> bool:
+    with Admin(name_server=cluster.name_server) as admin:
+        return topic in {each.name for each in admin.topics.list()}
+
+
+# ---- options
+
+
+def test_an_unknown_option_is_refused_by_every_kind_of_query(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    said = "unknown option 'maxbytespertrigger'; did you mean maxOffsetsPerTrigger"
+    wrong = {"maxBytesPerTrigger": "1k"}
+    frame = stream(spark, cluster, topic)
+
+    with pytest.raises(Exception, match=said):
+        read(spark, cluster, topic, **wrong).collect()
+    with pytest.raises(Exception, match=said):
+        run_over(stream(spark, cluster, topic, **wrong), tmp_path / "read")
+    with pytest.raises(Exception, match=said):
+        write(spark.range(1).selectExpr("'x' AS body"), cluster, topic=topic, **wrong)
+    writer = frame.select("body").writeStream.format("rocketmq").trigger(availableNow=True)
+    writer = writer.options(nameServer=cluster.name_server, topic=topic, **wrong)
+    query = writer.option("checkpointLocation", str(tmp_path / "write")).start()
+    with pytest.raises(StreamingQueryException, match=said):
+        query.awaitTermination(DEADLINE)
+
+
+# ---- tables of SQL
+
+
+def test_a_temporary_view_of_sql_reads_a_topic_and_takes_rows(
+    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    reached = f"nameServer '{cluster.name_server}'"
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW incoming USING rocketmq "
+        f"OPTIONS ({reached}, subscribe '{topic}')"
+    )
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW outgoing (body STRING, tags STRING) USING rocketmq "
+        f"OPTIONS ({reached}, topic '{topic}')"
+    )
+
+    spark.sql("INSERT INTO outgoing VALUES ('one', 'a'), ('two', 'b')")
+    found = spark.sql("SELECT CAST(body AS STRING) AS body, tags FROM incoming").collect()
+
+    assert sorted(map(tuple, found)) == [("one", "a"), ("two", "b")]
+
+
+VIEW_INSTEAD = "say CREATE TEMPORARY VIEW name USING rocketmq OPTIONS"
+
+
+@pytest.mark.parametrize(
+    ("columns", "used"),
+    [
+        ("", ""),
+        ("", "AS SELECT 'x' AS body"),
+        ("(body BINARY)", "SELECT * FROM {name}"),
+        ("(body STRING)", "INSERT INTO {name} VALUES ('x')"),
+    ],
+    ids=["create", "create as select", "select", "insert"],
+)
+def test_a_table_of_sql_gets_no_options_and_says_what_to_do_instead(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    columns: str,
+    used: str,
+) -> None:
+    """Spark keeps them for itself. With columns of its own, it does not even ask the source."""
+    name = "".join(letter if letter.isalnum() else "_" for letter in orbit_shared_topic)
+    options = f"nameServer '{orbit_shared_cluster.name_server}', subscribe '{orbit_shared_topic}'"
+    create = f"CREATE TABLE {name} {columns} USING rocketmq OPTIONS ({options})"
+    try:
+        if columns:
+            spark.sql(create)
+            with pytest.raises(AnalysisException, match=VIEW_INSTEAD):
+                spark.sql(used.format(name=name)).collect()
+        else:
+            with pytest.raises(AnalysisException, match=VIEW_INSTEAD):
+                spark.sql(f"{create} {used}")
+    finally:
+        spark.sql(f"DROP TABLE IF EXISTS {name}")

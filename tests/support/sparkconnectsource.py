@@ -18,7 +18,7 @@ from orbitmq.spark.pipelines.run import Run
 from orbitmq.spark.session import prepare
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def main(name_server: str, topic: str, copy: str, folder: str) -> None:
@@ -54,8 +54,35 @@ def main(name_server: str, topic: str, copy: str, folder: str) -> None:
     run.start(
         run.stream(topic, startingOffsets="latest").writeStream.foreachBatch(both)
     ).awaitTermination(60)
-    print(json.dumps({"kind": type(spark).__module__, "rows": frame.count()}), flush=True)
+    said = {
+        "kind": type(spark).__module__,
+        "rows": frame.count(),
+        **by_sql(spark, name_server, topic),
+    }
+    print(json.dumps(said), flush=True)
     spark.stop()
+
+
+def by_sql(spark: SparkSession, name_server: str, topic: str) -> dict[str, object]:
+    """What SQL finds in a view of a topic, and whether a table's errors tell of views."""
+    options = f"USING rocketmq OPTIONS (nameServer '{name_server}', subscribe '{topic}')"
+    spark.sql(f"CREATE TEMPORARY VIEW incoming {options}")
+    (found,) = spark.sql("SELECT COUNT(*) AS rows FROM incoming").collect()
+    from pyspark.errors import AnalysisException
+
+    # With columns of its own, the source is not asked for any.
+    spark.sql(f"CREATE TABLE unasked (body STRING) {options}")
+    told = []
+    for statement in (
+        f"CREATE TABLE asked {options}",
+        "SELECT * FROM unasked",
+        "INSERT INTO unasked VALUES ('x')",
+    ):
+        try:
+            spark.sql(statement).collect()
+        except AnalysisException as error:
+            told.append("say CREATE TEMPORARY VIEW" in str(error))
+    return {"in_view": found.rows, "told": told}
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def main(name_server: str, certificate: str, key: str, place: str) -> None:
     found: dict[str, Any] = {}
 
     spark.range(60).selectExpr("CAST(id AS STRING) AS body").write.format("rocketmq").options(
-        **allowed, topic="orders"
+        **allowed, topic="orders", createTopic="true"
     ).mode("append").save()
     table = (
         spark.read.format("rocketmq").options(**allowed, subscribe="orders", group="archive").load()
@@ -67,7 +67,8 @@ def main(name_server: str, certificate: str, key: str, place: str) -> None:
     stream.explain("extended")
     query = (
         stream.writeStream.format("rocketmq")
-        .options(**allowed, topic="copies", checkpointLocation=str(folder / "checkpoint"))
+        .options(**allowed, topic="copies", createTopic="true")
+        .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )

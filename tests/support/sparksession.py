@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 def running_session(name: str) -> Iterator[SparkSession]:
     from orbitmq.spark.session import local_session
 
+    warehouse = tempfile.TemporaryDirectory()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own, at import and start
         session = local_session(
@@ -25,6 +27,7 @@ def running_session(name: str) -> Iterator[SparkSession]:
                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
                 "spark.sql.shuffle.partitions": "2",
                 "spark.log.level": "ERROR",
+                "spark.sql.warehouse.dir": warehouse.name,
             },
         )
     session.sparkContext.setLogLevel("ERROR")
@@ -32,3 +35,4 @@ def running_session(name: str) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+        warehouse.cleanup()

@@ -17,7 +17,7 @@ from orbitmq.wire.codes import ResponseCode
 
 
 def check_names(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
-    """Raises `Misused` for a topic to read, or a group with dead letters, that nobody has."""
+    """Raises `Misused` for a topic, or a group with dead letters, that nobody has."""
     if topics or groups:
         with asyncio.Runner() as runner:
             runner.run(_check(connection, topics, groups))

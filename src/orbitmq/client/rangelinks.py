@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, NoNameServer, NoRoute
 from orbitmq.client.identity import ProcessCheck
@@ -16,9 +16,13 @@ from orbitmq.clock import Clock, SystemClock
 from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.errors import RemotingError
 from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.bodies.route import TopicList, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+
+if TYPE_CHECKING:
+    from orbitmq.wire.command import Command
+    from orbitmq.wire.headers.base import Header
 
 #: How long a route is believed without asking again, in seconds.
 ROUTE_LIFE = 30.0
@@ -61,6 +65,20 @@ class RangeLinks:
         if not self._is_reached:
             with suppress(NoRoute, BrokerRefused):
                 self._asked_route(topic)
+
+    def check_topic(self, topic: str) -> None:
+        """Raises `NoRoute`, with the topic that was perhaps meant, or `NoNameServer`."""
+        from orbitmq.client.similartopics import most_similar  # noqa: PLC0415  # readers need none
+
+        self._check_process()
+        try:
+            self._route(topic)
+        except NoRoute as missing:
+            answer, _ = self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+            similar = None
+            if answer.code == ResponseCode.SUCCESS:
+                similar = most_similar(topic, decode_body(TopicList, answer.body).topic_list)
+            raise NoRoute(topic, missing.name_servers, similar=similar) from None
 
     def borrow(self, queue: Queue, *, attempt: int = 0) -> Lent:
         """A connection to the broker of a queue: its master, or at every other attempt a replica.
@@ -113,24 +131,29 @@ class RangeLinks:
 
     def _asked_route(self, topic: str) -> TopicRouteData:
         header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+        answer, address = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        if answer.code == ResponseCode.SUCCESS:
+            return decode_body(TopicRouteData, answer.body)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRoute(topic, self.access.name_servers)
+        raise BrokerRefused(answer.code, answer.remark, address, RequestCode.GET_ROUTEINFO_BY_TOPIC)
+
+    def _ask_name_server(
+        self, code: RequestCode, header: Header | None = None
+    ) -> tuple[Command, Address]:
+        """What the first one says that answers, and which it is. Raises `NoNameServer`."""
         failures: list[tuple[Address, str]] = []
         for text in self.access.name_servers:
             address = parse_address(text)
             try:
                 connection = self._connection(address)
-                answer = connection.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+                answer = connection.ask(code, header)
             except RemotingError as error:
                 failures.append((address, str(error)))
                 continue
             self.give_back(connection)
             self._is_reached = True
-            if answer.code == ResponseCode.SUCCESS:
-                return decode_body(TopicRouteData, answer.body)
-            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise NoRoute(topic, self.access.name_servers)
-            raise BrokerRefused(
-                answer.code, answer.remark, address, RequestCode.GET_ROUTEINFO_BY_TOPIC
-            )
+            return answer, address
         raise NoNameServer(failures)
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from orbitmq.client.checks import Fields
-from orbitmq.client.errors import BrokerRefused, SendFailed
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerRefused, NoRoute, SendFailed
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.asyncproducer import AsyncProducer
 from orbitmq.client.producer.drafts import Draft
@@ -28,6 +29,7 @@ from orbitmq.client.producer.sending import Sending
 from orbitmq.client.producer.settings import SendSettings
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
+from orbitmq.client.similartopics import similar_topic
 from orbitmq.errors import OrbitError
 from orbitmq.message.batch import BatchElement, encode_batch
 from orbitmq.message.properties import ITEM_END, NAME_END, decode_properties
@@ -104,6 +106,7 @@ class RangeWriter:
         self._access = access
         self._group = group
         self._thread = LoopThread("orbitmq-writing")
+        self._engine: Engine | None = None
         self._producer: AsyncProducer | None = None
         self._turns: dict[Queue, asyncio.Lock] = {}
         self._is_old_topic: dict[str, bool] = {}
@@ -120,29 +123,49 @@ class RangeWriter:
     def stop(self) -> None:
         """Close everything. May be called again."""
         if self._producer is not None:
-            self._thread.run(self._producer.stop())
+            self._thread.run(self._stop(self._producer))
             self._producer = None
         self._thread.stop()
 
     async def _start(self) -> None:
         sending = SendSettings(timeout=self._settings.timeout, retries=1000)
-        self._producer = AsyncProducer(self._group, client=self._access.settings(), sending=sending)
+        self._engine = Engine(self._access.settings())
+        await self._engine.start()
+        self._producer = AsyncProducer.on(self._engine, self._group, sending=sending)
         await self._producer.start()
 
-    def queues(self, topic: str) -> tuple[Queue, ...]:
+    async def _stop(self, producer: AsyncProducer) -> None:
+        await producer.stop()
+        if self._engine is not None:
+            await self._engine.stop()
+
+    def queues(self, topic: str, *, may_create: bool = True) -> tuple[Queue, ...]:
         """The queues of a topic that can be written. Raises `NoRoute`.
 
+        Those of a topic that does not exist, where sending would create it, only if that is wanted.
         A name server that is away is waited for as long as a broker would be, before it is a
         `NoNameServer`.
         """
         asking = self._started.publisher.queues(topic, self._settings.timeout)
         try:
-            return self._thread.run(asking)
+            queues = self._thread.run(asking)
         except SendFailed as failed:
             # Nothing was to be sent: what was in the way says more.
             if isinstance(failed.cause, OrbitError):
                 raise failed.cause from None
             raise
+        if not may_create:
+            self._thread.run(self._check_exists(topic))
+        return queues
+
+    async def _check_exists(self, topic: str) -> None:
+        engine = self._engine
+        assert engine is not None  # noqa: S101  # started with the producer
+        try:
+            await engine.routes.get(topic)
+        except NoRoute as missing:
+            similar = await similar_topic(engine, topic)
+            raise NoRoute(topic, missing.name_servers, similar=similar) from None
 
     def send(self, frame: Frame) -> None:
         """Send a frame in the background; waits while too much is on its way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from orbitmq.client.errors import NoRoute
 from orbitmq.client.ranges import OffsetsGone
 from orbitmq.errors import OrbitError
 
@@ -37,18 +38,50 @@ class OptionRefused(SourceError):
         return type(self), (self.option, self.value, self.allowed)
 
 
-class OptionMisspelt(OptionRefused):
-    """An option whose name is nearly one of ours. Its text is not shown: it may be a secret."""
+class OptionUnknown(OptionRefused):
+    """An option that nobody knows. Its text is not shown: it may be a secret."""
 
-    def __init__(self, option: str, meant: str) -> None:
+    def __init__(self, option: str, meant: str | None, known: Iterable[str]) -> None:
+        #: What it is called here, or nearly; None when no name is like it.
         self.meant = meant
+        self.known = tuple(known)
         self.option = option
         self.value = None
-        self.allowed = f"written {meant}"
-        SourceError.__init__(self, f"unknown option {option!r}; did you mean {meant}?")
+        self.allowed = f"one of {', '.join(self.known)}"
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(self.known)}"
+        SourceError.__init__(self, f"unknown option {option!r}; {hint}")
 
-    def __reduce__(self) -> tuple[type[OptionMisspelt], tuple[Any, ...]]:
-        return type(self), (self.option, self.meant)
+    def __reduce__(self) -> tuple[type[OptionUnknown], tuple[Any, ...]]:
+        return type(self), (self.option, self.meant, self.known)
+
+
+class OptionsNotPassed(SourceError):
+    """A table, to which Spark does not pass the options that it was created with."""
+
+    REMEDY = (
+        "Spark passes a table that was made by CREATE TABLE none of its OPTIONS; say CREATE "
+        "TEMPORARY VIEW name USING rocketmq OPTIONS (...) instead, or in Python spark.read"
+        '.format("rocketmq").options(...).load().createOrReplaceTempView("name")'
+    )
+
+    def __init__(self, problem: str | None = None) -> None:
+        """`problem` is what could not be done without any option."""
+        self.problem = problem
+        super().__init__(self.REMEDY if problem is None else f"{problem}. ({self.REMEDY}.)")
+
+    def __reduce__(self) -> tuple[type[OptionsNotPassed], tuple[str | None]]:
+        return type(self), (self.problem,)
+
+
+class TopicMissing(SourceError):
+    """Rows for a topic that does not exist; sending would create it, under a mistyped name too."""
+
+    def __init__(self, missing: NoRoute) -> None:
+        self.missing = missing
+        super().__init__(f"{missing}, or set the option createTopic to true")
+
+    def __reduce__(self) -> tuple[type[TopicMissing], tuple[NoRoute]]:
+        return type(self), (self.missing,)
 
 
 class TopicsNotNamed(OptionRefused):
@@ -117,9 +150,10 @@ class DataLost(SourceError):
     """Messages that the query has to read are not there any more."""
 
     REMEDIES = (
-        "either set failOnDataLoss to false, which leaves out what is gone, and goes on at the "
-        "present end of a queue that ends before the wanted offset (it lost its end, or was made "
-        "anew and what it holds is passed over); or begin anew with a new checkpointLocation and "
+        "either set failOnDataLoss to false, which leaves out what is gone, reads a queue that was "
+        "made anew from its beginning, and goes on at the present end of a queue that ends before "
+        "the wanted offset and is not seen to be another one (it lost its end, or a checkpoint of "
+        "an older version does not tell); or begin anew with a new checkpointLocation and "
         "startingOffsets=earliest, which reads all that is there; and have the broker keep "
         "messages longer than the query may lag (fileReservedTime)"
     )

@@ -39,7 +39,7 @@ def check_values(texts: OptionTexts) -> None:
     batch_limits(texts)
     texts.duration("maxTriggerDelay", 0.0)
     texts.choice("badRows", "fail", ("fail", "skip"))
-    for option in ("failOnDataLoss", "includeProperties", "commitProgress"):
+    for option in ("failOnDataLoss", "includeProperties", "commitProgress", "createTopic"):
         texts.flag(option, default=True)
     for option in ("minPartitions", "maxRecordsPerPartition", "pullBatchSize", "sendBatchBytes"):
         texts.count(option)

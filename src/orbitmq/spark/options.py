@@ -20,7 +20,7 @@ from orbitmq.client.queue import Queue
 from orbitmq.client.rangeaccess import RangeAccess
 from orbitmq.client.ranges import RangeFilter
 from orbitmq.spark.access import ACCESS_OPTIONS, access_options
-from orbitmq.spark.errors import OptionMisspelt, OptionRefused, TopicsNotNamed
+from orbitmq.spark.errors import OptionRefused, OptionUnknown, TopicsNotNamed
 from orbitmq.spark.offsets import (
     LATEST,
     AtOffsets,
@@ -87,7 +87,14 @@ _BATCH: Final = (
     "fromOffset",
     "toOffset",
 )
-_WRITE: Final = ("topic", "producerGroup", "sendTimeoutMs", "sendBatchBytes", "badRows")
+_WRITE: Final = (
+    "topic",
+    "createTopic",
+    "producerGroup",
+    "sendTimeoutMs",
+    "sendBatchBytes",
+    "badRows",
+)
 _OF_BATCHES: Final = ACCESS_OPTIONS + _READ + _BATCH
 _OF_STREAMS: Final = ACCESS_OPTIONS + _READ + _STREAM
 _OF_WRITES: Final = ACCESS_OPTIONS + _WRITE
@@ -99,7 +106,11 @@ _ELSEWHERE: Final = {
     "group.id": "group",
     "namesrvaddr": "nameServer",
     "consumergroup": "group",
+    "tag": "subExpression",
+    "tags": "subExpression",
 }
+#: How much two names have in common, from 0 to 1, before one is taken for a slip of the other.
+_ALIKE: Final = 0.6
 #: Given by Spark itself, or for it.
 _SPARKS: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode"})
 
@@ -178,6 +189,7 @@ class WriteOptions:
 
     access: RangeAccess
     topic: str | None = None
+    create_topic: bool = False  #: whether rows may go to a topic that does not exist
     producer_group: str = DEFAULT_PRODUCER
     timeout: float = 30.0  #: seconds for which a frame of messages is tried
     frame_bytes: int = 256 * 1024  #: messages that are sent together
@@ -244,6 +256,7 @@ def write_options(
     return WriteOptions(
         access=access_options(texts, environment, 3.0),
         topic=topic,
+        create_topic=texts.flag("createTopic", default=False),
         producer_group=group,
         timeout=texts.milliseconds("sendTimeoutMs", 30.0),
         frame_bytes=texts.count("sendBatchBytes") or 256 * 1024,
@@ -260,7 +273,7 @@ def include_properties(options: Mapping[str, str]) -> bool:
 
 
 def _checked(options: Mapping[str, str], known: tuple[str, ...]) -> OptionTexts:
-    """The options as texts; refuses what looks like one of ours and is none, and bad values.
+    """The options as texts; refuses names that nobody knows, and bad values.
 
     A value that no query could use is refused also where the option has no effect: whoever gave it
     believes that it has one.
@@ -269,14 +282,11 @@ def _checked(options: Mapping[str, str], known: tuple[str, ...]) -> OptionTexts:
     here = {name.lower() for name in known}
     ours = {name.lower(): name for name in (*known, *_READ, *_STREAM, *_BATCH, *_WRITE)}
     for given in sorted(texts.names() - ours.keys() - _SPARKS):
-        # A name that is nearly one of ours is a slip of the pen, and would silently do nothing.
-        if close := difflib.get_close_matches(given, ours, n=1, cutoff=0.8):
-            raise OptionMisspelt(given, ours[close[0]])
-        meant = _ELSEWHERE.get(given)
-        if meant is not None and meant.lower() in here and texts.get(meant) is None:
-            raise OptionMisspelt(given, meant)
-        hint = "" if meant is None else f": here it is called {meant}"
-        log.warning("option %s is not known and has no effect%s", given, hint)
+        # Passed over, it would silently do nothing. Spark's own, for itself, begin like that.
+        if not given.startswith("__"):
+            close = difflib.get_close_matches(given, ours, n=1, cutoff=_ALIKE)
+            meant = _ELSEWHERE.get(given) or next((ours[name] for name in close), None)
+            raise OptionUnknown(given, meant, known)
     check_values(texts)
     for option in (ours[given] for given in sorted(texts.names() & ours.keys() - here)):
         # Passed over, a stream would read what somebody has taken care to leave out.

@@ -7,11 +7,14 @@ needed.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from pyspark.sql.types import StructType
 
     from orbitmq.spark.batchreader import RocketMQBatchReader
@@ -35,16 +38,21 @@ class RocketMQSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> StructType:
+        from orbitmq.spark.errors import OptionsNotPassed  # noqa: PLC0415
         from orbitmq.spark.options import include_properties  # noqa: PLC0415
         from orbitmq.spark.schema import full_schema  # noqa: PLC0415
 
+        if "provider" in self.options:
+            # CREATE TABLE asks for the columns, with the options, as it does never again.
+            raise OptionsNotPassed
         return full_schema(include_properties=include_properties(self.options))
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         from orbitmq.spark.batchreader import RocketMQBatchReader  # noqa: PLC0415
         from orbitmq.spark.options import batch_options  # noqa: PLC0415
 
-        return RocketMQBatchReader(batch_options(self.options), schema)
+        with _told_of_tables(self.options):
+            return RocketMQBatchReader(batch_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         from orbitmq.spark.options import stream_options  # noqa: PLC0415
@@ -55,18 +63,36 @@ class RocketMQSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         from orbitmq.spark.connections import links_to  # noqa: PLC0415
         from orbitmq.spark.options import write_options  # noqa: PLC0415
-        from orbitmq.spark.writer import RocketMQWriter  # noqa: PLC0415
+        from orbitmq.spark.writer import RocketMQWriter, check_topic  # noqa: PLC0415
 
-        options = write_options(self.options)
-        writer = RocketMQWriter(options, schema, overwrite=overwrite)
+        with _told_of_tables(self.options):
+            options = write_options(self.options)
+            writer = RocketMQWriter(options, schema, overwrite=overwrite)
         # On the driver: of a wrong address every task would tell, again and again.
         links_to(options.access).reach()
+        check_topic(options)
         return writer
 
     def streamWriter(  # type: ignore[override]  # either kind of writer  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> TopicStreamWriter:
         from orbitmq.spark.options import write_options  # noqa: PLC0415
-        from orbitmq.spark.writer import stream_writer  # noqa: PLC0415
+        from orbitmq.spark.writer import check_topic, stream_writer  # noqa: PLC0415
 
-        return stream_writer(write_options(self.options), schema, overwrite=overwrite)
+        options = write_options(self.options)
+        writer = stream_writer(options, schema, overwrite=overwrite)
+        check_topic(options)
+        return writer
+
+
+@contextmanager
+def _told_of_tables(options: Mapping[str, str]) -> Iterator[None]:
+    """Whoever reads or writes without any option may have given some to a table."""
+    from orbitmq.spark.errors import OptionsNotPassed, SourceError  # noqa: PLC0415
+
+    try:
+        yield
+    except SourceError as error:
+        if options:
+            raise
+        raise OptionsNotPassed(str(error)) from error

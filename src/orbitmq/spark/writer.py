@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from orbitmq.spark.errors import SourceError
+from orbitmq.client.errors import BrokerRefused, NoNameServer, NoRoute
+from orbitmq.spark.connections import links_to
+from orbitmq.spark.errors import SourceError, TopicMissing
 from orbitmq.spark.options import WriteOptions
 from orbitmq.spark.rows import Origin
 from orbitmq.spark.workerends import leave_quietly
@@ -44,6 +47,20 @@ class PartitionWritten(WriterCommitMessage):
     partition: int
     sent: int
     skipped: int
+
+
+def check_topic(options: WriteOptions) -> None:
+    """Raises `TopicMissing` on the driver, once, for a topic that every row is to go to.
+
+    Tasks look themselves, for any topic: what nobody can say here is no reason to stop.
+    """
+    if options.topic is None or options.create_topic:
+        return
+    with suppress(NoNameServer, BrokerRefused):
+        try:
+            links_to(options.access).check_topic(options.topic)
+        except NoRoute as missing:
+            raise TopicMissing(missing) from None
 
 
 class TopicWriter:

@@ -16,11 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from orbitmq.client.errors import NoRoute
 from orbitmq.client.producer.queuechoice import key_hash
 from orbitmq.client.queue import Queue
 from orbitmq.client.rangewriting import Frame, RangeWriter, WritingSettings
 from orbitmq.message.batch import MIN_ELEMENT_SIZE, BatchElement
 from orbitmq.spark.connections import writer_to
+from orbitmq.spark.errors import TopicMissing
 from orbitmq.spark.rows import Origin, RowReader, RowRefused, Written
 
 if TYPE_CHECKING:
@@ -169,7 +171,7 @@ class _Writing:
         """The queue of a message, and whether another one would do; None: there is none."""
         queues = self._queues.get(message.topic)
         if queues is None:
-            queues = self._queues[message.topic] = self._writer.queues(message.topic)
+            queues = self._queues[message.topic] = self._found(message.topic)
             self._known.update(queues)
         if message.queue is not None and message.broker is not None:
             same = Queue(message.topic, message.broker, message.queue)
@@ -180,6 +182,12 @@ class _Writing:
             return queues[abs(key_hash(message.key)) % len(queues)], False
         self._turn += 1
         return queues[self._turn % len(queues)], True
+
+    def _found(self, topic: str) -> tuple[Queue, ...]:
+        try:
+            return self._writer.queues(topic, may_create=self._options.create_topic)
+        except NoRoute as missing:
+            raise TopicMissing(missing) from None
 
     def _refuse(self, refused: RowRefused) -> None:
         if not self._options.skip_bad_rows:

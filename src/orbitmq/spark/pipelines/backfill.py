@@ -11,6 +11,7 @@ from orbitmq.clock import SystemClock
 from orbitmq.spark.consuming.job import parallelism
 from orbitmq.spark.pipelines.errors import PipelineRefused
 from orbitmq.spark.pipelines.pacing import Pace
+from orbitmq.spark.pipelines.reading import PRESENT
 from orbitmq.spark.writeschema import WRITABLE
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def backfill(
     run: Run,
     *,
     path: Annotated[Path | str, "The folder or address of the Parquet files."],
-    into: Annotated[str, "The topic that rows are sent to."],
+    into: Annotated[str, "The topic that rows are sent to.", PRESENT],
     rate: Annotated[float | None, "Messages per second at most; no limit by default."] = None,
     where: Annotated[str | None, "Only rows for which this SQL condition holds."] = None,
     body: Annotated[

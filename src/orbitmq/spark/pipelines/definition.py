@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from orbitmq.spark.pipelines.errors import PipelineRefused
 from orbitmq.spark.pipelines.optionkinds import Kind, NotAllowed, kind_of
-from orbitmq.spark.pipelines.reading import LETTERS, READ
+from orbitmq.spark.pipelines.reading import LETTERS, PRESENT
 
 #: Stands for the default of an option that has none.
 REQUIRED: Final = inspect.Parameter.empty
@@ -33,8 +33,8 @@ class Option:
     about: str
     kind: Kind
     default: Any
-    #: Whether it names topics that are read.
-    is_read: bool = False
+    #: Whether it names topics that must be there.
+    is_present: bool = False
     #: Whether its value is a group whose dead letters are read.
     is_group: bool = False
 
@@ -113,8 +113,8 @@ class Definition:
         return found
 
     def topics(self, values: Mapping[str, Any]) -> list[str]:
-        """The topics that a run with these values reads, as far as its options say so."""
-        texts = [values.get(each.name, each.default) for each in self.options if each.is_read]
+        """The topics that a run with these values needs, as far as its options say so."""
+        texts = [values.get(each.name, each.default) for each in self.options if each.is_present]
         return [name.strip() for text in texts if isinstance(text, str) for name in text.split(",")]
 
     def groups(self, values: Mapping[str, Any]) -> list[str]:
@@ -132,16 +132,16 @@ _STARRED: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWO
 
 def _option(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Option:
     declared = _declared(parameter, function, where)
-    about, is_read, is_group = "", False, False
+    about, is_present, is_group = "", False, False
     if typing.get_origin(declared) is typing.Annotated:
         declared, *notes = typing.get_args(declared)
         about = next((note for note in notes if isinstance(note, str)), "")
-        is_read, is_group = READ in notes, LETTERS in notes
+        is_present, is_group = PRESENT in notes, LETTERS in notes
     try:
         kind = kind_of(declared)
     except TypeError as error:
         raise PipelineRefused(f"{where}option {parameter.name}: {error}") from None
-    return Option(parameter.name, about, kind, parameter.default, is_read, is_group)
+    return Option(parameter.name, about, kind, parameter.default, is_present, is_group)
 
 
 def _declared(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Final, TypeAlias
 
 #: Beside the type of an option: topics that must be there before anything is started.
-READ: Final = object()
+PRESENT: Final = object()
 #: Of an option that names a group whose dead letters are read: one of the two is there before.
 LETTERS: Final = object()
-Topic: TypeAlias = Annotated[str, "The topic to read; several with commas between them.", READ]
+Topic: TypeAlias = Annotated[str, "The topic to read; several with commas between them.", PRESENT]
 Group: TypeAlias = Annotated[
     str | None, "The group whose progress is reported; by default named after the pipeline."
 ]

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from orbitmq.client.durations import Duration, positive_seconds
 from orbitmq.spark.pipelines.errors import PipelineRefused
-from orbitmq.spark.pipelines.reading import Group, Most, Start, Tags, Topic, named_after, wanted
+from orbitmq.spark.pipelines.reading import (
+    PRESENT,
+    Group,
+    Most,
+    Start,
+    Tags,
+    Topic,
+    named_after,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +33,7 @@ def statistics(
         Path | str | None, "A folder or address for Parquet: each window once, when it is over."
     ] = None,
     into: Annotated[
-        str | None, "A topic for JSON: each window again and again, as it grows."
+        str | None, "A topic for JSON: each window again and again, as it grows.", PRESENT
     ] = None,
     window: Annotated[Duration, "How long a window is."] = 60.0,
     late: Annotated[Duration, "How long a window waits for messages that come late."] = 10.0,

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from orbitmq.spark.pipelines.errors import PipelineRefused
-from orbitmq.spark.pipelines.reading import Group, Most, Start, Tags, Topic, named_after, wanted
+from orbitmq.spark.pipelines.reading import (
+    PRESENT,
+    Group,
+    Most,
+    Start,
+    Tags,
+    Topic,
+    named_after,
+    wanted,
+)
 from orbitmq.spark.writeschema import WRITABLE
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ def transform(
     run: Run,
     *,
     topic: Topic,
-    into: Annotated[str, "The topic that results are sent to."],
+    into: Annotated[str, "The topic that results are sent to.", PRESENT],
     sql: Annotated[
         str, "A query FROM messages: the columns of the source, text (the body), and value."
     ],
