@@ -8,7 +8,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
+from orbitmq import Admin
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.spark import consume, dead_letters, judged, settle, with_retries
 from tests.interop.beside import Beside, number_in, number_of
@@ -206,6 +208,30 @@ def test_a_stream_from_the_end_takes_what_comes_after_its_start(
 
     written = spark.read.parquet(str(tmp_path / "out"))
     assert texts(written) == bodies(*range(20), prefix="after-")
+
+
+@pytest.mark.parametrize("count", [8, 60])
+def test_a_topic_that_was_made_anew_is_not_read_on_where_the_former_one_ended(
+    spark: SparkSession, beside: Beside, tmp_path: Path, count: int
+) -> None:
+    topic = made(beside, f"SparkAnew{count}", queues=1)
+    sent_by_java(beside, topic, 20, prefix="former-")
+    run_over(stream(spark, beside, topic, startingOffsets="earliest"), tmp_path)
+    with Admin(name_server=beside.name_server) as admin:
+        admin.topics.delete(topic)
+    made(beside, topic, queues=1)
+    sent_by_java(beside, topic, count, prefix="present-")
+
+    query = into_files(stream(spark, beside, topic), tmp_path, available_now=True)
+    with pytest.raises(StreamingQueryException, match=f"messages are gone: {topic}@broker-a:0 "):
+        query.awaitTermination(DEADLINE)
+    run_over(stream(spark, beside, topic, failOnDataLoss="false"), tmp_path)
+
+    written = spark.read.parquet(str(tmp_path / "out"))
+    assert texts(written) == [
+        *bodies(*range(20), prefix="former-"),
+        *bodies(*range(count), prefix="present-"),
+    ]
 
 
 def test_java_consumes_what_is_written(spark: SparkSession, beside: Beside) -> None:

@@ -17,11 +17,14 @@ from orbitmq.spark.offsets import (
     Earliest,
     GroupProgress,
     Latest,
+    Mark,
     OnNoMatch,
     Place,
+    begun_again,
     begun_here,
     from_json,
     is_starting,
+    marks_in,
     queue_begins,
     starting,
     stream_begin,
@@ -58,6 +61,36 @@ def test_the_end_of_a_batch_says_where_it_begins(
     assert (stream_begin(here), queue_begins(here)) == (found, {})
     # What is not said, as by versions that said nothing of it, is not made up.
     assert (stream_begin(elsewhere), queue_begins(elsewhere)) == (begins or None, begins)
+
+
+@given(found=positions, again=positions, begins=positions)
+def test_all_that_is_remembered_has_the_shape_of_positions(
+    found: dict[Queue, int], again: dict[Queue, int], begins: dict[Queue, int]
+) -> None:
+    """Tools read it: topics with queues with numbers, and all that have queues are topics."""
+    marks = {queue: Mark(offset, 1_700_000_000_000) for queue, offset in found.items()}
+
+    offset = json.loads(json.dumps(to_json(found, marks=marks, begins=begins, again=again)))
+    here = json.loads(json.dumps(begun_here(found, marks=marks)))
+
+    for each in (offset, here):
+        assert {topic for topic, queues in each.items() if queues} == {q.topic for q in found}
+        assert all(isinstance(at, int) for queues in each.values() for at in queues.values())
+        assert from_json(each) == found
+        assert marks_in(each) == marks
+    assert (queue_begins(offset), begun_again(offset)) == (begins, again)
+
+
+def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_understood() -> None:
+    queue, other = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+    here = {"orders": {"broker-a:0": 17}, "begins at": "here"}
+    elsewhere = {"orders": {"broker-a:0": 17}, "begins at": {"orders": {"broker-a:1": 12}}}
+
+    assert from_json(here) == from_json(elsewhere) == {queue: 17}
+    assert (stream_begin(here), queue_begins(here)) == ({queue: 17}, {})
+    assert stream_begin(elsewhere) == queue_begins(elsewhere) == {other: 12}
+    assert not marks_in(here)
+    assert not begun_again(elsewhere)
 
 
 @given(found=positions, chance=st.randoms(use_true_random=False))

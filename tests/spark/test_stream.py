@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
+from orbitmq import Admin
 from orbitmq.clock import milliseconds
 from orbitmq.testing.background import EmbeddedCluster
 from tests.support.filling import fill, numbered, send_one
@@ -307,6 +309,98 @@ def test_a_stream_begins_where_it_is_told(
     # The group has read everything; what comes now is what it has not.
     send(orbit_cluster, "orders", 4, first=40, queues=2)
     assert found(startingOffsets="group", group="readers") == [40, 41, 42, 43]
+
+
+def make_anew(cluster: EmbeddedCluster, topic: str, count: int) -> None:
+    """Delete a topic, and create it again with other messages."""
+    with Admin(name_server=cluster.name_server) as admin:
+        admin.topics.delete(topic)
+    cluster.create_topic(topic, queues=1)
+    send(cluster, topic, count, first=1000, queues=1)
+
+
+@pytest.mark.parametrize("count", [40, 400])
+def test_a_topic_that_was_made_anew_is_not_read_on_where_the_former_one_ended(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+    count: int,
+) -> None:
+    """With fewer messages than there were, and with more."""
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
+    cluster.create_topic(topic, queues=1)
+    send(cluster, topic, 100, queues=1)
+    run_over(stream(spark, cluster, topic, startingOffsets="earliest"), tmp_path)
+    make_anew(cluster, topic, count)
+
+    query = into_files(stream(spark, cluster, topic), tmp_path, available_now=True)
+    with pytest.raises(StreamingQueryException, match=f"messages are gone: {topic}@broker-a:0 "):
+        query.awaitTermination(DEADLINE)
+    assert in_files(tmp_path) == list(range(100))
+    run_over(stream(spark, cluster, topic, failOnDataLoss="false"), tmp_path)
+
+    assert in_files(tmp_path) == [*range(100), *range(1000, 1000 + count)]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("count", [40, 400])
+def test_a_topic_that_is_made_anew_under_a_stream_is_read_from_its_beginning_or_ends_it(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+    count: int,
+) -> None:
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
+    cluster.create_topic(topic, queues=1)
+    send(cluster, topic, 100, queues=1)
+    frame = stream(spark, cluster, topic, startingOffsets="earliest")
+    lax = stream(spark, cluster, topic, startingOffsets="earliest", failOnDataLoss="false")
+
+    ended, going = into_files(frame, tmp_path / "strict"), into_files(lax, tmp_path / "lax")
+    try:
+        until(lambda: len(in_files(tmp_path / "strict")) == 100, "the former ones")
+        until(lambda: len(in_files(tmp_path / "lax")) == 100, "the former ones")
+        make_anew(cluster, topic, count)
+        with pytest.raises(StreamingQueryException, match=f"messages are gone: {topic}@broker-a:0"):
+            ended.awaitTermination(DEADLINE)
+        until(
+            lambda: set(range(1000, 1000 + count)) <= set(in_files(tmp_path / "lax")),
+            "all that the topic has now",
+        )
+    finally:
+        ended.stop()
+        going.stop()
+
+
+def test_offsets_that_spark_reports_are_topics_with_queues_and_numbers(
+    spark: SparkSession,
+    orbit_shared_cluster: EmbeddedCluster,
+    orbit_shared_topic: str,
+    tmp_path: Path,
+) -> None:
+    """As tools read them, in every batch from the first on."""
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 40)
+
+    query = run_over(stream(spark, cluster, topic, startingOffsets="earliest"), tmp_path)
+
+    texts = [
+        text
+        for progress in query.recentProgress
+        for source in progress.sources
+        for text in (source.startOffset, source.endOffset, source.latestOffset)
+        if text not in (None, "null")
+    ]
+    rows = spark.createDataFrame([(text,) for text in texts], "text STRING")
+    read_by_spark = rows.selectExpr("from_json(text, 'map<string,map<string,bigint>>') AS topics")
+    found = [row.topics for row in read_by_spark.collect()]
+    assert len(found) >= 4
+    assert all({name for name, queues in each.items() if queues} == {topic} for each in found)
+    assert {"broker-a:0": 10, "broker-a:1": 10, "broker-a:2": 10, "broker-a:3": 10} in [
+        each[topic] for each in found
+    ]
 
 
 def test_expired_offsets_stop_a_stream_with_the_remedies(

@@ -24,7 +24,7 @@ from orbitmq.spark.errors import (
     SourceError,
 )
 from orbitmq.spark.heads import HeadSettings
-from orbitmq.spark.offsets import Json, from_json, to_json
+from orbitmq.spark.offsets import Json, Mark, from_json, marks_in, to_json
 from orbitmq.spark.options import stream_options
 from orbitmq.spark.streamdriver import StreamDriver
 from orbitmq.testing.background import EmbeddedCluster
@@ -77,7 +77,7 @@ def begun(stream: StreamDriver) -> Json:
 
 
 def reached(offset: Json) -> Json:
-    """Where a batch ends, without what its end says about its beginning."""
+    """Where a batch ends, without what its end says besides."""
     return to_json(from_json(offset))
 
 
@@ -98,7 +98,7 @@ def test_a_stream_from_the_earliest_begins_at_offsets(
         end = stream.latest_offset(start, limit=None)
 
         assert reached(start) == at(orbit_shared_topic, 0, 0, 0, 0)
-        assert end == at(orbit_shared_topic, 10, 10, 10, 10)
+        assert reached(end) == at(orbit_shared_topic, 10, 10, 10, 10)
         assert taken(stream, start, end) == {("broker-a", n): (0, 10) for n in range(4)}
         assert stream.latest_offset(end, limit=None) == end
 
@@ -288,7 +288,7 @@ def test_a_stream_from_a_time(
         end = stream.latest_offset(begin, limit=None)
 
     assert reached(begin) == at(orbit_topic, 10, 10, 10, 10)
-    assert end == at(orbit_topic, 20, 20, 20, 10)
+    assert reached(end) == at(orbit_topic, 20, 20, 20, 10)
 
 
 def test_a_stream_from_offsets_of_its_own(
@@ -419,11 +419,11 @@ def test_a_batch_waits_for_enough_messages(
         clock.time += 60
         late = stream.latest_offset(enough, limit=None)
 
-    assert first == at(topic, 1, 1, 1, 1)
+    assert reached(first) == at(topic, 1, 1, 1, 1)
     assert held == first
-    assert enough == at(topic, 3, 3, 3, 3)
+    assert reached(enough) == at(topic, 3, 3, 3, 3)
     assert held_again == enough
-    assert late == at(topic, 4, 4, 4, 4)
+    assert reached(late) == at(topic, 4, 4, 4, 4)
 
 
 def test_a_run_over_what_is_there_ends_where_the_queues_ended_when_it_began(
@@ -439,7 +439,7 @@ def test_a_run_over_what_is_there_ends_where_the_queues_ended_when_it_began(
         send(orbit_shared_cluster, topic, 40)
         end = stream.latest_offset(begun(stream), limit=None)
 
-        assert end == at(topic, 10, 10, 10, 10)
+        assert reached(end) == at(topic, 10, 10, 10, 10)
         assert stream.latest_offset(end, limit=None) == end
 
 
@@ -526,7 +526,7 @@ def test_rule_2_nothing_new_is_the_same_text(
         logged = json.loads(json.dumps(end))
 
         assert json.dumps(stream.latest_offset(logged, limit=None)) == json.dumps(end)
-        assert json.dumps(stream.latest_known()) == json.dumps(end)
+        assert stream.latest_known() == reached(end)
 
 
 def test_a_queue_that_appears_is_read_from_its_beginning(
@@ -678,7 +678,8 @@ def test_where_losses_are_allowed_a_stream_goes_on_at_the_end_of_a_queue_that_en
         rest = taken(stream, end, stream.latest_offset(end, limit=None))
 
     # Not back to what it has read, or could have: that might be days.
-    assert end == again == at(topic, 10, 0, 0, 0)
+    assert end == again
+    assert reached(end) == at(topic, 10, 0, 0, 0)
     assert batch == repeated == {}
     assert rest == {("broker-a", 0): (10, 15)}
     (warning,) = (each.getMessage() for each in caplog.records if "offset 99" in each.message)
@@ -748,7 +749,7 @@ def test_of_a_queue_that_is_made_anew_while_the_stream_runs_is_said_what_it_has_
         fill(cluster.broker_addresses[0], "orders", numbered(3))
         end = stream.latest_offset(first, limit=None)
 
-        assert first == at("orders", low + 7)
+        assert reached(first) == at("orders", low + 7)
         assert taken(stream, start, first) == {}
         assert taken(stream, first, end) == {("broker-a", 0): (low + 7, low + 10)}
     # Not where it began in its former life.
@@ -779,8 +780,8 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
 
             # It is left alone for a while, so that it delays no batch.
             assert {queue.broker for queue in asked} == {"broker-a"}
-            assert before == {"orders": {"broker-a:0": 10, "broker-b:0": 10}}
-            assert after == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
+            assert reached(before) == {"orders": {"broker-a:0": 10, "broker-b:0": 10}}
+            assert reached(after) == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
             assert taken(stream, before, after) == {("broker-a", 0): (10, 20)}
     assert "orders@broker-b:0 says nothing, and the stream goes on without it" in caplog.text
 
@@ -1097,7 +1098,7 @@ def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
         clock.time += 1.0
         with_it = stream.latest_offset(without, limit=None)
 
-    assert without == {topic: {"broker-a:0": 10}} == too_soon
+    assert reached(without) == {topic: {"broker-a:0": 10}} == reached(too_soon)
     assert len(asked) == 1
     assert reached(with_it) == {topic: {"broker-a:0": 10, "broker-b:0": 0}}
     assert f"where to begin {topic}@broker-b:0 is not known yet: no answer" in caplog.text
@@ -1121,7 +1122,7 @@ def test_queues_that_were_assigned_may_be_away_for_a_while() -> None:
 
             after = stream.latest_offset(before, limit=None)
 
-    assert after == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
+    assert reached(after) == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
 
 
 # ---- whose checkpoint it is
@@ -1189,7 +1190,7 @@ def test_a_topic_that_a_query_has_given_up_is_a_loss(
     assert [each for part in batch for each in part] == [
         QueueRange(Queue("kept", "broker-a", 0), 3, 10)
     ]
-    assert after == at("kept", 10)
+    assert reached(after) == at("kept", 10)
     with driver(orbit_cluster, "kept") as stream:  # The loss was told once, and accepted.
         assert stream.latest_offset(after, limit=None) == after
     assert caplog.text.count("in the checkpoint, and not read any more: topic left") == 1
@@ -1235,7 +1236,7 @@ def test_a_queue_that_is_not_assigned_any_more_is_a_loss(
     with driver(cluster, topic, options=assigned(topic, 0)) as stream:  # told once, and accepted
         assert stream.latest_offset(after, limit=None) == after
 
-    assert after == at(topic, 20)
+    assert reached(after) == at(topic, 20)
     assert batch == {("broker-a", 0): (5, 20)}
     assert planned_before == {("broker-a", 0): (5, 9)}
     assert caplog.text.count(f"and not read any more: queue {topic}@broker-a:1") == 1
@@ -1340,7 +1341,231 @@ def test_a_finished_batch_is_followed_by_a_fresh_look(
         position = stream.latest_offset(stream.initial_offset(), limit=None)
         send(orbit_shared_cluster, orbit_shared_topic, 40)
 
-        assert stream.latest_offset(position, limit=None) == at(orbit_shared_topic, 20, 20, 20, 20)
+        end = stream.latest_offset(position, limit=None)
+
+    assert reached(end) == at(orbit_shared_topic, 20, 20, 20, 20)
+
+
+# ---- queues that are made anew
+
+
+def read_up(cluster: EmbeddedCluster, topic: str) -> Json:
+    """Where a stream has got to that has read ten messages of a topic with one queue."""
+    cluster.create_topic(topic, queues=1)
+    send(cluster, topic, 10, queues=1)
+    with driver(cluster, topic, startingOffsets="earliest") as stream:
+        start = begun(stream)
+        end = stream.latest_offset(start, limit=None)
+        assert taken(stream, start, end) == {("broker-a", 0): (0, 10)}
+    return as_logged(end)
+
+
+def make_anew(cluster: EmbeddedCluster, topic: str, count: int) -> None:
+    with Admin(name_server=cluster.name_server) as admin:
+        admin.topics.delete(topic)
+    cluster.create_topic(topic, queues=1)
+    send(cluster, topic, count, queues=1)
+
+
+#: What is said of a queue that was read up to offset 10, by how many messages it has now.
+MADE_ANEW = {
+    7: "is to be read from offset 10 on and has 0 to 7",
+    10: "was read up to offset 10 and has another message at offset 9 now: it was made anew",
+    40: "was read up to offset 10 and has another message at offset 9 now: it was made anew",
+}
+
+
+@pytest.mark.parametrize("count", MADE_ANEW)
+@pytest.mark.parametrize("trigger", ["once", "what is there", "ordinary"])
+def test_a_stream_that_is_begun_again_does_not_go_on_in_a_queue_that_was_made_anew(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, trigger: str, count: int
+) -> None:
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
+    start = read_up(cluster, topic)
+    make_anew(cluster, topic, count)
+
+    with (
+        driver(cluster, topic) as stream,
+        pytest.raises(DataLost, match=f"{topic}@broker-a:0 {MADE_ANEW[count]}"),
+    ):
+        stream.latest_offset(start, limit=None, take_all=trigger == "once")
+    with driver(cluster, topic, failOnDataLoss="false") as stream:
+        if trigger == "what is there":
+            stream.take_only_what_is_there()
+        end = stream.latest_offset(start, limit=None, take_all=trigger == "once")
+        batch = taken(stream, start, as_logged(end))
+        assert stream.latest_offset(end, limit=None, take_all=trigger == "once") == end
+    with driver(cluster, topic) as stream:
+        assert taken(stream, start, end) == batch
+        assert stream.latest_offset(end, limit=None) == end
+
+    assert reached(end) == at(topic, count)
+    assert batch == {("broker-a", 0): (0, count)}
+
+
+@pytest.mark.parametrize("count", MADE_ANEW)
+def test_a_stream_that_runs_does_not_go_on_in_a_queue_that_is_made_anew(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, count: int
+) -> None:
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
+    start = read_up(cluster, topic)
+    clock = ManualClock()
+    with (
+        driver(cluster, topic, clock=clock) as strict,
+        driver(cluster, topic, clock=clock, failOnDataLoss="false") as stream,
+    ):
+        for each in (strict, stream):
+            assert each.latest_offset(start, limit=None) == start
+        make_anew(cluster, topic, count)
+        clock.time += 30.0
+
+        with pytest.raises(DataLost, match=f"{topic}@broker-a:0 {MADE_ANEW[count]}"):
+            strict.latest_offset(start, limit=None)
+        end = stream.latest_offset(start, limit=None)
+
+        assert taken(stream, start, end) == {("broker-a", 0): (0, count)}
+        assert stream.latest_offset(end, limit=None) == end
+
+
+def test_a_batch_that_was_planned_unawares_is_followed_by_what_it_passed_over(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """Marks are looked at now and then, and not renewed in between."""
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
+    position = read_up(cluster, topic)
+    send(cluster, topic, 10, queues=1)
+    clock = ManualClock()
+    with driver(cluster, topic, clock=clock, failOnDataLoss="false") as stream:
+        start = stream.latest_offset(position, limit=None)
+        make_anew(cluster, topic, 40)
+
+        unawares = stream.latest_offset(start, limit=None)
+        assert taken(stream, start, unawares) == {("broker-a", 0): (20, 40)}
+        clock.time += 30.0
+        end = stream.latest_offset(unawares, limit=None)
+        assert taken(stream, unawares, end) == {("broker-a", 0): (0, 40)}
+
+    with driver(cluster, topic) as stream, pytest.raises(DataLost, match="it was made anew"):
+        stream.latest_offset(unawares, limit=None)
+
+
+def test_a_batch_that_is_repeated_does_not_read_on_in_a_queue_that_was_made_anew(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
+    start = read_up(cluster, topic)
+    send(cluster, topic, 10, queues=1)
+    with driver(cluster, topic) as stream:
+        planned = as_logged(stream.latest_offset(start, limit=None))
+    make_anew(cluster, topic, 40)
+
+    with driver(cluster, topic) as stream, pytest.raises(DataLost, match="it was made anew"):
+        stream.partitions(start, planned)
+    with driver(cluster, topic, failOnDataLoss="false") as stream:
+        assert taken(stream, start, planned) == {("broker-a", 0): (0, 20)}
+        end = stream.latest_offset(planned, limit=None)
+        # Once more, rather than not at all: the end that was logged is about the former queue.
+        assert taken(stream, planned, end) == {("broker-a", 0): (0, 40)}
+
+
+def test_of_a_queue_that_lost_its_end_only_what_came_later_is_read_again(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
+) -> None:
+    """Other messages have the offsets of those that were lost."""
+    orbit_cluster.create_topic("cut", queues=1)
+    fill(orbit_broker, "cut", numbered(5))
+    orbit_cluster.clock.advance(100)
+    lost_at = round(orbit_cluster.clock.now() * 1000)
+    orbit_cluster.clock.advance(100)
+    fill(orbit_broker, "cut", numbered(20))
+    queue = Queue("cut", "broker-a", 0)
+    start = to_json({queue: 12}, marks={queue: Mark(11, lost_at)})
+
+    with driver(orbit_cluster, "cut") as stream, pytest.raises(DataLost, match="lost its end"):
+        stream.latest_offset(start, limit=None)
+    with driver(orbit_cluster, "cut", failOnDataLoss="false") as stream:
+        end = stream.latest_offset(start, limit=None)
+        assert taken(stream, start, end) == {("broker-a", 0): (5, 25)}
+
+
+def test_a_mark_that_has_expired_stops_nobody_and_is_followed_by_another(
+    forgetful: tuple[EmbeddedCluster, int],
+) -> None:
+    cluster, low = forgetful
+    queue = Queue("orders", "broker-a", 0)
+    start = to_json({queue: low}, marks={queue: Mark(low - 1, 1)})
+
+    with driver(cluster, "orders") as stream:
+        end = stream.latest_offset(start, limit=None)
+        assert taken(stream, start, end) == {("broker-a", 0): (low, 5000)}
+        assert marks_in(end)[queue].offset == 4999
+
+
+def test_marks_cost_a_message_of_each_queue_now_and_then_and_not_with_every_batch(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+    send(cluster, topic, 400)
+    clock = ManualClock()
+    with driver(cluster, topic, clock=clock, startingOffsets="earliest") as stream:
+        asked: list[Queue] = []
+        stored_at = stream._cluster.stored_at
+
+        def noted(offsets: Mapping[Queue, int]) -> Found[int | None]:
+            asked.extend(offsets)
+            return stored_at(offsets)
+
+        stream._cluster.stored_at = noted  # type: ignore[method-assign]
+        position = begun(stream)
+        for _ in range(20):
+            end = stream.latest_offset(position, limit=16)
+            taken(stream, position, end)
+            position = end
+            clock.time += 1.0
+        in_twenty_batches = len(asked)
+        clock.time += 30.0
+        stream.latest_offset(position, limit=16)
+
+    assert in_twenty_batches == 4
+    # It is looked whether they are still there, and they are renewed.
+    assert len(asked) == 12
+
+
+def test_marks_are_renewed_also_where_most_looks_find_nothing_new(
+    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+) -> None:
+    """An idle stream looks, too, and marks that are never renewed expire."""
+    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-idle"
+    position = read_up(cluster, topic)
+    queue = Queue(topic, "broker-a", 0)
+    clock = ManualClock()
+    offsets = []
+    with driver(cluster, topic, clock=clock) as stream:
+        for _ in range(4):
+            for _ in range(3):
+                assert stream.latest_offset(position, limit=None) == position
+                clock.time += 10.1
+            send(cluster, topic, 10, queues=1)
+            position = stream.latest_offset(position, limit=None)
+            offsets.append(marks_in(position)[queue].offset)
+
+    assert offsets == [19, 29, 39, 49]
+
+
+def test_a_silent_broker_keeps_its_marks(orbit_shared_cluster: EmbeddedCluster) -> None:
+    cluster, topic = orbit_shared_cluster, "marks-of-the-silent"
+    start = read_up(cluster, topic)
+    send(cluster, topic, 10, queues=1)
+    with driver(cluster, topic) as stream:
+
+        def silent(offsets: Mapping[Queue, int]) -> Found[int | None]:
+            return Found(failures=dict.fromkeys(offsets, OrbitError("no answer")))
+
+        stream._cluster.stored_at = silent  # type: ignore[method-assign]
+        end = stream.latest_offset(start, limit=None)
+
+    assert reached(end) == at(topic, 20)
+    assert marks_in(end) == marks_in(start) != {}
 
 
 # ---- the group

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from orbitmq.client.consumer.brokerprogress import BrokerProgress
+from orbitmq.client.consumer.landmarks import landmark_at
 from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.starting import end_offset, first_offset
 from orbitmq.client.engine import Engine
@@ -206,6 +207,18 @@ class RangeCluster:
             return await first_at(engine, queue, times[queue], self._group)
 
         return self._of_all(times, ask, patient=patient)
+
+    def stored_at(self, offsets: Mapping[Queue, int]) -> Found[int | None]:
+        """When the messages at these offsets were stored, in ms; None where there is none.
+
+        Of each queue one message is pulled, once: what does not answer is not asked again.
+        """
+
+        async def ask(engine: Engine, queue: Queue) -> int | None:
+            found = await landmark_at(engine, self._group, queue, offsets[queue])
+            return None if found is None else found.store_ms
+
+        return self._of_all(offsets, ask, patient=False)
 
     # ---- the group
 

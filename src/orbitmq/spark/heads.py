@@ -68,6 +68,7 @@ class Heads:
         self._routed_at = self._asked_at = self._lows_at = float("-inf")
         self._changed_at = float("-inf")
         self._silent: frozenset[Queue] = frozenset()
+        self._is_doubted = False
         self._pauses = BrokerPauses(settings.silence)
 
     @property
@@ -111,6 +112,25 @@ class Heads:
                 self._changed_at = now
         return dict(self._known)
 
+    @property
+    def silent(self) -> frozenset[Queue]:
+        """The queues whose brokers did not answer when they were last asked."""
+        return self._silent
+
+    def look_again(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        """The bounds of some queues as they are now, as far as brokers say."""
+        found = self._cluster.bounds(queues).values
+        self._known.update(found)
+        return found
+
+    def take_doubt(self) -> bool:
+        """Whether, since the last call, a queue was cut, or answered again after a silence.
+
+        It may then have been made anew, or have lost its end.
+        """
+        is_doubted, self._is_doubted = self._is_doubted, False
+        return is_doubted
+
     def _pause(self, now: float) -> float:
         """The longer nothing has happened, the less often brokers are asked."""
         settings = self._settings
@@ -133,6 +153,7 @@ class Heads:
             for queue in ends.values.keys() - cut:
                 self._known[queue] = Bounds(self._known[queue].low, ends.values[queue])
             if cut:
+                self._is_doubted = True
                 found = self._cluster.bounds(cut, patient=False)
                 self._known.update(found.values)
                 answers.append(found)
@@ -148,6 +169,7 @@ class Heads:
             )
         for queue in sorted(self._silent - silent):
             log.info("queue answers again", extra={"queue": str(queue)})
+            self._is_doubted = True
         self._pauses.note(
             (queue.broker for queue in asked),
             longest_waits(failures, waited),

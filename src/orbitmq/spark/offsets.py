@@ -5,26 +5,31 @@ give the same text, so topics and queues are written in one order:
 
     {"orders": {"broker-a:0": 17, "broker-a:1": 4, "broker-b:0": 9}}
 
+Tools read this text, too: every key is a topic, and has queues with numbers. What else has to be
+remembered is therefore in one more key, which has no queues, and is the name of no topic:
+
+    {"orders": {"broker-a:0": 17}, "{\\"marks\\":{\\"orders\\":{\\"broker-a:0\\":[16,17…]}}}": {}}
+
+- `marks`: messages that the stream has passed, and when they were stored. They tell whether a queue
+  is still the one that the positions are about.
+- `begins`: where the batch with this end begins queues that its start has not. Spark asks for the
+  initial offset again when the very first batch is repeated after a crash, and logs only where that
+  batch ends; by then time may have moved the place, or somebody has given another. `here` is a
+  batch without rows, which ends where the stream begins.
+- `again`: where the batch goes back to in queues that are not the same any more.
+
 The initial offset of a stream names the place where it begins instead: `{"starting": "latest"}`.
-Spark asks for the initial offset again when the very first batch is repeated after a crash, and
-logs only where that batch ends. By then time may have moved the place, or somebody has given
-another. So the end of the first batch says itself where the stream began:
-
-    {"orders": {"broker-a:0": 17, "broker-a:1": 4}, "begins at": "here"}
-    {"orders": {"broker-a:0": 17}, "begins at": {"orders": {"broker-a:0": 12}}}
-
-The first is the rule: a batch without rows, which ends where the stream begins. The second is of
-triggers that make one batch only. In the same way, the end of a later batch says where queues begin
-that are new in it. (No topic can have that name: it has a space.) Ends without it are from versions
-that did not say; from then on it is for the options and for beginnings of queues to tell.
+Ends without `begins` are from versions that did not say; from then on it is for the options and for
+beginnings of queues to tell. Other old ones have it as `"begins at"`, beside the topics.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from orbitmq.client.queue import Queue
 from orbitmq.spark.errors import OptionRefused, SourceError
@@ -38,8 +43,15 @@ Positions: TypeAlias = Mapping[Queue, int]
 Json: TypeAlias = dict[str, Any]
 
 _STARTING: Final = "starting"
-_BEGINS: Final = "begins at"
 _HERE: Final = "here"
+_OLD_BEGINS: Final = "begins at"
+
+
+class Mark(NamedTuple):
+    """A message that a stream has passed: its offset, and when its broker stored it, in ms."""
+
+    offset: int
+    stored_ms: int
 
 
 class OnNoMatch(enum.Enum):
@@ -104,24 +116,30 @@ def is_starting(offset: Json) -> bool:
     return isinstance(offset.get(_STARTING), str)
 
 
-def to_json(positions: Positions, *, begins: Positions | None = None) -> Json:
-    """Positions as Spark logs them, and where queues begin that the batch's start has not."""
-    found: Json = {}
-    for queue in sorted(positions):
-        found.setdefault(queue.topic, {})[queue_name(queue)] = positions[queue]
-    if begins:
-        found[_BEGINS] = to_json(begins)
-    return found
+def to_json(
+    positions: Positions,
+    *,
+    marks: Mapping[Queue, Mark] | None = None,
+    begins: Positions | None = None,
+    again: Positions | None = None,
+) -> Json:
+    """Positions as Spark logs them, and what the source has to remember with them."""
+    return _noted(
+        _by_topic(positions),
+        marks=_by_topic(marks or {}),
+        begins=_by_topic(begins or {}),
+        again=_by_topic(again or {}),
+    )
 
 
-def begun_here(positions: Positions) -> Json:
+def begun_here(positions: Positions, *, marks: Mapping[Queue, Mark] | None = None) -> Json:
     """The end of a first batch that takes nothing: the stream begins there."""
-    return to_json(positions) | {_BEGINS: _HERE}
+    return _noted(_by_topic(positions), marks=_by_topic(marks or {}), begins=_HERE)
 
 
 def stream_begin(end: Json) -> dict[Queue, int] | None:
     """Where the stream began whose first batch has this end; None if that was not said."""
-    begins = end.get(_BEGINS)
+    begins = _note(end).get("begins")
     if begins is None:
         return None
     return from_json(end if begins == _HERE else begins)
@@ -129,8 +147,23 @@ def stream_begin(end: Json) -> dict[Queue, int] | None:
 
 def queue_begins(end: Json) -> dict[Queue, int]:
     """Where queues begin that are new in the batch with this end, as far as that was said."""
-    begins = end.get(_BEGINS)
+    begins = _note(end).get("begins")
     return {} if begins is None or begins == _HERE else from_json(begins)
+
+
+def begun_again(end: Json) -> dict[Queue, int]:
+    """Where the batch with this end goes back to, whatever its start says."""
+    return from_json(_note(end).get("again", {}))
+
+
+def marks_in(offset: Json) -> dict[Queue, Mark]:
+    """The marks of queues that have some; none in the initial offset, and in those of old."""
+    marks = _note(offset).get("marks", {})
+    return {
+        named_queue(topic, name): Mark(*mark)
+        for topic, queues in marks.items()
+        for name, mark in queues.items()
+    }
 
 
 def from_json(offset: Json) -> dict[Queue, int]:
@@ -139,7 +172,7 @@ def from_json(offset: Json) -> dict[Queue, int]:
         return {
             named_queue(topic, name): int(position)
             for topic, positions in offset.items()
-            if topic != _BEGINS
+            if topic != _OLD_BEGINS
             for name, position in positions.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
@@ -147,6 +180,26 @@ def from_json(offset: Json) -> dict[Queue, int]:
             f"the checkpoint has an offset that this source did not write: {offset!r}; use a "
             "checkpointLocation of its own for each query"
         ) from error
+
+
+def _by_topic(values: Mapping[Queue, Any]) -> Json:
+    found: Json = {}
+    for queue in sorted(values):
+        found.setdefault(queue.topic, {})[queue_name(queue)] = values[queue]
+    return found
+
+
+def _noted(positions: Json, **notes: Json | str) -> Json:
+    note = {name: value for name, value in notes.items() if value}
+    return positions | {json.dumps(note, separators=(",", ":")): {}} if note else positions
+
+
+def _note(offset: Json) -> Json:
+    if _OLD_BEGINS in offset:
+        return {"begins": offset[_OLD_BEGINS]}
+    text = next((key for key in offset if key.startswith("{")), "{}")
+    note: Json = json.loads(text)
+    return note
 
 
 def queue_name(queue: Queue) -> str:

@@ -32,8 +32,8 @@ _SHOWN = 10
 #: What a warning says of a queue that ends before it is to be read.
 _PASSED_OVER = (
     "nothing of it is read in this batch, and a stream goes on at its present end; if the queue "
-    "was made anew, read what it holds with a new checkpointLocation, or with startingOffsets for "
-    "that queue"
+    "was made anew, which cannot be seen here, read what it holds with a new checkpointLocation, "
+    "or with startingOffsets for that queue"
 )
 
 

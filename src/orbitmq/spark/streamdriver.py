@@ -15,6 +15,13 @@ it appears takes nothing of it, and its end says where the queue begins. Where l
 batch takes nothing of a queue that ends before the stream's position, and the stream goes on at
 that end: it never goes further back.
 
+A position is about the queue that it was taken from. A topic that was deleted and created again has
+the same queues with other messages. So ends say which messages the stream has passed last, its
+marks, and a mark whose place has another message counts as lost data. Where losses are allowed, the
+queue is read from the first message on that is younger than the mark. Marks are looked at when a
+stream starts, when a queue was cut or silent, and now and then: a batch may be planned before. But
+they are renewed only after a look, so that nothing is passed over unnoticed.
+
 A checkpoint is of the topics that the query reads. If it is of others only, it belongs to another
 query, and nothing is read, nor told to brokers. If the query has given up some of them, or queues
 that were assigned, what they have beyond it counts as lost.
@@ -39,9 +46,13 @@ from orbitmq.spark.offsets import (
     GroupProgress,
     Json,
     Latest,
+    Mark,
+    Positions,
+    begun_again,
     begun_here,
     from_json,
     is_starting,
+    marks_in,
     queue_begins,
     starting,
     stream_begin,
@@ -58,6 +69,8 @@ _REPORT_AGAIN: Final = 1.0
 #: How often brokers are asked if they still have what they took, in seconds: one that was killed
 #: comes back with what it had saved before.
 _REPORT_ALL: Final = 30.0
+#: How often it is looked whether queues are still the same ones, in seconds.
+_LOOK_AT_MARKS: Final = 30.0
 #: How often the other members of the group are looked for, in seconds.
 _LOOK_FOR_OTHERS: Final = 30.0
 
@@ -92,6 +105,10 @@ class StreamDriver:
         #: Where the run is to end that takes only what is there when it begins.
         self._target: dict[Queue, Bounds] | None = None
         self._last_start: Json | None = None
+        self._marks_looked_at = float("-inf")
+        #: Queues that still were the same ones then.
+        self._same: frozenset[Queue] = frozenset()
+        self._marks_renewed_at = float("-inf")
         self._assigned = frozenset(read.subscription.queues)
         #: Topics and queues of the checkpoint that the query does not read any more.
         self._given_up: tuple[str, ...] = ()
@@ -128,20 +145,39 @@ class StreamDriver:
         self._last_start = start
         if is_starting(start):
             return self._first_batch_end(take_all=take_all)
-        positions = self._own(start)
-        self._report(positions)
+        positions, marks = self._own(start), marks_in(start)
         if self._is_draining():
+            self._report(positions)
             return start
-        bounds = self._bounds(fresh=is_new_start, take_all=take_all)
+        is_look = self._is_time_to_look()
+        again = self._begun_again(positions, marks) if is_look else {}
+        self._report({queue: at for queue, at in positions.items() if queue not in again})
+        bounds = self._bounds(fresh=is_new_start or bool(again), take_all=take_all)
         # Says early what a batch would find missing.
-        found = placed(positions, bounds, fail=self._options.read.fail_on_data_loss)
+        found = placed(positions | again, bounds, fail=self._options.read.fail_on_data_loss)
         self._check_brokers(positions)
         late = {q: each for q, each in bounds.items() if q not in found and self._is_taken(q)}
         begins = self._late.begins(late)
         ends = self._ends(found, bounds, limit, take_all=take_all) | {
             queue: max(at, late[queue].high) if take_all else at for queue, at in begins.items()
         }
-        return start if ends == positions else to_json(ends, begins=begins)
+        if ends == positions and not again:
+            return start
+        if not is_look and self._monotonic() - self._marks_renewed_at >= _LOOK_AT_MARKS:
+            # Marks are about to be renewed, and that is not done unseen.
+            is_look = True
+            if self._begun_again(positions, marks):
+                self._marks_looked_at = float("-inf")
+                return self.latest_offset(start, limit=limit, take_all=take_all)
+        kept = {queue: mark for queue, mark in marks.items() if queue not in again}
+        moved = {queue for queue, at in ends.items() if at != positions.get(queue)}
+        wanted = {queue for queue in moved if queue not in kept}
+        if is_look:
+            self._marks_renewed_at = self._monotonic()
+            wanted |= self._same
+        fresh = self._marked({queue: ends[queue] for queue in wanted if queue in ends})
+        marks = {queue: mark for queue, mark in (kept | fresh).items() if queue in ends}
+        return to_json(ends, marks=marks, begins=begins, again=again)
 
     def latest_known(self) -> Json | None:
         """Where queues end, for whoever watches the lag; asks nobody."""
@@ -154,15 +190,17 @@ class StreamDriver:
         If it is the first of all batches, the stream begins where the options say now.
         """
         ends = self._cluster.ends(self._heads.queues).or_raise()
+        marks = self._marked(ends)
         if isinstance(self._options.read.start, Latest):
-            return begun_here(ends)
+            return begun_here(ends, marks=marks)
         try:
             begin = self._begin()
         except SourceError as error:
             # Options that a stream cannot begin with do not matter to one that has begun.
             log.debug("where a new stream would begin is not known: %s", error)
-            return to_json(ends)
-        return to_json(ends, begins={q: min(at, ends[q]) for q, at in begin.items() if q in ends})
+            return to_json(ends, marks=marks)
+        begins = {q: min(at, ends[q]) for q, at in begin.items() if q in ends}
+        return to_json(ends, marks=marks, begins=begins)
 
     def take_only_what_is_there(self) -> None:
         """From now on no batch goes beyond what the queues have at this moment."""
@@ -234,18 +272,19 @@ class StreamDriver:
 
     def _first_batch_end(self, *, take_all: bool) -> Json:
         begin, read = self._begin(), self._options.read
+        self._marks_looked_at = self._marks_renewed_at = self._monotonic()
         # A stream that begins at the end has nothing to take, however much came since.
         if isinstance(read.start, Latest):
-            return begun_here(begin)
+            return begun_here(begin, marks=self._marked(begin))
         bounds = self._bounds(fresh=True, take_all=take_all)
         found = begin
         if isinstance(read.start, AtOffsets | GroupProgress):
             # The others stand for offsets that are there.
             found = placed(begin, bounds, fail=read.fail_on_data_loss)
         if not take_all:
-            return begun_here(found)
+            return begun_here(found, marks=self._marked(found))
         ends = {queue: max(at, bounds[queue].high) for queue, at in found.items()}
-        return to_json(ends, begins=found)
+        return to_json(ends, marks=self._marked(ends), begins=found)
 
     def _ends(
         self,
@@ -303,7 +342,16 @@ class StreamDriver:
             begin = self._begin_of(end)
             positions = {queue: min(begin.get(queue, at), at) for queue, at in ends.items()}
         else:
-            positions = queue_begins(end) | self._own(start)
+            positions = queue_begins(end) | self._own(start) | begun_again(end)
+        if self._marks_looked_at == float("-inf"):
+            # A batch that was planned before a restart, or with an end that knew of no start.
+            known, anew = marks_in(start), begun_again(end)
+            marks = marks_in(end) | {q: mark for q, mark in known.items() if q not in anew}
+            again = self._begun_again(positions, marks)
+            positions |= {queue: min(at, positions[queue]) for queue, at in again.items()}
+            if again:
+                # Its end has the old marks: the next batch is to see that, too.
+                self._marks_looked_at = float("-inf")
         bounds = self._bounds()
         wanted: list[QueueRange] = []
         problems: list[str] = []
@@ -327,6 +375,55 @@ class StreamDriver:
         # Logged by a version that went by the options whenever it was asked. A batch that only
         # says where the stream begins takes nothing: it ends there.
         return from_json(end) if isinstance(self._options.read.start, Latest) else self._begin()
+
+    # ---- whether queues are still the same
+
+    def _is_time_to_look(self) -> bool:
+        is_over = self._monotonic() - self._marks_looked_at >= _LOOK_AT_MARKS
+        return self._heads.take_doubt() or is_over
+
+    def _begun_again(self, positions: Positions, marks: Mapping[Queue, Mark]) -> dict[Queue, int]:
+        """Where queues are read from that are not the same any more. Raises `DataLost`."""
+        known = {q: mark for q, mark in marks.items() if q in positions}
+        asked = {q: mark.offset for q, mark in known.items() if q not in self._heads.silent}
+        stored = self._cluster.stored_at(asked).values
+        suspects = [queue for queue, at in stored.items() if at != known[queue].stored_ms]
+        bounds = self._heads.look_again(suspects) if suspects else {}
+        changed = [queue for queue in suspects if stored[queue] is not None]
+        # Of the others, the message has expired, or is beyond the end: the queue was cut.
+        cut = [q for q in bounds if q not in changed and bounds[q].high <= known[q].offset]
+        self._marks_looked_at = self._monotonic()
+        self._same = frozenset(stored.keys() - {*changed, *cut})
+        if self._options.read.fail_on_data_loss:
+            if changed:
+                raise DataLost(
+                    f"{queue} was read up to offset {positions[queue]} and has another message at "
+                    f"offset {known[queue].offset} now: it was made anew, or has lost its end"
+                    for queue in sorted(changed)
+                )
+            return {}  # that a queue was cut is told where batches end
+        again = self._younger({queue: known[queue] for queue in (*changed, *cut)})
+        for queue in changed:
+            again.setdefault(queue, bounds[queue].low if queue in bounds else 0)
+        for queue, at in sorted(again.items()):
+            log.warning(
+                "%s was made anew, or has lost its end, since it was read up to offset %d; it is "
+                "read from offset %d on, where younger messages begin",
+                *(queue, positions[queue], at),
+            )
+        return again
+
+    def _younger(self, marks: Mapping[Queue, Mark]) -> dict[Queue, int]:
+        """The first message in each queue that was stored after its mark, where there is one."""
+        times = {queue: (mark.stored_ms + 1) / 1000 for queue, mark in marks.items()}
+        found = self._cluster.at_times(times).or_raise()
+        return {queue: at for queue, at in found.items() if at is not None}
+
+    def _marked(self, ends: Positions) -> dict[Queue, Mark]:
+        """The marks of queues that are read up to these ends, as far as brokers say."""
+        last = {q: at - 1 for q, at in ends.items() if at > 0 and q not in self._heads.silent}
+        stored = self._cluster.stored_at(last).values if last else {}
+        return {q: Mark(last[q], at) for q, at in stored.items() if at is not None}
 
     # ---- the group
 
