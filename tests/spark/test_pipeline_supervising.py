@@ -24,7 +24,7 @@ from orbitmq.spark.pipelines.pacing import Pace
 from orbitmq.spark.pipelines.progress import Progress, QueryWatch
 from orbitmq.spark.pipelines.run import Run
 from orbitmq.spark.pipelines.supervising import End, Restarting, RestartPolicy, Supervisor
-from orbitmq.spark.pipelines.targets import StreamTarget, first_words
+from orbitmq.spark.pipelines.targets import StreamTarget
 
 DEADLINE = 20.0
 
@@ -330,22 +330,6 @@ def test_offsets_of_other_sources_are_no_lag(offsets: tuple[str | None, str | No
     watch.take(report_of(0, 1, 1, endOffset=offsets[0], latestOffset=offsets[1]))
 
     assert watch.lag == {}
-
-
-def test_the_cause_of_an_error_is_what_the_worker_raised() -> None:
-    text = (
-        "[STREAM_FAILED] Query terminated with exception: Job aborted\n"
-        "Traceback (most recent call last):\n"
-        '  File "worker.py", line 1, in <module>\n'
-        "    read()\n"
-        "orbitmq.spark.errors.DataLost: messages are gone\n"
-        "\n"
-        "\tat org.apache.spark.api.python\n"
-    )
-
-    assert first_words(text) == "orbitmq.spark.errors.DataLost: messages are gone"
-    assert first_words("\n  plain words\nmore") == "plain words"
-    assert first_words("") == ""
 
 
 # Options, and the pace.

@@ -26,7 +26,7 @@ from orbitmq.spark.session import settings_for
 from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER
 from orbitmq.spark.streamdriver import StreamDriver
 from orbitmq.spark.streamreader import StreamReader, stream_reader
-from orbitmq.spark.workerends import Quiet, leave_quietly
+from orbitmq.spark.workerends import Quiet, WorkerFailed, leave_quietly
 from tests.support.sparking import until
 
 ROOT = Path(__file__).parents[2]
@@ -205,9 +205,9 @@ def we_meet(error: BaseException) -> Step:
         (STREAM_RUNNER, pyspark_meets(ConnectionResetError()), _Ended),
         # Java is to hear of this, or is another program's business.
         (STREAM_RUNNER, pyspark_meets(SourceError("wrong")), SourceError),
-        (STREAM_RUNNER, we_meet(BrokenPipeError()), BrokenPipeError),
-        (STREAM_RUNNER, we_meet(ConnectionResetError()), ConnectionResetError),
-        (STREAM_RUNNER, we_meet(EOFError()), EOFError),
+        (STREAM_RUNNER, we_meet(BrokenPipeError()), WorkerFailed),
+        (STREAM_RUNNER, we_meet(ConnectionResetError()), WorkerFailed),
+        (STREAM_RUNNER, we_meet(EOFError()), WorkerFailed),
         ("pytest", pyspark_meets(SystemExit(0)), SystemExit),
     ],
 )

@@ -236,14 +236,14 @@ def _session(definition: Definition, given: Given, log: Path) -> SparkSession:
 
 def _told(error: Exception, definition: Definition, given: Given) -> str:
     """What went wrong, and where in the file of the pipeline."""
-    from orbitmq.spark.pipelines.targets import first_words  # noqa: PLC0415
+    from orbitmq.spark.errors import cause_of  # noqa: PLC0415
 
     if given.is_verbose:
         traceback.print_exception(error)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [each.lineno for each in frames if each.filename == str(definition.file)]
     place = f" ({definition.file}, line {lines[-1]})" if lines else ""
-    words = first_words(str(error)) or "it says nothing"
+    words = cause_of(str(error)) or "it says nothing"
     return f"pipeline {given.name!r} failed{place}: {type(error).__name__}: {words}"
 
 

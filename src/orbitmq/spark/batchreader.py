@@ -17,7 +17,7 @@ from orbitmq.spark.options import BatchOptions
 from orbitmq.spark.places import available, placed, resolve, subscribed
 from orbitmq.spark.plan import partition
 from orbitmq.spark.schema import check_schema
-from orbitmq.spark.workerends import leave_quietly
+from orbitmq.spark.workerends import cause_first, leave_quietly
 from orbitmq.spark.workergarbage import put_modules_aside
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class RocketMQBatchReader(DataSourceReader):
         self._schema = schema
         leave_quietly()
 
+    @cause_first()
     def partitions(self) -> list[InputPartition]:
         read = self._options.read
         with RangeCluster(

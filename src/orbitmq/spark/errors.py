@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from orbitmq.client.errors import NoRoute
 from orbitmq.client.ranges import OffsetsGone
 from orbitmq.errors import OrbitError
+from orbitmq.spark.workerends import WorkerFailed
+
+#: Characters of a cause that are shown.
+_LONGEST: Final = 1000
+_FROM_OURS: Final = f"{WorkerFailed.__module__}.{WorkerFailed.__name__}: "
+
+
+def cause_of(said: str) -> str:
+    """The cause of what Spark says about a failed job or query, in one line.
+
+    What Python code raised is the line below the frames of the last traceback; in front of it are
+    the tracebacks of what led there, and stacks of the JVM follow. Without any, as when a worker is
+    gone, it is what the JVM says, below the line that names the call.
+    """
+    _, found, below = said.rpartition("Traceback (most recent call last):\n")
+    if found:
+        lines = [line for line in below.splitlines() if line[:1].strip()]
+        if lines:
+            # A worker of ours says this in front of it.
+            return lines[0].removeprefix(_FROM_OURS)[:_LONGEST]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    of_java = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    return next(iter(of_java + lines), said)[:_LONGEST]
 
 
 class SourceError(OrbitError):

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from orbitmq.spark.streamreader import StreamReader
+from orbitmq.spark.workerends import cause_first
 
 if TYPE_CHECKING:
     from orbitmq.spark.offsets import Json
@@ -24,6 +25,7 @@ _NO_LIMIT: Final = 2**53
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     """Takes limits from Spark, and ends a run where the queues ended when it began."""
 
+    @cause_first()
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802  # Spark's name
         take_all = isinstance(limit, ReadAllAvailable)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT
@@ -34,8 +36,10 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.max_offsets or _NO_LIMIT)
 
+    @cause_first()
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         return self._running().latest_known()
 
+    @cause_first()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._running().take_only_what_is_there()

@@ -50,7 +50,7 @@ from orbitmq.message.stored import StoredMessage, decode_messages
 from orbitmq.spark.connections import answer_memory, links_to
 from orbitmq.spark.errors import DataLost, UnnamedReadRefused
 from orbitmq.spark.schema import arrow_schema
-from orbitmq.spark.workerends import leave_quietly
+from orbitmq.spark.workerends import cause_first, leave_quietly
 from orbitmq.spark.workergarbage import put_modules_aside
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ def read_partition(
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition as record batches of the schema."""
     leave_quietly()
+    with cause_first():
+        yield from _record_batches(ranges, options, schema)
+    put_modules_aside()
+
+
+def _record_batches(
+    ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
+) -> Iterator[pa.RecordBatch]:
     decoder = _Decoder(options, schema)
     try:
         with answer_memory(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
@@ -92,7 +100,6 @@ def read_partition(
         if _is_for_want_of_a_group(refused, options.group):
             raise UnnamedReadRefused(options.group, str(refused)) from refused
         raise
-    put_modules_aside()
 
 
 def _is_for_want_of_a_group(refused: BrokerRefused, group: str) -> bool:

@@ -25,7 +25,7 @@ from orbitmq.spark.consolelink import (
     ConsoleLink,
     QueryReport,
 )
-from orbitmq.spark.errors import SourceError
+from orbitmq.spark.errors import SourceError, cause_of
 from orbitmq.spark.lags import lag_of
 from orbitmq.spark.streamreturns import ReturnCounts, StreamHealth
 
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     )
 
 log = logging.getLogger(__name__)
-
-#: Of what Spark says about a failed query: the rest is stacks of the JVM.
-_SHOWN: Final = 1000
 #: Seconds within which Spark tells that a query has ended.
 _LAST_WORDS: Final = 5.0
 
@@ -177,7 +174,7 @@ class QueryReports:
             return
         with self._lock:
             before = self._reports[name]
-        error = None if event.exception is None else event.exception[:_SHOWN]
+        error = None if event.exception is None else cause_of(event.exception)
         state = "stopped" if error is None else "failed"
         self._say(name, msgspec.structs.replace(before, state=state, error=error))
         with self._ended:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from orbitmq.spark.workerends import cause_first, leave_quietly
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -26,7 +28,6 @@ class RocketMQSource(DataSource):
     """Topics as DataFrames."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        from orbitmq.spark.workerends import leave_quietly  # noqa: PLC0415
         from orbitmq.spark.workergarbage import put_modules_aside  # noqa: PLC0415
 
         super().__init__(options)
@@ -37,6 +38,7 @@ class RocketMQSource(DataSource):
     def name(cls) -> str:
         return "rocketmq"
 
+    @cause_first()
     def schema(self) -> StructType:
         from orbitmq.spark.errors import OptionsNotPassed  # noqa: PLC0415
         from orbitmq.spark.options import include_properties  # noqa: PLC0415
@@ -47,6 +49,7 @@ class RocketMQSource(DataSource):
             raise OptionsNotPassed
         return full_schema(include_properties=include_properties(self.options))
 
+    @cause_first()
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         from orbitmq.spark.batchreader import RocketMQBatchReader  # noqa: PLC0415
         from orbitmq.spark.options import batch_options  # noqa: PLC0415
@@ -54,12 +57,14 @@ class RocketMQSource(DataSource):
         with _told_of_tables(self.options):
             return RocketMQBatchReader(batch_options(self.options), schema)
 
+    @cause_first()
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         from orbitmq.spark.options import stream_options  # noqa: PLC0415
         from orbitmq.spark.streamreader import stream_reader  # noqa: PLC0415
 
         return stream_reader(stream_options(self.options), schema)
 
+    @cause_first()
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         from orbitmq.spark.connections import links_to  # noqa: PLC0415
         from orbitmq.spark.options import write_options  # noqa: PLC0415
@@ -73,6 +78,7 @@ class RocketMQSource(DataSource):
         check_topic(options)
         return writer
 
+    @cause_first()
     def streamWriter(  # type: ignore[override]  # either kind of writer  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> TopicStreamWriter:

@@ -22,7 +22,7 @@ from orbitmq.spark.options import StreamOptions
 from orbitmq.spark.schema import check_schema
 from orbitmq.spark.sparkprocesses import STREAM_RUNNER, main_module
 from orbitmq.spark.streamdriver import StreamDriver
-from orbitmq.spark.workerends import leave_quietly
+from orbitmq.spark.workerends import cause_first, leave_quietly
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,9 +44,11 @@ class StreamReader(DataSourceStreamReader):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None}
 
+    @cause_first()
     def initialOffset(self) -> Json:  # noqa: N802  # Spark's name
         return self._running().initial_offset()
 
+    @cause_first()
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         return [RangePartition(part) for part in self._running().partitions(start, end)]
 
@@ -57,6 +59,7 @@ class StreamReader(DataSourceStreamReader):
 
         return read_partition(partition.ranges, self._options.read, self._schema)
 
+    @cause_first()
     def commit(self, end: Json) -> None:
         self._running().finished(end)
 
@@ -118,6 +121,7 @@ class PlainStreamReader(StreamReader):
         self._position = super().initialOffset()
         return self._position
 
+    @cause_first()
     def latestOffset(self) -> Json:  # type: ignore[override]  # noqa: N802  # as those call it
         driver = self._running()
         if self._position is None:

@@ -1,4 +1,7 @@
-"""How a Python worker of Spark ends when Java has closed its connection: without a word.
+"""How a Python worker of Spark ends: an error names its cause first, and nothing else is said.
+
+Spark shows what Python code raised as a traceback, whose last line is the cause. What fails here is
+raised so that Spark shows the cause in front of the traceback as well (`cause_first`).
 
 For `show()` and `limit`, when a query is stopped, when a worker has had nothing to do for a minute
 and when a session ends, Java closes the connection to a worker that still waits or writes. Nothing
@@ -15,9 +18,54 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ContextDecorator
+from types import TracebackType
 from typing import Any
 
-from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, main_module
+from orbitmq.errors import OrbitError
+from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, is_of_spark, main_module
+
+
+class cause_first(ContextDecorator):  # noqa: N801  # used as a function is
+    """Has Spark show the cause of an error in front of the traceback; does nothing elsewhere.
+
+    Decorates a function that Spark calls, or surrounds what a generator does for it.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and is_of_spark():
+            raise WorkerFailed(error) from None
+
+
+class WorkerFailed(OrbitError):
+    """What Spark is told of an error: has the traceback of it, and the error alone as its cause.
+
+    A traceback begins with the causes, and one that has no traceback of its own is one line.
+    PySpark shortens tracebacks by setting the cause to None, which therefore has no effect here.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self._error = error
+        trace = error.__traceback__
+        self.with_traceback(trace and (trace.tb_next or trace))  # the first one comes again
+        error.with_traceback(None).__cause__ = None  # and with it, nothing of the context is shown
+
+    @property
+    def __cause__(self) -> BaseException | None:
+        return self._error
+
+    @__cause__.setter
+    def __cause__(self, cause: BaseException | None) -> None:
+        pass
 
 
 def leave_quietly() -> None:

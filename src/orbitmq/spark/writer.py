@@ -27,7 +27,7 @@ from orbitmq.spark.connections import links_to
 from orbitmq.spark.errors import SourceError, TopicMissing
 from orbitmq.spark.options import WriteOptions
 from orbitmq.spark.rows import Origin
-from orbitmq.spark.workerends import leave_quietly
+from orbitmq.spark.workerends import cause_first, leave_quietly
 from orbitmq.spark.writeschema import check_writable, written_columns
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class TopicWriter:
         #: Names this write where there is no query that would.
         self._job = uuid.uuid4().hex
 
+    @cause_first()
     def write(self, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
         from orbitmq.spark.writing import write_partition  # noqa: PLC0415  # tasks only
 

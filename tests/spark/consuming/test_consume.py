@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections import Counter, defaultdict
@@ -371,11 +372,35 @@ def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(
     run = pipeline(batch=BatchSettings(idle=0.02, first_pause=0.01, failures=2))
     run.on("orders")(die)
 
-    with pytest.raises(PipelineFailed, match="2 failed jobs in a row"):
+    with pytest.raises(
+        PipelineFailed, match=r"2 failed jobs in a row.*Python worker exited unexpectedly"
+    ):
         run.run()
 
     assert run.state is PipelineState.FAILED
     assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
+
+
+def test_a_pipeline_says_which_module_its_workers_lack(
+    pipeline: Made,
+    orbit_cluster: EmbeddedCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orbit_cluster.create_topic("orders", queues=1)
+    send(orbit_cluster, "orders", numbered(5))
+    (tmp_path / "only_here.py").write_text("def bill(message): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    bill = importlib.import_module("only_here").bill
+    run = pipeline(batch=BatchSettings(idle=0.02, first_pause=0.01, failures=1))
+    run.on("orders")(bill)
+
+    with pytest.raises(PipelineFailed) as raised:
+        run.run()
+
+    cause = "ModuleNotFoundError: No module named 'only_here'"
+    assert str(raised.value).endswith(f"The last one said: {cause}")
+    assert run.progress().last_error == cause
 
 
 def test_a_handler_that_cannot_travel_is_refused_at_the_start(

@@ -23,6 +23,7 @@ from orbitmq.spark.consuming.job import READY, parallelism, put_off, run_batch
 from orbitmq.spark.consuming.planning import Pace, deal
 from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.runningjobs import RunningJobs
+from orbitmq.spark.errors import cause_of
 from orbitmq.spark.failing import FailureWatch
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _CANCELLED_AGAIN: Final = 0.5
 _ILL: Final = 3
 #: Pauses have long reached their limit by then.
 _MOST_DOUBLINGS: Final = 16
-#: Of what Spark says about a failed job; the rest is stacks of the JVM.
+#: Characters of what a task says about its failure: the cause, and where it arose.
 _SHOWN: Final = 500
 
 
@@ -236,11 +237,16 @@ class Batching:
         try:
             reports = self._run_job(planned, [len(some) for some in tasks])
             failure = self._failure(planned, reports)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             # A job fails in many ways, all of which are the same to us: it comes again.
-            failure = f"{type(error).__name__}: {error}"[:_SHOWN]
+            failure = cause_of(f"{type(error).__name__}: {error}")
             if not self._stopping.is_set():
-                log.warning("a batch failed: %s", failure, extra={"group": self._driver.group})
+                log.warning(
+                    "a batch failed: %s",
+                    failure,
+                    exc_info=error,
+                    extra={"group": self._driver.group},
+                )
             if self._driver.options.ordered:
                 # Before anything is settled: that lets go of the queues.
                 self._jobs.until_over()

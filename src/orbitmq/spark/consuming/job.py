@@ -19,6 +19,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.spark.consuming.reports import PieceReport
+from orbitmq.spark.workerends import cause_first
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +80,10 @@ def _handling(
     tasks = tuple(tuple(each) for each in tasks)
 
     def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with cause_first():
+            yield from reports(batches)
+
+    def reports(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from orbitmq.spark.consuming.kept import worker_for  # noqa: PLC0415  # tasks only
 
         for batch in batches:

@@ -34,6 +34,7 @@ from orbitmq.spark.consuming.returning import Fate
 from orbitmq.spark.consuming.rowcolumns import check_columns
 from orbitmq.spark.consuming.rowmessages import REQUIRED, messages_of
 from orbitmq.spark.consuming.verdicts import ADDED, DEAD_LETTER, OK, RETRY
+from orbitmq.spark.workerends import cause_first
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,6 +127,10 @@ def _sending(
     access: RangeAccess, group: str, max_retries: int | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with cause_first():
+            yield from counted(batches)
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from orbitmq.spark.consuming.kept import returner_for  # noqa: PLC0415  # tasks only
 
         for batch in batches:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from orbitmq.client.errors import SettingError
 from orbitmq.clock import Clock, SystemClock
+from orbitmq.spark.errors import cause_of
 from orbitmq.spark.pipelines.definition import Definition
 from orbitmq.spark.pipelines.errors import PipelineBroken
 from orbitmq.spark.pipelines.progress import Progress
 from orbitmq.spark.pipelines.run import Run
-from orbitmq.spark.pipelines.targets import Target, first_words, started
+from orbitmq.spark.pipelines.targets import Target, started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -123,7 +124,7 @@ class Supervisor:
                 # Whatever somebody's function raises. The first time it is a mistake.
                 if not restarts:
                     raise
-                problem: str | None = first_words(str(error) or type(error).__name__)
+                problem: str | None = cause_of(str(error) or type(error).__name__)
             else:
                 problem = self._watch(targets, ended)
                 is_clean = self._bring_to_rest(targets)

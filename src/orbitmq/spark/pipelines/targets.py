@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from orbitmq.clock import Clock, SystemClock
+from orbitmq.spark.errors import cause_of
 from orbitmq.spark.pipelines.errors import PipelineRefused
 from orbitmq.spark.pipelines.progress import Progress, QueryWatch
 from orbitmq.spark.streamreturns import StreamHealth
@@ -69,7 +70,7 @@ class StreamTarget:
         if self._query.isActive or self._was_stopped:
             return None
         error = self._query.exception()
-        return None if error is None else first_words(str(error))
+        return None if error is None else cause_of(str(error))
 
     @property
     def is_at_rest(self) -> bool:
@@ -237,14 +238,3 @@ def _target(thing: object, name: str, run: Run) -> Target:
         f"a pipeline gives back writers of streams, queries, consumer groups, a list or a dict of "
         f"these, a DataFrame to be shown, or nothing; it gave {thing!r}"
     )
-
-
-def first_words(text: str) -> str:
-    """What an error of Spark says before its stack begins: the cause, in one line."""
-    # What Python code on a worker raised comes right below the frames of its traceback.
-    _, found, below = text.rpartition("Traceback (most recent call last):\n")
-    if found:
-        lines = [line for line in below.splitlines() if line[:1].strip()]
-        if lines:
-            return lines[0][:_LONGEST]
-    return next((line.strip() for line in text.splitlines() if line.strip()), text)[:_LONGEST]
