@@ -27,11 +27,45 @@ from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RU
 from orbitmq.spark.streamdriver import StreamDriver
 from orbitmq.spark.streamreader import StreamReader, stream_reader
 from orbitmq.spark.workerends import Quiet, WorkerFailed, leave_quietly
+from orbitmq.testing.background import EmbeddedCluster
+from tests.support.filling import fill, numbered
 from tests.support.sparking import until
+from tests.support.sparkquiet import FAILING
 
 ROOT = Path(__file__).parents[2]
 #: Says that a worker ends with an error when Java does not listen any more; PySpark 4.1 and on.
 _FAILS_AT_A_FLUSH = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
+
+
+@pytest.mark.timeout(360)  # a worker is closed when it had nothing to do for a minute
+def test_a_local_session_says_nothing_unless_something_is_wrong(
+    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str, tmp_path: Path
+) -> None:
+    fill(orbit_broker, orbit_topic, numbered(10))
+    orbit_cluster.create_topic("copies", queues=1)
+    # By these Spark would find settings of its own, and workers other ones.
+    settings = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP")
+    others = {name: text for name, text in os.environ.items() if name not in settings}
+
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.support.sparkquiet"),
+            *(orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path)),
+        ],
+        cwd=tmp_path,
+        env={**others, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    before, found, after = done.stderr.partition(f"{FAILING}\n")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert found
+    assert before == ""
+    assert "ERROR" in after
+    assert "TopicMissing: no broker serves topic 'missing'" in after
 
 
 def test_a_worker_of_ours_that_java_leaves_alone_says_nothing() -> None:

@@ -1,8 +1,8 @@
 """A Java for Spark: the machine's own, or else the runtime that a PyPI wheel carries.
 
-Spark asks every Java for the module `jdk.incubator.vector`, which the wheel's runtime lacks, and
-then refuses to start. Nothing here needs that module, so `JAVA_HOME` becomes a small folder of
-our own, in the user's cache, whose `bin/java` drops this one argument.
+Spark asks every Java for the module `jdk.incubator.vector`. The wheel's runtime lacks it and then
+refuses to start; others warn of it on the terminal. Nothing here needs that module, so what is
+started is in a small folder of our own, in the user's cache, whose `bin/java` drops this argument.
 
 A `JAVA_HOME` that is set is what Spark's launcher takes, whatever else there is. One that cannot
 work is therefore refused here, instead of being passed over for a Java that nobody would start.
@@ -10,12 +10,12 @@ work is therefore refused here, instead of being passed over for a Java that nob
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SUPPORTED = (17, 21, 25)
 
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 _SHIM = f"""#!/bin/sh
-# Made by OrbitMQ: Spark asks for a module that this runtime lacks, and does not need it.
+# Made by OrbitMQ: Spark asks for a module that it does not need here.
 for argument in "$@"; do
   shift
   [ "$argument" = "{_MISSING_MODULE}" ] || set -- "$@" "$argument"
@@ -82,6 +82,17 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     )
 
 
+def quiet_home(environment: Mapping[str, str]) -> str | None:
+    """`JAVA_HOME` for a launch that says nothing about a module that nothing here needs.
+
+    A Java that has `jdk.incubator.vector` warns on the terminal that it is in use.
+    """
+    home = environment.get("JAVA_HOME")
+    if not home or os.name != "posix" or cache_folder(environment) in Path(home).parents:
+        return home
+    return str(_shim_home(Path(home), environment))
+
+
 def _release_of(executable: Path) -> int | None:
     """The major release, or None when it does not run (a stale JAVA_HOME, a stub)."""
     try:
@@ -108,7 +119,9 @@ def _from_wheel(environment: Mapping[str, str]) -> Java | None:
 
 
 def _shim_home(real_home: Path, environment: Mapping[str, str]) -> Path:
-    home = cache_folder(environment) / f"java-{sys.version_info.major}.{sys.version_info.minor}"
+    # One for each Java that there is.
+    mark = hashlib.sha256(str(real_home).encode()).hexdigest()[:12]
+    home = cache_folder(environment) / f"java-{mark}"
     launcher = home / "bin" / "java"
     text = _SHIM % real_home
     if not launcher.exists() or launcher.read_text() != text:

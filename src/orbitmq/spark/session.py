@@ -11,12 +11,13 @@ import hashlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.spark.errors import NoSpark
-from orbitmq.spark.java import cache_folder, find_java
+from orbitmq.spark.java import cache_folder, find_java, quiet_home
 from orbitmq.spark.sparkprocesses import QUIET_DAEMON
 
 if TYPE_CHECKING:
@@ -46,6 +47,36 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 LOCAL_ONLY: Final = ("spark.driver.bindAddress", "spark.driver.host", _DAEMON_SETTING)
 #: What the folder of PySpark has that its launcher needs.
 _LINKED: Final = ("bin", "jars", "sbin", "data", "licenses")
+#: What Spark logs as if something were wrong when it starts or begins a query, and nothing is.
+_NO_NEWS: Final = (
+    "Your hostname, .* resolves to a loopback address",
+    "Set SPARK_LOCAL_IP if you need to bind",
+    "Unable to load native-hadoop library",
+    "spark.sql.adaptive.enabled is not supported in streaming",
+)
+#: Spark's own settings of Log4j, without these lines, and without the four that tell which settings
+#: are in use.
+_LOGGING: Final = f"""\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{yy/MM/dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.console.filter.known.type = RegexFilter
+appender.console.filter.known.regex = (?s).*({"|".join(_NO_NEWS)}).*
+appender.console.filter.known.onMatch = DENY
+appender.console.filter.known.onMismatch = NEUTRAL
+logger.jetty.name = org.sparkproject.jetty.util.component.AbstractLifeCycle
+logger.jetty.level = error
+logger.parquet.name = org.apache.parquet.CorruptStatistics
+logger.parquet.level = error
+logger.metastore.name = org.apache.hadoop.hive.metastore.RetryingHMSHandler
+logger.metastore.level = fatal
+logger.metastore2.name = org.apache.hadoop.hive.metastore.ObjectStore
+logger.metastore2.level = error
+"""
 
 
 def local_session(
@@ -97,7 +128,14 @@ def start_java(settings: Mapping[str, str]) -> None:
     for key, value in settings.items():
         conf.set(key, value)
     launch: Callable[..., Any] = launch_gateway
-    gateway = launch(conf, {"start_new_session": True})
+    home, quiet = os.environ.get("JAVA_HOME"), quiet_home(os.environ)
+    try:
+        if quiet:
+            os.environ["JAVA_HOME"] = quiet  # nothing else says which Java is started
+        gateway = launch(conf, {"start_new_session": True})
+    finally:
+        if home:
+            os.environ["JAVA_HOME"] = home
     # The session that is asked for next takes the context that is there.
     SparkContext(conf=conf, gateway=gateway)
 
@@ -144,4 +182,11 @@ def _spark_home(environment: Mapping[str, str]) -> Path:
                 link.symlink_to(target, target_is_directory=True)
             except FileExistsError:
                 continue  # another session made it meanwhile
+    logging = home / "conf" / "log4j2.properties"
+    if not logging.exists() or logging.read_text() != _LOGGING:
+        logging.parent.mkdir(exist_ok=True)
+        # Other sessions may read it meanwhile.
+        with tempfile.NamedTemporaryFile("w", dir=logging.parent, delete=False) as fresh:
+            fresh.write(_LOGGING)
+        Path(fresh.name).replace(logging)
     return home

@@ -97,6 +97,7 @@ class TopicWriter:
         return Origin(writer, context.partitionId())
 
     def _tell(self, what: str, messages: Iterable[WriterCommitMessage | None]) -> None:
+        leave_quietly()  # in a worker that does nothing else
         done = [each for each in messages if isinstance(each, PartitionWritten)]
         log.info(
             what,
