@@ -47,6 +47,8 @@ def test_finding_the_source_loads_next_to_nothing() -> None:
         "orbitmq.errors",
         "orbitmq.spark",
         "orbitmq.spark.source",
+        "orbitmq.spark.sparkprocesses",
+        "orbitmq.spark.workerends",
         "pyspark_orbitmq",
     }
 
