@@ -373,6 +373,24 @@ async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matc
     assert f"gets nothing of {topic} so far: of 3 messages none" in told[0]
 
 
+async def test_a_filter_that_matches_nothing_of_what_comes_later_is_told_in_time(
+    guarded: Guarded, names: Iterator[str]
+) -> None:
+    topic = next(names)
+    guarded.operate("topic", "create", topic, "--queues", "2")
+    settings = guarded.settings(OPERATOR)
+    consumer = AsyncPullConsumer(f"{topic}-readers", client=settings)
+    consumer.subscribe(topic, "piad")
+
+    async with consumer:
+        await until(lambda: len(consumer.assignment()) == 2)
+        await asyncio.sleep(0.5)  # the pulls are held
+        with Producer("makers", client=settings) as producer:
+            producer.send(topic, "m0", tags="paid")
+
+        await until_told(lambda: consumer.troubles, "of 1 messages none has matched")
+
+
 async def test_a_filter_that_matches_something_is_not_told(
     guarded: Guarded, names: Iterator[str]
 ) -> None:

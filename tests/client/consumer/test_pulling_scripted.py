@@ -16,7 +16,9 @@ from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.queue import Queue
 from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.batch import encode_batch
+from orbitmq.message.properties import encode_properties
 from orbitmq.message.sysflag import INNER_BATCH, NEED_UNWRAP
+from orbitmq.message.wellknown import TAGS
 from orbitmq.remoting.blocking import Encode
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.acl import Credentials
@@ -76,10 +78,14 @@ async def test_handlers_begin_before_a_pull_that_will_be_held_and_after_one_that
         encoder = requests.encoder
 
         def noted(
-            owned: OwnedQueue, subscription: Subscription, broker_id: int, connection: Connection
+            owned: OwnedQueue,
+            subscription: Subscription,
+            broker_id: int,
+            connection: Connection,
+            hold: float,
         ) -> Encode:
             events.append("asked")
-            return encoder(owned, subscription, broker_id, connection)
+            return encoder(owned, subscription, broker_id, connection, hold)
 
         monkeypatch.setattr(requests, "encoder", noted)
 
@@ -120,6 +126,22 @@ async def test_a_pull_asks_for_32_messages_and_256_kib_and_to_be_held_15_seconds
     assert (pull.max_msg_nums, pull.max_msg_bytes) == (32, 256 * 1024)
     assert pull.suspend_timeout_millis == 15_000
     assert (pull.topic, pull.queue_id, pull.queue_offset) == (TOPIC, 0, 7)
+
+
+async def test_a_pull_with_a_filter_is_held_briefly_until_something_has_matched() -> None:
+    wanted = Subscription.by_tags(TOPIC, "paid")
+    async with (
+        ScriptedBroker(hold) as broker,
+        pulling(broker.name_server, wanted, settings=PullSettings()) as member,
+    ):
+        member.own(QUEUE)
+        await until(lambda: broker.pulls, DEADLINE)
+        broker.answer_held(
+            Found(1, record(0, properties=encode_properties({TAGS: "paid"})), max_offset=1)
+        )
+        await until(lambda: len(broker.pulls) == 2, DEADLINE)
+
+    assert [pull.suspend_timeout_millis for pull in broker.pulls] == [3000, 15_000]
 
 
 @pytest.mark.feature("B13")

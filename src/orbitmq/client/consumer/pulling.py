@@ -26,6 +26,7 @@ from orbitmq.client.consumer.setbacks import Setback, SetbackCounts, delays
 from orbitmq.client.consumer.sharedwaits import SharedWaits
 from orbitmq.client.consumer.spells import Spells
 from orbitmq.errors import OrbitError
+from orbitmq.filter.tags import ALL
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.owned import OwnedQueue
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which it is said that nothing matches: other queues may be about to answer.
 _MOMENT = 1.0
+#: How long a broker may keep a pull as long as neither a match nor the lack of one is known: it
+#: says only then how many messages came that nobody wanted.
+_UNSETTLED_HOLD = 3.0
 
 
 class Filtered:
@@ -67,6 +71,12 @@ class Filtered:
     def is_unmatched(self, topic: str) -> bool:
         """Whether messages have come, and none of them was wanted."""
         return topic in self._passed and bool(self._passed[topic][1])
+
+    def is_settled(self, wanted: Subscription) -> bool:
+        """Whether something has matched, or it was said that nothing does."""
+        said, passed = self._passed.get(wanted.topic, (wanted, 0))
+        is_known = passed is None or self._spells.is_in_trouble(wanted.topic)
+        return is_known and said.is_same_filter(wanted)
 
     def tell(self, topic: str) -> None:
         """Say it once; what is wanted may still come."""
@@ -259,6 +269,13 @@ class Puller:
             pull.is_connected(where)
 
     # ---- for the pulls
+
+    def hold(self, wanted: Subscription) -> float:
+        """How long a broker may keep a pull that finds nothing."""
+        longest = self.settings.hold
+        if wanted.expression == ALL or self.filtered.is_settled(wanted):
+            return longest
+        return min(longest, _UNSETTLED_HOLD)
 
     def at_end(self, topic: str) -> None:
         """A queue has nothing more for now that is wanted: look soon whether anything has come."""

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 _PUSHED: Final = RequestCode.PULL_MESSAGE
 _POLLED: Final = RequestCode.LITE_PULL_MESSAGE
 _COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
-_VARYING: Final = ("queue_id", "queue_offset", "sys_flag", "commit_offset")
+_VARYING: Final = (
+    "queue_id",
+    "queue_offset",
+    "sys_flag",
+    "commit_offset",
+    "suspend_timeout_millis",
+)
 
 
 class PullRequests:
@@ -78,8 +84,9 @@ class PullRequests:
         subscription: Subscription,
         broker_id: int,
         connection: Connection,
+        hold: float,
     ) -> Encode:
-        """What encodes the next pull of a queue from a broker."""
+        """What encodes the next pull of a queue from a broker, which may keep it so long."""
         queue = owned.queue
         progress, flag = 0, self._flag
         if self._progress is not None and broker_id == MASTER:
@@ -87,7 +94,7 @@ class PullRequests:
             progress = self._progress.read(queue) or 0
             if progress > 0:
                 flag |= _COMMIT
-        varying = (queue.id, owned.next_offset, flag, progress)
+        varying = (queue.id, owned.next_offset, flag, progress, round(hold * 1000))
         if connection.prepares:
             code = self.code(queue.broker)
             values = dict(zip(_VARYING, varying, strict=True))
@@ -121,7 +128,6 @@ class PullRequests:
             "broker_name": owned.queue.broker,
             "max_msg_nums": settings.batch_size,
             "max_msg_bytes": settings.batch_bytes,
-            "suspend_timeout_millis": round(settings.hold * 1000),
             # What is sent along needs no version: the broker compares nothing.
             "sub_version": 0 if self._posts and subscription.is_by_tags else subscription.version,
             "subscription": subscription.expression if self._posts else None,

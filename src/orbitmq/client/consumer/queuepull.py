@@ -176,10 +176,11 @@ class QueuePull:
         self._offset = owned.next_offset
         self._sent_at = owned.last_pull
         self._code = puller.requests.code(queue.broker)
+        hold = puller.hold(self._subscription)
         try:
             connection.submit_encoded(
                 self._code,
-                puller.requests.encoder(owned, self._subscription, broker_id, connection),
+                puller.requests.encoder(owned, self._subscription, broker_id, connection, hold),
                 self._answered,
                 timeout=puller.settings.timeout,
             )
