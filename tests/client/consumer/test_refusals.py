@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.broker.broker import Broker
+from orbitmq.client.consumer.pullanswers import forbidden_type
 from orbitmq.client.consumer.refusals import TELL_AGAIN, Refusals
 from orbitmq.client.errors import AccessDenied, BrokerRefused
 from orbitmq.client.queue import Queue
@@ -307,6 +308,27 @@ def test_both_ways_in_which_apaches_brokers_deny_are_known(
     assert isinstance(refusals.denial({"orders": [ONE]}, [ONE]), AccessDenied)
     assert refusals.denial({"orders": [ONE, TWO]}, [ONE, TWO]) is None
     assert refusals.denial({"orders": [ONE], "invoices": []}, [ONE]) is None
+
+
+@pytest.mark.parametrize(
+    ("remark", "kind"),
+    [
+        ("subscription group no permission, billing", ForbiddenType.GROUP),
+        ("the topic[orders] pulling message is forbidden", ForbiddenType.TOPIC),
+        ("the broker[10.0.0.1] pulling message is forbidden", ForbiddenType.BROKER),
+        (
+            "the consumer group[billing] can not consume by broadcast way",
+            ForbiddenType.BROADCASTING,
+        ),
+        ("User:me has no permission to access Topic:orders", None),
+    ],
+)
+def test_what_brokers_that_send_no_type_have_switched_off_is_no_denial(
+    remark: str, kind: ForbiddenType | None
+) -> None:
+    request = Command.request(RequestCode.PULL_MESSAGE, opaque=1)
+
+    assert forbidden_type(request.answer(ResponseCode.NO_PERMISSION, remark=remark)) is kind
 
 
 def test_a_pause_and_a_broken_disk_are_no_denial(refusals: Refusals) -> None:

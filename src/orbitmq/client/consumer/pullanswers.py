@@ -71,12 +71,13 @@ MENDED_BY_HEARTBEAT = frozenset(
     }
 )
 
-#: How brokers that do not send the type begin to say that reading is off, or end.
+#: How brokers before 5.0, which do not send the type, begin to say that reading is off.
 _FORBIDDEN_WORDS: Mapping[str, ForbiddenType] = MappingProxyType(
     {
         "subscription group no permission": ForbiddenType.GROUP,
         "the topic[": ForbiddenType.TOPIC,
         "the broker[": ForbiddenType.BROKER,
+        "the consumer group[": ForbiddenType.BROADCASTING,
     }
 )
 
