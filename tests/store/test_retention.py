@@ -230,7 +230,7 @@ def test_old_and_surplus_files_go_and_a_full_disk_refuses_writes_but_not_reads(
 
     disk.ratio = 0.95
     store.clean()
-    with pytest.raises(DiskFull, match="95% full"):
+    with pytest.raises(DiskFull, match="95 percent full"):
         put(store, "T", 0, b"refused")
     assert bodies(store, "T", 0)
     assert "full" in store.statistics().refusal

@@ -412,7 +412,6 @@ def test_an_answer_echoes_opaque_and_serialization(serialization: Serialization)
     [
         ("topic[%RETRY%billing] not exist", "topic[RETRY of billing] not exist"),
         ("'%DLQ%billing' is full", "'DLQ of billing' is full"),
-        ("95% full, 90%: too much", "95 percent full, 90 percent: too much"),
         ("topic 50%off", "topic 50(percent)off"),
         ("no consumer for %s%n%%RETRY%", "no consumer for (percent)s(percent)n(percent)RETRY of "),
         ("%DL%RETRY%Q%", "(percent)DLRETRY of Q(percent)"),

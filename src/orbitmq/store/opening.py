@@ -216,8 +216,9 @@ class StoreParts:
             return DiskFull(f"the disk of {root} took no writes ({self._why_read_only}): make room")
         if self.retention.is_full:
             return DiskFull(
-                f"the disk of {root} is {self.retention.used_ratio:.0%} full, more than "
-                f"{self._settings.retention.full_ratio:.0%}: make room, or keep messages shorter"
+                f"the disk of {root} is {self.retention.used_ratio * 100:.0f} percent full, more "
+                f"than {self._settings.retention.full_ratio * 100:.0f}: make room, or keep "
+                "messages shorter"
             )
         error = self.queues.write_error
         if error is not None:

@@ -10,8 +10,7 @@ same end.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -383,13 +382,12 @@ def _check_sizes(fields: Mapping[str, str], limits: WireLimits) -> None:
 
 # Encoding
 
-#: What stands for each `%` in the remark of an answer; what comes first is replaced first.
-_PERCENT_IN_WORDS: Sequence[tuple[re.Pattern[str], str]] = (
-    (re.compile("%RETRY%"), "RETRY of "),
-    (re.compile("%DLQ%"), "DLQ of "),
-    (re.compile(r"(?<=\d)%(?![\w%|-])"), " percent"),
-    (re.compile("%"), "(percent)"),
-)
+#: What stands for each `%` in the remark of an answer, the longer signs first.
+_PERCENT_IN_WORDS: Mapping[str, str] = {
+    "%RETRY%": "RETRY of ",
+    "%DLQ%": "DLQ of ",
+    "%": "(percent)",
+}
 
 
 def encode_command(command: Command, *, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
@@ -441,6 +439,6 @@ def _without_percent(remark: str) -> str:
     Some clients hand remarks to a function like `printf`, and end when one has a `%` in it, as the
     names of retry and dead-letter topics do.
     """
-    for sign, words in _PERCENT_IN_WORDS:
-        remark = sign.sub(words, remark)
+    for sign, words in _PERCENT_IN_WORDS.items():
+        remark = remark.replace(sign, words)
     return remark
