@@ -132,7 +132,7 @@ class Parts:
     def __init__(self) -> None:
         self.config_files = []
         self._settings_changed: list[Callable[[], None]] = []
-        self._connection_closed: list[Callable[[Connection], None]] = []
+        self._connection_closed: list[Callable[[Connection], object]] = []
         self._stopping: list[Callable[[], None]] = []
 
     def change_settings(self, settings: BrokerSettings) -> None:
@@ -145,7 +145,7 @@ class Parts:
         """Have `call` called after the settings changed."""
         self._settings_changed.append(call)
 
-    def on_connection_closed(self, call: Callable[[Connection], None]) -> None:
+    def on_connection_closed(self, call: Callable[[Connection], object]) -> None:
         """Have `call` called for every connection that has ended."""
         self._connection_closed.append(call)
 

@@ -56,8 +56,7 @@ class Relaying:
         self._parts = parts
         #: How often each was asked for its progress since it told it last.
         self._untold: Counter[Connection] = Counter()
-        # A counter has no objection to a key that is not there.
-        parts.on_connection_closed(self._untold.__delitem__)
+        parts.on_connection_closed(lambda closed: self._untold.pop(closed, None))
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
