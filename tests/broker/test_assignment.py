@@ -17,8 +17,6 @@ from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import (
     MessageModel,
     QueryAssignment,
-    RequestMode,
-    SetRequestMode,
     SubscriptionData,
 )
 from orbitmq.wire.bodies.topics import TopicConfig
@@ -204,28 +202,3 @@ async def test_without_its_name_server_a_broker_does_not_take_its_own_queues_for
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "no name server says where topic orders is" in (answer.remark or "")
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({}, ResponseCode.SUCCESS),
-        ({"mode": RequestMode.POP}, ResponseCode.INVALID_PARAMETER),
-        ({"topic": "%RETRY%billing"}, ResponseCode.NO_PERMISSION),
-        ({"topic": "none"}, ResponseCode.TOPIC_NOT_EXIST),
-        ({"consumer_group": "none"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
-    ],
-)
-async def test_a_group_can_be_told_to_pull_and_not_to_pop(
-    broker: Broker, client: RawClient, changes: dict[str, Any], code: ResponseCode
-) -> None:
-    make_topic(broker, 1)
-    await client.heartbeat("c", WANTED)
-    asked = SetRequestMode(**({"topic": "orders", "consumer_group": GROUP} | changes))
-
-    answer = await client.connection.request(
-        RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(asked)
-    )
-
-    assert answer.code == code
-    assert "POP" not in changes or "groups pull" in (answer.remark or "")

@@ -1,4 +1,4 @@
-"""Which queues are whose, for consumers that have the broker work it out (400, 401).
+"""Which queues are whose, for consumers that have the broker work it out (400).
 
 Java clients from 5.0 on ask so when `setClientRebalance(false)` is set, any broker of the topic, at
 every rebalance. The answer follows from what the members would work out by themselves: all queues
@@ -29,8 +29,6 @@ from orbitmq.wire.bodies.membership import (
     MessageModel,
     QueryAssignment,
     QueueAssignment,
-    RequestMode,
-    SetRequestMode,
 )
 from orbitmq.wire.bodies.route import MessageQueue, QueueData
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -65,10 +63,7 @@ class Assigning:
         self._refused = Reminders()
 
     def handlers(self) -> Mapping[int, Handler]:
-        return {
-            RequestCode.QUERY_ASSIGNMENT: self.query,
-            RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode,
-        }
+        return {RequestCode.QUERY_ASSIGNMENT: self.query}
 
     async def query(self, _: Connection, request: Command) -> Command:
         """The queues of one member."""
@@ -143,41 +138,13 @@ class Assigning:
         # Without a name server there is no other broker.
         config = parts.topics.get(topic)
         if config is None:
-            return _no_topic(topic)
+            return Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{names.shown(topic)}] not exist")
         own = QueueData(
             broker_name=parts.settings.name,
             perm=config.perm & parts.settings.permission,
             read_queue_nums=config.read_queue_nums,
         )
         return tuple(_readable(topic, own))
-
-    # Modes.
-
-    def set_mode(self, _: Connection, request: Command) -> Command:
-        """Whether a group pulls or pops a topic: it pulls."""
-        asked = decode_body(SetRequestMode, request.body)
-        parts = self._parts
-        if names.group_of_retry_topic(asked.topic) is not None:
-            raise Refused(
-                ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode: it is pulled"
-            )
-        if parts.topics.get(asked.topic) is None:
-            raise _no_topic(asked.topic)
-        if asked.consumer_group not in parts.groups:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{names.shown(asked.consumer_group)}] does not exist",
-            )
-        if asked.mode is not RequestMode.PULL:
-            raise Refused(
-                ResponseCode.INVALID_PARAMETER,
-                f"mode {asked.mode} is not served here: groups pull (mode PULL)",
-            )
-        return request.answer(ResponseCode.SUCCESS)
-
-
-def _no_topic(topic: str) -> Refused:
-    return Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{names.shown(topic)}] not exist")
 
 
 def _readable(topic: str, data: QueueData) -> list[MessageQueue]:
