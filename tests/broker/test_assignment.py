@@ -12,6 +12,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.allocation import share, strategy_named
 from orbitmq.client.queue import Queue
 from orbitmq.namesrv.server import NameServer
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dialing import connect
 from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.bodies.membership import (
@@ -25,6 +26,7 @@ from orbitmq.wire.command import Command
 from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient
+from tests.support.remoting import serving
 
 WANTED = SubscriptionData(topic="orders", sub_string="*")
 
@@ -202,3 +204,21 @@ async def test_without_its_name_server_a_broker_does_not_take_its_own_queues_for
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "no name server says where topic orders is" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("code", [ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_BUSY])
+async def test_a_refusal_of_the_name_server_keeps_its_code(
+    start_broker: StartBroker, open_client: OpenClient, code: ResponseCode
+) -> None:
+    def refuse(_: Connection, request: Command) -> Command:
+        return request.answer(code, remark="not now")
+
+    async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse}) as refusing:
+        broker = await start_broker(name_servers=(str(refusing.address),))
+        client = await open_client(broker)
+        await client.heartbeat("c", WANTED)
+
+        answer = await ask(client, "c")
+
+    assert answer.code == code
+    assert "gives no route of topic orders: not now" in (answer.remark or "")

@@ -19,7 +19,7 @@ class BrokerError(OrbitError):
 class Refused(BrokerError):
     """A request that is answered with `code` and, as the remark, this text."""
 
-    def __init__(self, code: ResponseCode, remark: str) -> None:
+    def __init__(self, code: int, remark: str) -> None:
         self.code = code
         super().__init__(remark)
 

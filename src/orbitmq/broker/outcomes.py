@@ -48,7 +48,7 @@ class PutResult(NamedTuple):
     error: OrbitError | None = None
 
 
-def refusal_code(error: OrbitError) -> ResponseCode:
+def refusal_code(error: OrbitError) -> int:
     """The code that tells a client what a failed put means for it."""
     if isinstance(error, Refused):
         return error.code

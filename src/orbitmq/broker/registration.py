@@ -205,7 +205,8 @@ class Registration:
     async def route(self, topic: str) -> TopicRouteData | None:
         """Where a topic is in the cluster, by a name server; None when there is none to ask.
 
-        Raises `Refused` when none of them knows the topic, or none answers.
+        Raises `Refused` when none of them gives a route, with the code of the last one that
+        refused, or when none answers.
         """
         problem: OrbitError | None = None
         for server in sorted(self._servers, key=lambda each: each.is_reachable is not True):
@@ -225,8 +226,8 @@ class Registration:
                 )
             else:
                 problem = Refused(
-                    ResponseCode.TOPIC_NOT_EXIST,
-                    f"name server {server.address} has no route of topic {names.shown(topic)}: "
+                    answer.code,
+                    f"name server {server.address} gives no route of topic {names.shown(topic)}: "
                     f"{answer.remark or f'code {answer.code}'}",
                 )
         if problem is not None:
