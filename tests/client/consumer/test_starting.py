@@ -16,6 +16,8 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused, SettingError
 from orbitmq.client.queue import Queue
 from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Result
+from orbitmq.remoting.errors import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies.membership import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -182,6 +184,21 @@ async def test_a_group_with_progress_needs_no_other_answer(
 
     with refusing(cluster.brokers[0], RequestCode.GET_MAX_OFFSET):
         assert await Starting(engine, progress, ConsumeFrom.LAST).offset(ORDINARY) == 3
+
+
+async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time(
+    cluster: AsyncEmbeddedCluster,
+) -> None:
+    def silent(_: Connection, __: Command) -> Result:
+        return LATER
+
+    async with running_engine(cluster.name_server, request_timeout=0.2) as engine:
+        await engine.routes.get(TOPIC)
+        with answering(cluster.brokers[0], RequestCode.GET_MAX_OFFSET, silent):
+            known = Starting(engine, MemoryProgress({ORDINARY: 3}))
+            assert await known.offset(ORDINARY) == 3
+            with pytest.raises(RequestTimedOut):
+                await Starting(engine, MemoryProgress()).offset(ORDINARY)
 
 
 @pytest.mark.usefixtures("inside")

@@ -33,7 +33,7 @@ from orbitmq.client.durations import Instant, epoch
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SettingError
 from orbitmq.client.names import is_retry_topic
 from orbitmq.clock import milliseconds
-from orbitmq.remoting.errors import ConnectFailed
+from orbitmq.remoting.errors import RemotingError
 from orbitmq.wire.bodies.membership import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers.offsets import (
@@ -184,7 +184,7 @@ class Starting:
         """See where a queue ends; why that cannot be said, which matters only without progress."""
         try:
             end = await end_offset(self._engine, queue)
-        except (BrokerRefused, BrokerUnavailable, ConnectFailed) as error:
+        except (BrokerRefused, BrokerUnavailable, RemotingError) as error:
             return error
         # A broker that was killed may have lost the end that was seen.
         self._ends[queue] = min(end, self._ends.get(queue, end))
