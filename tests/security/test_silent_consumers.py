@@ -420,6 +420,7 @@ async def test_a_member_without_a_queue_is_told_until_another_one_leaves(
     seen: list[str] = []
     members = [AsyncConsumer(group, client=guarded.settings(OPERATOR)) for _ in range(3)]
     for member in members:
+        member.on("orders")(lambda message: seen.append(message.text()))
         member.on("invoices")(lambda message: seen.append(message.text()))
 
     for member in members:
@@ -437,7 +438,8 @@ async def test_a_member_without_a_queue_is_told_until_another_one_leaves(
 
     told = [each for each in caplog.messages if "has no queue for this member" in each]
     assert len(told) == 1
-    assert "3 members share 2 of invoices" in told[0]
+    assert "3 members share 4 of invoices, orders;" in told[0]
+    assert told[0].endswith("orbitmq topic update invoices --queues N")
 
 
 async def test_a_restart_of_the_broker_does_not_end_a_consumer(tmp_path: Path) -> None:

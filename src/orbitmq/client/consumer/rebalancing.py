@@ -437,7 +437,7 @@ class Rebalancer:
         elif now - self._idle_since >= _IDLE:
             queues = sum(len(view.queues) for view in views)
             members = max(len(view.members) for view in views)
-            names = ", ".join(sorted(topics))
+            names = sorted(topics)
             self._spells.trouble(
                 _NO_QUEUE,
                 "group %s has no queue for this member: %d members share %d of %s; it waits until "
@@ -445,8 +445,8 @@ class Rebalancer:
                 self._group,
                 members,
                 queues,
-                names,
-                names,
+                ", ".join(names),
+                names[0],
             )
         return is_idle and not self._spells.is_in_trouble(_NO_QUEUE)
 
