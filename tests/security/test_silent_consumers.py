@@ -173,6 +173,7 @@ def test_a_poll_raises_what_is_missing_without_using_its_time_up(
 
     assert len(troubles) == 1
     assert f"group {group!r} gets nothing from" in troubles[0]
+    assert "use an account that may" in troubles[0]
 
 
 async def test_the_asynchronous_poll_and_iteration_raise_as_well(guarded: Guarded) -> None:

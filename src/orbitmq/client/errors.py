@@ -150,12 +150,8 @@ class AccessDenied(BrokerRefused):
         #: As brokers know it.
         self.group = group
         remark = self.remark or "its account may not"
-        remedy = (
-            ""
-            if "access key and " in remark
-            else "; have it granted to the account, or use another"
-        )
-        self.args = (f"group {group!r} gets nothing from {self.address}: {remark}{remedy}",)
+        remedy = "use an account that may, or have the permission granted to this one"
+        self.args = (f"group {group!r} gets nothing from {self.address}: {remark}; {remedy}",)
 
 
 class NotANameServer(BrokerRefused):
