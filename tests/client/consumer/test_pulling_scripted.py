@@ -380,6 +380,25 @@ async def test_a_lost_connection_is_made_again_and_the_pull_repeated() -> None:
         assert member.puller.counts()[QUEUE, Setback.NO_ANSWER] == 1
 
 
+async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_connected() -> None:
+    async with scripted(hold, settings=PullSettings(error_delay=0.02)) as (broker, member):
+        owned = member.own(QUEUE)
+        await until(lambda: broker.pulls, DEADLINE)
+
+        broker.drop_connections()
+        await until(lambda: len(broker.pulls) == 2, DEADLINE)
+        (trouble,) = member.puller.troubles
+        owned.is_paused = True
+        assert member.puller.troubles == (), "nothing is wanted of the broker"
+        owned.is_paused = False
+        broker.answer_held(Found(0, code=ResponseCode.PULL_NOT_FOUND))
+        await until(lambda: len(broker.pulls) == 3, DEADLINE)
+
+        assert "gets nothing from broker-a until it answers" in trouble
+        assert member.puller.troubles == ()
+    assert [pull.suspend_timeout_millis for pull in broker.pulls] == [15_000, 100, 15_000]
+
+
 @pytest.mark.feature("B4")
 async def test_a_pull_that_is_never_answered_is_repeated_when_its_time_is_up() -> None:
     impatient = PullSettings(hold=0.05, timeout=0.1, error_delay=0.01)

@@ -46,6 +46,8 @@ _MOMENT = 1.0
 #: How long a broker may keep a pull as long as neither a match nor the lack of one is known: it
 #: says only then how many messages came that nobody wanted.
 _UNSETTLED_HOLD = 3.0
+#: How long a broker that was not reached may keep a pull: its answer shows that it is back.
+_RETURN_HOLD = 0.1
 
 
 class Filtered:
@@ -151,7 +153,8 @@ class Puller:
         self.is_paused = False
         self.refusals = Refusals(group, engine.clock)
         self.filtered = Filtered(group)
-        #: Brokers, by name, that could not be asked, or did not answer, and why.
+        #: Brokers, by name, that could not be asked, or did not answer, and why; until an answer
+        #: comes. The kernel of a frozen broker takes connections, so that these show nothing.
         self.unreached: dict[str, str] = {}
         self._looks: dict[str, asyncio.TimerHandle] = {}
         self.shared = SharedWaits(engine)
@@ -231,7 +234,9 @@ class Puller:
     @property
     def troubles(self) -> tuple[str, ...]:
         """What keeps messages away now, a sentence each."""
-        brokers = {owned.queue.broker for owned in self._pulls}
+        # A paused queue is not pulled, and would not notice that its broker answers again.
+        wanted = () if self.is_paused else (each for each in self._pulls if not each.is_paused)
+        brokers = {owned.queue.broker for owned in wanted}
         unreached = [
             f"group {self.group} gets nothing from {broker} until it answers: {why}"
             for broker, why in self.unreached.items()
@@ -262,17 +267,16 @@ class Puller:
         }
 
     def _connected(self, where: Address) -> None:
-        for broker in tuple(self.unreached):
-            if where in self.engine.routes.brokers.get(broker, {}).values():
-                del self.unreached[broker]
         for pull in tuple(self._pulls.values()):
             pull.is_connected(where)
 
     # ---- for the pulls
 
-    def hold(self, wanted: Subscription) -> float:
+    def hold(self, broker: str, wanted: Subscription) -> float:
         """How long a broker may keep a pull that finds nothing."""
         longest = self.settings.hold
+        if broker in self.unreached:
+            return min(longest, _RETURN_HOLD)
         if wanted.expression == ALL or self.filtered.is_settled(wanted):
             return longest
         return min(longest, _UNSETTLED_HOLD)

@@ -176,7 +176,7 @@ class QueuePull:
         self._offset = owned.next_offset
         self._sent_at = owned.last_pull
         self._code = puller.requests.code(queue.broker)
-        hold = puller.hold(self._subscription)
+        hold = puller.hold(queue.broker, self._subscription)
         try:
             connection.submit_encoded(
                 self._code,
@@ -209,6 +209,8 @@ class QueuePull:
             self._failed(error)
 
     def _judge(self, answer: Command) -> None:
+        if self._puller.unreached:
+            self._puller.unreached.pop(self.owned.queue.broker, None)
         try:
             pulled = read_pulled(answer, self._offset)
         except OrbitError as error:
@@ -219,8 +221,6 @@ class QueuePull:
             return
         owned = self.owned
         self._puller.refusals.served(owned.queue, self._address)
-        if self._puller.unreached:
-            self._puller.unreached.pop(owned.queue.broker, None)
         self._broker_id = pulled.suggested_broker
         owned.min_offset, owned.max_offset = pulled.min_offset, pulled.max_offset
         self._STEPS[self._puller.after[pulled.status]](self, pulled)
