@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Iterator
 
 import pytest
 
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Result
 from orbitmq.testing import EmbeddedCluster
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.command import Command
 from tests.support.orbitmqcli import Cli
-from tests.support.rebalancing import slipping_in
+from tests.support.rebalancing import answering, slipping_in
 
 
 @pytest.fixture
@@ -108,6 +113,30 @@ def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(
         lines = following.until(lambda lines: len(lines) == 1)
 
     assert lines == ["slipped in"]
+
+
+def test_a_member_says_once_that_progress_is_not_stored_and_stores_it_later(
+    cluster: EmbeddedCluster, cli: Cli, names: Iterator[str]
+) -> None:
+    def silent(_: Connection, __: Command) -> Result:
+        return LATER
+
+    topic = next(names)
+    cluster.create_topic(topic, queues=1)
+    words = ("consume", topic, "--group", f"{topic}-readers", "--follow", "--from", "begin")
+    with cli.start(*words) as following:
+        cluster.send(topic, "before")
+        cluster.until_consumed(f"{topic}-readers", topic, timeout=60)
+        with contextlib.ExitStack() as silence:
+            for broker in cluster._cluster.brokers:
+                silence.enter_context(answering(broker, RequestCode.UPDATE_CONSUMER_OFFSET, silent))
+            cluster.send(topic, "late")
+            following.until_told("progress is not stored yet")
+        cluster.until_consumed(f"{topic}-readers", topic, timeout=60)
+        code = following.stop()
+
+    assert code == 0
+    assert following.errors.count("progress is not stored yet") == 1
 
 
 def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(

@@ -168,9 +168,9 @@ async def _looking(
 
 
 async def _polled(
-    consumer: AsyncPullConsumer, show: Shown, most: int | None
+    consumer: AsyncPullConsumer, show: Shown, most: int | None, missing: tuple[str, ...] = ()
 ) -> list[ReceivedMessage]:
-    """The next messages; what is waited for while there are none is told once.
+    """The next messages; what is waited for while there are none, or `missing`, is told once.
 
     Raises what does not pass by itself. A name server or a topic that was there a moment ago may
     come back.
@@ -178,8 +178,8 @@ async def _polled(
     messages: list[ReceivedMessage] = []
     with contextlib.suppress(NoNameServer, NoRoute):
         messages = await consumer.poll(_POLL, max_messages=most)
-    if not messages:
-        show.waiting(consumer.troubles)
+    if missing or not messages:
+        show.waiting((*consumer.troubles, *missing))
     return messages
 
 
@@ -197,36 +197,39 @@ async def _in_group(
 ) -> int:
     """Print this member's share, and store progress in what was printed."""
     is_stored = True
+    missing: tuple[str, ...] = ()
     while not wish.is_set() and show.printed != number:
         left = None if number is None else number - show.printed
-        messages = await unless(wish, _polled(consumer, show, left))
+        messages = await unless(wish, _polled(consumer, show, left, missing))
         for message in messages or ():
             show(message)
-        if messages or not is_stored:
-            is_stored = await _stored(consumer, show)
-        elif messages is not None and not follow and await _is_done(consumer, show):
-            break
+        is_stored = is_stored and not messages
+        missing = ()
+        try:
+            if not is_stored:
+                await _store(consumer)
+                is_stored = True
+            elif messages is not None and not follow and await _is_done(consumer):
+                break
+        except OrbitError as error:
+            # A broker is away: it is asked again after the next poll.
+            if not error.retriable:
+                raise
+            what = "how far the queues go is not known" if is_stored else "progress is not stored"
+            missing = (f"{what} yet: {error}",)
     if not is_stored:
         await consumer.commit()
     return show.printed
 
 
-async def _stored(consumer: AsyncPullConsumer, show: Shown) -> bool:
-    """Store progress in what was printed; False while a broker is away."""
-    try:
+async def _store(consumer: AsyncPullConsumer) -> None:
+    """Store progress in what was printed."""
+    # A queue has gone to another member meanwhile: what was printed of it comes again there.
+    with contextlib.suppress(QueueNotAssigned):
         await consumer.commit()
-    except QueueNotAssigned:
-        # A queue has gone to another member meanwhile: what was printed of it comes again there.
-        return True
-    except OrbitError as error:
-        if not error.retriable:
-            raise
-        show.warn(f"progress is not stored yet: {error}")
-        return False
-    return True
 
 
-async def _is_done(consumer: AsyncPullConsumer, show: Shown) -> bool:
+async def _is_done(consumer: AsyncPullConsumer) -> bool:
     """Whether everything in the queues of this member was printed, as far as brokers say."""
     if not consumer.assignment():
         return False
@@ -234,11 +237,6 @@ async def _is_done(consumer: AsyncPullConsumer, show: Shown) -> bool:
         return _is_past(consumer, await consumer.end_offsets())
     except QueueNotAssigned:
         return False  # it has gone to another member
-    except OrbitError as error:
-        if not error.retriable:
-            raise
-        show.warn(f"how far the queues go is not known yet: {error}")
-        return False
 
 
 @dataclass(slots=True)
@@ -250,7 +248,6 @@ class Shown:
     with_headers: bool
     printed: int = field(default=0)
     told: set[str] = field(default_factory=set)
-    warned: set[str] = field(default_factory=set)
 
     def waiting(self, troubles: Iterable[str]) -> None:
         """Say what is waited for, once while it lasts: the reason in it may change."""
@@ -258,13 +255,6 @@ class Shown:
         for what in now.keys() - self.told:
             self.out.note(f"orbitmq: {now[what]}")
         self.told = set(now)
-
-    def warn(self, trouble: str) -> None:
-        """Say it once in a run."""
-        what = trouble.partition(": ")[0]
-        if what not in self.warned:
-            self.warned.add(what)
-            self.out.note(f"orbitmq: {trouble}")
 
     def __call__(self, message: ReceivedMessage) -> None:
         self.printed += 1
