@@ -1,9 +1,9 @@
 """A pytest plugin that notes which rows of docs/features.md a run has proven.
 
 Used as `pytest -p tools.feature_plugin --features-to=build`. A test names its rows with
-`@pytest.mark.feature("A1")`; the notes go to `features.json`, those on tests against Apache's own
-programs to `features-interop.json`, because the two kinds are seldom run together and neither
-should wipe out what is known of the other.
+`@pytest.mark.feature("A1")`; the notes go to `features.json`. Tests against Apache's own programs
+and tests of container images have files of their own: they are seldom run together with the
+others, and none should wipe out what is known of another kind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import pytest
 
 RESULTS = "features.json"
 INTEROP_RESULTS = "features-interop.json"
+CONTAINER_RESULTS = "features-containers.json"
+#: Where the notes go, by the folder of the tests; those of all others go to `RESULTS`.
+_RESULTS_OF = {"interop": INTEROP_RESULTS, "containers": CONTAINER_RESULTS}
 
 #: What a test's reports say about its rows. A test whose set-up or tear-down failed has failed.
 _RANK = {"skipped": 0, "passed": 1, "failed": 2}
@@ -57,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if ids := _ids(item):
-            item.user_properties.append((_PROPERTY, {"ids": ids, "interop": _is_interop(item)}))
+            item.user_properties.append((_PROPERTY, {"ids": ids, "results": _results_of(item)}))
     if config.getoption("features_only"):
         others = [item for item in items if not _ids(item)]
         items[:] = [item for item in items if _ids(item)]
@@ -70,12 +73,15 @@ def _ids(item: pytest.Item) -> list[str]:
     )
 
 
-def _is_interop(item: pytest.Item) -> bool:
-    return item.get_closest_marker("interop") is not None or _is_in_interop(item.nodeid)
+def _results_of(item: pytest.Item) -> str:
+    if item.get_closest_marker("interop") is not None:
+        return INTEROP_RESULTS
+    return _results_in(item.nodeid)
 
 
-def _is_in_interop(nodeid: str) -> bool:
-    return "interop" in PurePosixPath(nodeid.partition("::")[0]).parts
+def _results_in(nodeid: str) -> str:
+    folders = PurePosixPath(nodeid.partition("::")[0]).parts
+    return next((_RESULTS_OF[each] for each in folders if each in _RESULTS_OF), RESULTS)
 
 
 class Recorder:
@@ -84,19 +90,18 @@ class Recorder:
     def __init__(self, folder: Path, *, even_if_empty: bool) -> None:
         self._folder = folder
         self._even_if_empty = even_if_empty  # then the file tells that the session came to its end
-        self._notes: dict[bool, Notes] = {
-            False: {"tests": {}, "broken": []},
-            True: {"tests": {}, "broken": []},
+        self._notes: dict[str, Notes] = {
+            name: {"tests": {}, "broken": []} for name in (RESULTS, *_RESULTS_OF.values())
         }
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._notes[_is_in_interop(report.nodeid)]["broken"].append(report.nodeid)
+            self._notes[_results_in(report.nodeid)]["broken"].append(report.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == _PROPERTY and isinstance(value, dict):
-                tests = self._notes[value["interop"]]["tests"]
+                tests = self._notes[value["results"]]["tests"]
                 test = tests.setdefault(report.nodeid, {"ids": value["ids"], "outcome": "skipped"})
                 outcome = _outcome(report)
                 if _RANK[outcome] > _RANK[test["outcome"]]:
@@ -106,9 +111,9 @@ class Recorder:
         if hasattr(session.config, "workerinput"):
             return  # one of several processes: the one that started them has all the reports
         self._folder.mkdir(parents=True, exist_ok=True)
-        for is_interop, name in ((False, RESULTS), (True, INTEROP_RESULTS)):
-            notes = self._notes[is_interop]
-            if notes["tests"] or notes["broken"] or (self._even_if_empty and not is_interop):
+        for name, notes in self._notes.items():
+            is_wanted = self._even_if_empty and name == RESULTS
+            if notes["tests"] or notes["broken"] or is_wanted:
                 text = json.dumps(notes, indent=1, sort_keys=True)
                 (self._folder / name).write_text(text + "\n", encoding="utf-8")
 

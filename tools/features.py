@@ -1,6 +1,7 @@
 """Says which rows of docs/features.md a passing test proves: `make features`.
 
 A row is proven when at least one test that names it ran and passed, and none that names it failed.
+What container images prove is taken from the last run of `make containers`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -19,13 +21,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from tools.feature_plugin import INTEROP_RESULTS, RESULTS, Notes
+from tools.feature_plugin import CONTAINER_RESULTS, INTEROP_RESULTS, RESULTS, Notes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 HERE = Path(__file__).parent.parent
 INTEROP_TESTS = "tests/interop"
+CONTAINER_TESTS = "tests/containers"
 _SECTION = re.compile(r"^#{2,3} (?P<title>.+)$")
 _ROW = re.compile(r"^\| (?P<id>[A-Z][0-9]+) \| .+ \|$")
 
@@ -69,13 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"there is no build/{RESULTS} yet: run `make features`", file=sys.stderr)
         return 2
 
-    notes = [read_notes(build / RESULTS)]
+    notes = [read_notes(build / RESULTS), read_notes(build / CONTAINER_RESULTS)]
     if options.interop:
         notes.append(read_notes(build / INTEROP_RESULTS))
     else:
         note_interop(rows, read_notes(build / INTEROP_RESULTS))
     unknown = [fault for each in notes for fault in note_outcomes(rows, each)]
     broken = [place for each in notes for place in each["broken"]]
+    if (build / CONTAINER_RESULTS).exists():
+        ended = time.localtime((build / CONTAINER_RESULTS).stat().st_mtime)
+        print(f"the last make containers ended at {time.strftime('%Y-%m-%d %H:%M', ended)}")
     return report(rows.values(), unknown, broken)
 
 
@@ -110,11 +116,11 @@ def run_marked_tests(
 ) -> None:
     """Run them in a process of their own; what they proved is in `build` afterwards."""
     (build / RESULTS).unlink(missing_ok=True)  # so that a run that breaks off proves nothing
-    scope = []
+    scope = [f"--ignore={CONTAINER_TESTS}"]
     if with_interop:
         (build / INTEROP_RESULTS).unlink(missing_ok=True)
     else:
-        scope = [f"--ignore={INTEROP_TESTS}", "-m", "not interop"]
+        scope += [f"--ignore={INTEROP_TESTS}", "-m", "not interop"]
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "tools.feature_plugin"),
         *("--features-only", f"--features-to={build}", "--continue-on-collection-errors"),

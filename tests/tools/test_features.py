@@ -177,6 +177,45 @@ def test_interop_tests_count_only_when_asked_for(project: Path) -> None:
     assert table_row(after, "Pulling") == ["Pulling", "0 of 2", "", "B1", "B2"]
 
 
+def test_what_container_images_prove_is_known_from_their_own_last_run(project: Path) -> None:
+    (project / "tests" / "containers").mkdir()
+    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
+    body = '@pytest.mark.feature("B1")\ndef test_images(): {}\n'
+    write_tests(project, "containers/test_images.py", body.format("pytest.skip('no buildah')"))
+
+    before = features(project)
+    build_images(project)
+    skipped = features(project)
+    write_tests(project, "containers/test_images.py", body.format("pass"))
+    build_images(project)
+    passed = features(project)
+    write_tests(project, "containers/test_images.py", body.format("assert False"))
+    build_images(project)
+    failed = features(project, "--last")
+
+    assert last_line(before) == last_line(skipped) == "features: 1 of 4 proven"
+    assert "make containers" not in before.stdout
+    assert last_line(passed) == "features: 2 of 4 proven"
+    assert "the last make containers ended at 20" in passed.stdout
+    assert last_line(failed) == "features: 1 of 4 proven"
+    assert "B1 fails in tests/containers/test_images.py::test_images" in failed.stdout
+
+
+def build_images(project: Path) -> None:
+    """What `make containers` runs."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", f"--rootdir={project}", "tests/containers"),
+            *("-p", "tools.feature_plugin", f"--features-to={project / 'build'}"),
+        ],
+        cwd=project,
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+
+
 def test_the_last_results_are_shown_without_running_anything(project: Path) -> None:
     write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
     ran = features(project)
