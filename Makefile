@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench profile features browser interop chaos soak docs lock clean
+.PHONY: help setup test lint format demo bench profile features browser interop containers chaos soak docs lock clean
 
 help: ## What there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -22,8 +22,9 @@ $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -m tools.environment --venv $(VENV) --lock $(LOCK)
 	@touch $@
 
-# What needs more than Python packages, or more time than there is: interop, browser, chaos run it.
-APART := tests/interop tests/browser tests/chaos tests/spark/test_moved_and_expired.py
+# What needs more than Python packages, or more time than there is: interop, browser, containers and
+# chaos run it.
+APART := tests/interop tests/browser tests/containers tests/chaos tests/spark/test_moved_and_expired.py
 
 test: $(READY) ## Everything that CI checks, on real files, processes and sockets
 	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart=0 \
@@ -56,6 +57,9 @@ browser: $(READY) ## The console in a real browser; needs Chromium
 
 interop: $(READY) ## Against Apache RocketMQ itself; needs Java and Maven Central
 	@$(BIN)/python -m pytest tests/interop -p tools.feature_plugin --features-to=build $(ARGS)
+
+containers: $(READY) ## Build the images and run them; needs root, buildah and debootstrap
+	@$(BIN)/python -m pytest tests/containers -s -rs -p tools.feature_plugin --features-to=build $(ARGS)
 
 chaos: $(READY) ## Faults for half an hour to an hour, against the pass rules of docs/guarantees.md
 	@$(BIN)/python -m tools.chaos $(ARGS)
