@@ -226,8 +226,8 @@ class Running:
     def process_id(self) -> int:
         """Of the command itself, below the processes that prepare the container."""
         found = self._process.pid
-        while children := Path(f"/proc/{found}/task/{found}/children").read_text().split():
-            found = int(children[0])
+        while children := _children(found):
+            (found,) = children
         return found
 
     def ended(self) -> int:
@@ -238,6 +238,12 @@ class Running:
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+
+def _children(process: int) -> list[int]:
+    # Each is listed with the thread that started it, which in buildah may be any.
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(number) for thread in threads for number in thread.read_text().split()]
 
 
 def _last_line(log: Path) -> str:
