@@ -126,7 +126,11 @@ def is_alive(process: int) -> bool:
     return True
 
 
-def test_a_worker_whose_connection_is_closed_has_done_its_work() -> None:
+def test_a_worker_whose_connection_is_closed_has_done_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # restored afterwards
+
     def writes(connection: socket.socket, _authenticated: bool) -> int:
         for _ in range(2):
             connection.sendall(b"x" * 1024)

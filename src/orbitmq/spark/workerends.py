@@ -20,10 +20,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from orbitmq.errors import OrbitError
 from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, is_of_spark, main_module
+
+#: What a worker meets when Java has closed the connection.
+_CLOSED: Final = (BrokenPipeError, ConnectionResetError)
 
 
 class cause_first(ContextDecorator):  # noqa: N801  # used as a function is
@@ -92,5 +95,12 @@ class Quiet:
     def __call__(self, *given: Any) -> Any:
         try:
             return self._worker(*given)
-        except (BrokenPipeError, ConnectionResetError):
+        except _CLOSED:
+            # From Python 3.13 on, a file that cannot be flushed says so once more when it is freed.
+            sys.unraisablehook = _say_what_is_wrong
             return 1  # what was not flushed stays in the connection: it cannot be used again
+
+
+def _say_what_is_wrong(unraisable: sys.UnraisableHookArgs) -> None:
+    if not isinstance(unraisable.exc_value, _CLOSED):
+        sys.__unraisablehook__(unraisable)
