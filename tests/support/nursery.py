@@ -23,7 +23,7 @@ from orbitmq.cli.application import WORDS
 from orbitmq.cli.main import main
 import rich.console, rich.table, typer.rich_utils
 for word in WORDS.values():
-    importlib.import_module("orbitmq.cli." + word.module)
+    importlib.import_module(word.module)
 
 line = socket.socket(fileno=int(sys.argv[1]))
 # What is imported when words are parsed is imported by parsing some, which are refused.

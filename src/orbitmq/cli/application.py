@@ -23,7 +23,7 @@ from orbitmq.cli.refusing import reword
 class Word:
     """Something that can be said to the command."""
 
-    module: str  #: below orbitmq.cli; has the Typer `app`
+    module: str  #: has the Typer `app`
     about: str
     #: Whether it is one of the commands of that app rather than the whole app.
     is_single: bool = False
@@ -33,22 +33,30 @@ class Word:
 
 #: In the order of the help.
 WORDS: Mapping[str, Word] = {
-    "up": Word("commands", "Start a name server and brokers, all that a laptop needs.", True),
-    "broker": Word("commands", "Start one broker.", True),
-    "namesrv": Word("commands", "Start a name server.", True),
-    "config": Word("commands", "Look at the settings.", True),
-    "cluster": Word("clusters", "Look at brokers and name servers."),
-    "topic": Word("topics", "List, make, change and delete topics."),
-    "group": Word("groups", "Look at consumer groups, and move their progress."),
-    "message": Word("messages", "Find messages and what became of them."),
-    "dlq": Word("deadletters", "Look at dead letters, and send them again."),
-    "produce": Word("producing", "Send messages.", True),
-    "consume": Word("consuming", "Print messages as they come.", True),
-    "pipeline": Word("pipeline", "Run Spark pipelines: ready ones, and those of your files."),
-    "bench": Word("bench", "Measure what a cluster does: sending, consuming, and both."),
-    "top": Word("top", "Watch lag, rates and owners, live.", True),
-    "console": Word("console", "Start the web console.", True, extra="console"),
-    "doctor": Word("doctor", "Find the usual mistakes, and say what to do about them.", True),
+    "up": Word(
+        "orbitmq.cli.commands", "Start a name server and brokers, all that a laptop needs.", True
+    ),
+    "broker": Word("orbitmq.cli.commands", "Start one broker.", True),
+    "namesrv": Word("orbitmq.cli.commands", "Start a name server.", True),
+    "config": Word("orbitmq.cli.commands", "Look at the settings.", True),
+    "cluster": Word("orbitmq.cli.clusters", "Look at brokers and name servers."),
+    "topic": Word("orbitmq.cli.topics", "List, make, change and delete topics."),
+    "group": Word("orbitmq.cli.groups", "Look at consumer groups, and move their progress."),
+    "message": Word("orbitmq.cli.messages", "Find messages and what became of them."),
+    "dlq": Word("orbitmq.cli.deadletters", "Look at dead letters, and send them again."),
+    "produce": Word("orbitmq.cli.producing", "Send messages.", True),
+    "consume": Word("orbitmq.cli.consuming", "Print messages as they come.", True),
+    "pipeline": Word(
+        "orbitmq.cli.pipeline", "Run Spark pipelines: ready ones, and those of your files."
+    ),
+    "bench": Word(
+        "orbitmq.cli.bench", "Measure what a cluster does: sending, consuming, and both."
+    ),
+    "top": Word("orbitmq.cli.top", "Watch lag, rates and owners, live.", True),
+    "console": Word("orbitmq.cli.console", "Start the web console.", True, extra="console"),
+    "doctor": Word(
+        "orbitmq.cli.doctor", "Find the usual mistakes, and say what to do about them.", True
+    ),
 }
 
 
@@ -103,7 +111,7 @@ def load(name: str) -> Any:
     """The command that a word stands for."""
     word = WORDS[name]
     try:
-        section: typer.Typer = importlib.import_module(f"orbitmq.cli.{word.module}").app
+        section: typer.Typer = importlib.import_module(word.module).app
     except ModuleNotFoundError as error:
         if word.extra is None or (error.name or "").startswith("orbitmq"):
             raise

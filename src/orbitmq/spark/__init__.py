@@ -36,17 +36,17 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
 ]
 
 _HOMES: Final = {
-    "consume": "pipeline",
-    "ConsumePipeline": "pipeline",
-    "BatchSettings": "settings",
-    "BatchReport": "reports",
-    "PipelineProgress": "reports",
-    "process": "verdicts",
-    "judged": "keeping",
-    "settle": "settling",
-    "with_retries": "settling",
-    "dead_letters": "deadletters",
-    "retries": "deadletters",
+    "consume": "orbitmq.spark.consuming.pipeline",
+    "ConsumePipeline": "orbitmq.spark.consuming.pipeline",
+    "BatchSettings": "orbitmq.spark.consuming.settings",
+    "BatchReport": "orbitmq.spark.consuming.reports",
+    "PipelineProgress": "orbitmq.spark.consuming.reports",
+    "process": "orbitmq.spark.consuming.verdicts",
+    "judged": "orbitmq.spark.consuming.keeping",
+    "settle": "orbitmq.spark.consuming.settling",
+    "with_retries": "orbitmq.spark.consuming.settling",
+    "dead_letters": "orbitmq.spark.consuming.deadletters",
+    "retries": "orbitmq.spark.consuming.deadletters",
 }
 
 
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"orbitmq.spark.consuming.{home}"), name)
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
