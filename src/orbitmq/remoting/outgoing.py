@@ -16,20 +16,22 @@ from orbitmq.wire.frame import Bytes
 #: Pieces below this are joined with their neighbours; copying them costs less than another vector.
 JOIN_BELOW = 16 * 1024
 
-#: Python before 3.12 joins what `writelines` is given, whatever its size.
-_WRITELINES_JOINS = sys.version_info < (3, 12)
+#: Before Python 3.12 `writelines` joins what it is given, whatever its size. From 3.12.0 to 3.12.8
+#: and in 3.13.0 and 3.13.1 it never calls `pause_writing` (CVE-2024-12254): a peer that does not
+#: read would have everything prepared that it asks for.
+_WRITELINES_IS_BAD = sys.version_info < (3, 12, 9) or ((3, 13) <= sys.version_info < (3, 13, 2))
 
 
 class Outgoing:
     """Pieces of frames in the order in which they will be written."""
 
-    __slots__ = ("_joins", "_pieces", "_transport", "size")
+    __slots__ = ("_pieces", "_transport", "_writes_each", "size")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._pieces: list[Bytes] = []
         # Only asyncio's selector transport, which is also the one with this attribute.
-        self._joins = _WRITELINES_JOINS and hasattr(transport, "max_size")
+        self._writes_each = _WRITELINES_IS_BAD and hasattr(transport, "max_size")
         #: Bytes that wait here; those that the transport holds come on top.
         self.size = 0
 
@@ -73,7 +75,7 @@ class Outgoing:
         self.size = 0
 
     def _write_gathered(self, pieces: list[Bytes]) -> None:
-        if not self._joins:
+        if not self._writes_each:
             self._transport.writelines(pieces)
             return
         for piece in pieces:
