@@ -148,7 +148,7 @@ class YieldingLater:
     [
         (lambda: None, "takes no argument; a handler is called with a message"),
         (lambda message, context: None, r"takes \(message, context\); .*required argument"),
-        (lambda message, *, database: None, "missing a required argument: 'database'"),
+        (lambda message, *, database: None, "missing a required .*argument: 'database'"),
         (_yields, "_yields has a `yield`"),
         (_yields_later, "_yields_later has a `yield`"),
         (Yielding(), "Yielding has a `yield`"),

@@ -96,7 +96,7 @@ async def test_a_pushed_reset_to_a_position_that_was_reported_once_is_followed(
     seen: list[int] = []
     await send(cluster, TOPIC, range(3), queue=FIRST)
     async with noting(cluster, seen) as consumer:
-        await until(lambda: len(seen) == 3)
+        await until(lambda: consumer.positions().get(FIRST) == 3)
         await consumer._running.progress.persist([FIRST])
         assert at_the_broker(cluster) == 3
         await send(cluster, TOPIC, range(3), queue=FIRST)
