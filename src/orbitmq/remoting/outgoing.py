@@ -8,18 +8,12 @@ that much memory once more than writing it from where it lies.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterable, Sequence
 
 from orbitmq.wire.frame import Bytes
 
 #: Pieces below this are joined with their neighbours; copying them costs less than another vector.
 JOIN_BELOW = 16 * 1024
-
-#: Before Python 3.12 `writelines` joins what it is given, whatever its size. From 3.12.0 to 3.12.8
-#: and in 3.13.0 and 3.13.1 it never calls `pause_writing` (CVE-2024-12254): a peer that does not
-#: read would have everything prepared that it asks for.
-_WRITELINES_IS_BAD = sys.version_info < (3, 12, 9) or ((3, 13) <= sys.version_info < (3, 13, 2))
 
 
 class Outgoing:
@@ -30,8 +24,10 @@ class Outgoing:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._pieces: list[Bytes] = []
-        # Only asyncio's selector transport, which is also the one with this attribute.
-        self._writes_each = _WRITELINES_IS_BAD and hasattr(transport, "max_size")
+        # asyncio's selector transport, which alone has this attribute, is given single pieces: its
+        # `writelines` joins all of them before Python 3.12, and in many releases from there on it
+        # does not tell that a peer is slow (CVE-2024-12254), or never ends at an empty piece.
+        self._writes_each = hasattr(transport, "max_size")
         #: Bytes that wait here; those that the transport holds come on top.
         self.size = 0
 
