@@ -86,7 +86,7 @@ def test_nothing_is_known_of_what_was_never_counted() -> None:
 
 def test_pulls_that_brought_something_are_told_from_those_that_did_not() -> None:
     broker = Broker()
-    broker.wait(30)
+    broker.wait(10)
     for count in (3, 0, 0, 5):
         broker.get("orders", "billing", count)
 
